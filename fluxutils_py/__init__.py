@@ -1,0 +1,44 @@
+"""Stateful sequence models on long series, with a scikit-learn face.
+
+>>> import numpy as np
+>>> from fluxutils_py import Estimator
+>>> x = np.random.default_rng(0).normal(size=(3, 20, 50)).astype("float32")  # (F, N, T): features, series, time
+>>> y = x.mean(axis=0, keepdims=True)
+>>> est = Estimator(spec={"epochs": 1, "batchsize": 10, "seqsize": 25}).fit(x, y)
+>>> est.predict(x).shape
+(1, 20, 50)
+"""
+
+from fluxutils_py.estimator import Estimator, Spec
+from fluxutils_py.nn import (
+    bmm,
+    loadstates,
+    namedparams,
+    net2grad,
+    net2vec,
+    notrack,
+    reset,
+    seqloss,
+    states,
+    truncate,
+    vec2net,
+    weights,
+)
+
+__all__ = [
+    "Estimator",
+    "Spec",
+    "bmm",
+    "loadstates",
+    "namedparams",
+    "net2grad",
+    "net2vec",
+    "notrack",
+    "reset",
+    "seqloss",
+    "states",
+    "truncate",
+    "vec2net",
+    "weights",
+]
+__version__ = "0.1.0.dev0"

@@ -1,0 +1,82 @@
+"""Which stretch of which series each row of a minibatch walks through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a minibatch: row ``i`` is steps ``start[i]`` to ``start[i] + length[i]`` of series ``series[i]``.
+
+    An index mapping, never a copy of data.
+
+    Attributes
+    ----------
+    series, start, length : ndarray of int, shape (B,)
+    """
+
+    series: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+
+    @classmethod
+    def whole(cls, n_series: int, n_steps: int, lengths: np.ndarray | None = None) -> Rows:
+        """One row per series, each from its first step to its end (``lengths``, by default ``n_steps``)."""
+        length = np.full(n_series, n_steps) if lengths is None else np.asarray(lengths)
+        return cls(np.arange(n_series), np.zeros(n_series, int), length)
+
+    def __len__(self) -> int:
+        return len(self.series)
+
+    def __getitem__(self, which: slice | np.ndarray) -> Rows:
+        return Rows(self.series[which], self.start[which], self.length[which])
+
+    @cached_property
+    def common_start(self) -> int | None:
+        """The step at which all rows start, or None if they differ."""
+        return int(self.start[0]) if (self.start == self.start[0]).all() else None
+
+    @cached_property
+    def longest(self) -> int:
+        return int(self.length.max())
+
+    @cached_property
+    def shortest(self) -> int:
+        return int(self.length.min())
+
+    def live(self, start: int, stop: int) -> np.ndarray | None:
+        """Which steps exist: bool of shape (S, B), or None if all do."""
+        if stop <= self.shortest:
+            return None
+        return np.arange(start, stop)[:, None] < self.length[None, :]
+
+
+def rebatch(rows: Rows, batchsize: int) -> Rows:
+    """Fold the time of few long series so that a minibatch is full.
+
+    If there are fewer rows than half of ``batchsize``, each is cut in time into ``n = batchsize // len(rows)``
+    consecutive rows (at most one per step), whose lengths differ by at most one as in ``numpy.array_split``: nothing is
+    dropped. Row ``b * n + k`` holds fold ``k`` of row ``b``. Otherwise the rows come back as they are.
+
+    Notes
+    -----
+    Source: ``rebatch`` of FluxUtils.jl (which drops the last ``T mod n`` steps, and copies the data).
+
+    Examples
+    --------
+    >>> r = rebatch(Rows.whole(n_series=2, n_steps=5), batchsize=4)
+    >>> r.series.tolist(), r.start.tolist(), r.length.tolist()
+    ([0, 0, 1, 1], [0, 3, 0, 3], [3, 2, 3, 2])
+    """
+    n = min(batchsize // len(rows), rows.longest)
+    if n < 2:
+        return rows
+    folds = np.minimum(n, np.maximum(rows.length, 1))  # a short series has fewer folds
+    k = np.concatenate([np.arange(f) for f in folds])
+    b = np.repeat(np.arange(len(rows)), folds)
+    size, longer = rows.length[b] // folds[b], rows.length[b] % folds[b]  # the first `longer` folds have one step more
+    return Rows(rows.series[b], rows.start[b] + k * size + np.minimum(k, longer), size + (k < longer))

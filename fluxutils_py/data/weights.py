@@ -1,0 +1,99 @@
+"""Weights of series and of single steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from fluxutils_py.data.rows import Rows
+from fluxutils_py.data.series import Series
+from fluxutils_py.errors import DataError, ShapeError
+
+BLOCK = 1 << 20  # values looked at together when a whole array is passed over
+
+
+class SampleWeight:
+    """Weights of the steps of N series, of mean 1 over the steps that count.
+
+    Parameters
+    ----------
+    weight : array of shape (N,), (N, T) or (1, N, T)
+        Not negative, not all zero. Steps of weight 0 do not count. Left as it is: scaling happens on reading.
+    n_series, n_steps : int
+
+    Raises
+    ------
+    ShapeError, DataError
+        If the shape does not fit, or a weight is negative, NaN or infinite.
+
+    Notes
+    -----
+    Source: ``w`` of FluxUtils.jl's ``fit!`` (which scales the caller's array in place).
+    """
+
+    def __init__(self, weight: Any, n_series: int, n_steps: int) -> None:
+        w = weight if hasattr(weight, "shape") else np.asarray(weight)
+        shape = tuple(w.shape)
+        if shape == (1, n_series, n_steps):
+            self._read = lambda s, t: np.asarray(w[0, s, t])
+        elif shape == (n_series, n_steps):
+            self._read = lambda s, t: np.asarray(w[s, t])
+        elif shape == (n_series,):
+            self._read = lambda s, t: np.repeat(np.asarray(w[s])[:, None], t.stop - t.start, 1)
+        else:
+            raise ShapeError(
+                f"sample_weight has shape {shape}; expected ({n_series},), ({n_series}, {n_steps}) or "
+                f"(1, {n_series}, {n_steps}) for {n_series} series of {n_steps} time steps"
+            )
+        if np.dtype(getattr(w, "dtype", float)).kind not in "fiub":
+            raise DataError(f"sample_weight must hold real numbers, got dtype {w.dtype}")
+        self.n_series, self.n_steps, self.scale = n_series, n_steps, 1.0
+
+    def normalise(self, rows: Rows, ys: Sequence[Series]) -> None:
+        """Scale to mean 1 over the live steps: those that exist, have a weight, and no NaN target. One pass in blocks.
+
+        Raises
+        ------
+        DataError
+            If no step is left.
+        """
+        total, count = 0.0, 0
+        for series, steps in blocks(self.n_series, self.n_steps):
+            w = self._read(series, steps).astype(float)  # (B, S)
+            if not np.isfinite(w).all() or (w < 0).any():
+                raise DataError("sample_weight must be finite and not negative; use 0 for what shall not count")
+            live = (w > 0) & (np.arange(steps.start, steps.stop) < rows.length[series, None])
+            for y in ys:
+                if y.kind == "float":
+                    live &= ~np.isnan(np.asarray(y.array[:, series, steps])).any(0)
+            total += float(w[live].sum())
+            count += int(live.sum())
+        if count == 0:
+            raise DataError("sample_weight leaves nothing to learn from: every step has weight 0 or no target")
+        self.scale = count / total
+
+    def read(self, rows: Rows, start: int, stop: int) -> np.ndarray:
+        """Scaled weights of the given rows, shape (S, B); a fresh array. Steps past a row's end are unspecified."""
+        first = rows.common_start
+        if first is not None and len(rows) and (np.diff(rows.series) == 1).all():
+            begin, end = first + start, min(first + stop, self.n_steps)
+            w = self._read(slice(int(rows.series[0]), int(rows.series[-1]) + 1), slice(begin, end)).T * self.scale
+            return np.concatenate([w, np.zeros((stop - start - len(w), len(rows)))]) if len(w) < stop - start else w
+        out = np.zeros((stop - start, len(rows)))
+        for i, (s, t) in enumerate(zip(rows.series, rows.start, strict=True)):
+            w = self._read(slice(s, s + 1), slice(t + start, min(t + stop, self.n_steps)))[0]
+            out[: len(w), i] = w
+        return out * self.scale
+
+
+def blocks(n_series: int, n_steps: int, n_features: int = 1) -> list[tuple[slice, slice]]:
+    """Cut (N, T) into rectangles of about a million values, whole in one axis where possible."""
+    per_series = max(1, BLOCK // max(1, n_steps * n_features))
+    per_step = n_steps if per_series > 1 else max(1, min(n_steps, BLOCK // n_features))
+    return [
+        (slice(n, min(n + per_series, n_series)), slice(t, min(t + per_step, n_steps)))
+        for n in range(0, n_series, per_series)
+        for t in range(0, n_steps, per_step)
+    ]

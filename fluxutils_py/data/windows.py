@@ -1,0 +1,272 @@
+"""Truncated-BPTT minibatches, cut lazily from (F, N, T) arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fluxutils_py.data.rows import Rows
+from fluxutils_py.data.series import Series
+from fluxutils_py.data.weights import SampleWeight, blocks
+from fluxutils_py.errors import DataError
+
+Cut = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], np.ndarray | None, np.ndarray | None, int]
+
+
+@dataclass(frozen=True)
+class Window:
+    """One minibatch: ``S`` steps of ``B`` rows.
+
+    Attributes
+    ----------
+    x, y : tuple of ndarray, shapes (S, B, F) and (S - lead, B, G)
+        Views of the data or fresh arrays, in any memory order; not to be written to. ``y`` is empty without targets.
+    w : ndarray of shape (S - lead, B, 1) or None
+        Weights of the steps, 0 where a step does not count; None if all count alike.
+    gap : ndarray of bool, shape (S, B), or None
+        Without targets: the steps that have no input, whose prediction means nothing.
+    rows : Rows
+    start : int
+        Step of the rows at which the window starts, the lead included.
+    lead : int
+        Earlier steps at the beginning, through which gradients flow, but that carry no loss (``overlap``).
+    first, last : bool
+        Whether the window starts from the zero state, and whether it is the last of its group.
+    counts : bool
+        False for ``burn_in`` windows, which only move the state.
+    n_live : int
+        Steps that count.
+    next_start : int or None
+        Where the next window of the group starts, if that is before the end of this one.
+    """
+
+    x: tuple[np.ndarray, ...]
+    y: tuple[np.ndarray, ...]
+    w: np.ndarray | None
+    gap: np.ndarray | None
+    rows: Rows
+    start: int
+    lead: int
+    first: bool
+    last: bool
+    counts: bool
+    n_live: int
+    next_start: int | None
+
+
+class SequenceWindows:
+    """Cut ``(F, N, T)`` arrays into truncated-BPTT minibatches, lazily.
+
+    Rows are taken in groups of ``batchsize``; each group is walked forward in time, ``seqsize`` steps at a stride,
+    before the next group begins. A model may therefore carry its hidden state from one window to the next, and must
+    forget it where ``first`` is true. Only the window being yielded is read: the arrays may be memory maps or open
+    HDF5 datasets larger than memory. Nothing is dropped: the last group and the last window may be smaller.
+
+    Parameters
+    ----------
+    x, y : sequence of Series
+        Inputs and targets, aligned in series and time; ``y`` may be empty.
+    weight : SampleWeight, optional
+    batchsize : int
+        Rows per window. The last group may be smaller.
+    seqsize : int
+        Time steps per window. The last window of a group may be shorter.
+    overlap : int
+        Earlier steps read again at the beginning of each window, for gradients to reach further back.
+    burn_in : int
+        Steps at a row's start that come in windows of their own, which do not count.
+    rows : Rows, optional
+        What to walk through; by default each series from its start to its end.
+    equal_lengths : bool
+        Put only rows of equal length into a group, so that no step needs masking.
+
+    Yields
+    ------
+    Window
+
+    Raises
+    ------
+    DataError
+        On reading: an infinite value, or a NaN input at a step whose target counts. NaN targets, and steps past the
+        end of a row, do not count; what their inputs hold in NaN is replaced by zeros.
+
+    Notes
+    -----
+    Order as in ``datagen`` of FluxUtils.jl, where time is the inner loop too. On truncated backpropagation through
+    time: Williams & Peng (1990), Neural Computation 2(4), 490-501; ``k1 = seqsize``, ``k2 = seqsize + overlap``.
+
+    Examples
+    --------
+    >>> from fluxutils_py.data import as_series
+    >>> x = as_series(np.zeros((4, 3, 5), dtype="float32"), "x")
+    >>> for w in SequenceWindows(x, batchsize=2, seqsize=3):
+    ...     print(w.x[0].shape, w.rows.series, w.start, w.first, w.last)
+    (3, 2, 4) [0 1] 0 True False
+    (2, 2, 4) [0 1] 3 False True
+    (3, 1, 4) [2] 0 True False
+    (2, 1, 4) [2] 3 False True
+    """
+
+    def __init__(
+        self,
+        x: Sequence[Series],
+        y: Sequence[Series] = (),
+        weight: SampleWeight | None = None,
+        *,
+        batchsize: int,
+        seqsize: int,
+        overlap: int = 0,
+        burn_in: int = 0,
+        rows: Rows | None = None,
+        equal_lengths: bool = False,
+    ) -> None:
+        self.x, self.y, self.weight = tuple(x), tuple(y), weight
+        self.batchsize, self.seqsize, self.overlap, self.burn_in = batchsize, seqsize, overlap, burn_in
+        self.rows = Rows.whole(x[0].N, x[0].T) if rows is None else rows
+        self.equal_lengths = equal_lengths
+        self._checked: set[int] = set()  # arrays known to be finite everywhere
+        self._order: np.ndarray | None = None
+
+    def check(self) -> None:
+        """Look for NaN and infinity now, in the arrays that are in memory, rather than window by window.
+
+        Raises
+        ------
+        DataError
+            As windows would, before the first one.
+        """
+        for s in (*self.x, *self.y):
+            if s.kind == "int" or (s.in_memory and _all_finite(s.array)):
+                self._checked.add(id(s))
+        if any(s.in_memory and id(s) not in self._checked for s in (*self.x, *self.y)):
+            lazy = [s for s in (*self.x, *self.y) if not s.in_memory]
+            if not lazy:  # some value is not finite: is it where it may be?
+                whole = Rows.whole(self.x[0].N, self.x[0].T, self._series_lengths())
+                for series, steps in blocks(self.x[0].N, self.x[0].T, self.x[0].F):
+                    self.cut(whole[series], steps.start, steps.stop)
+
+    @property
+    def missing_targets(self) -> bool:
+        """Whether :meth:`check` found steps without a target; False if it could not tell, as for memory maps."""
+        return any(s.in_memory and id(s) not in self._checked for s in self.y)
+
+    def shuffle(self, rng: np.random.Generator | None) -> None:
+        """Draw a new order of the rows for the next pass; None is the given order. Time always runs forward."""
+        self._order = None if rng is None else rng.permutation(len(self.rows))
+
+    def __len__(self) -> int:
+        return sum(len(self._spans(len_)) for len_ in (g.longest for g in self._groups()))
+
+    def __iter__(self) -> Iterator[Window]:
+        for group in self._groups():
+            spans = self._spans(group.longest)
+            for i, (start, stop, counts) in enumerate(spans):
+                following = spans[i + 1] if i + 1 < len(spans) else None
+                lead = min(self.overlap, start - self.burn_in) if counts else 0
+                next_start = None
+                if self.overlap and following is not None and following[2] and counts:
+                    next_start = max(self.burn_in, following[0] - self.overlap)
+                x, y, w, gap, n_live = self.cut(group, start - lead, stop, lead)
+                yield Window(
+                    x, y, w, gap, group, start - lead, lead, first=i == 0, last=following is None,
+                    counts=counts, n_live=n_live, next_start=next_start,
+                )  # fmt: skip
+
+    # -- which windows there are ---------------------------------------------------------------------
+
+    def _groups(self) -> Iterator[Rows]:
+        rows = self.rows if self._order is None else self.rows[self._order]
+        if not self.equal_lengths or rows.shortest == rows.longest:
+            for i in range(0, len(rows), self.batchsize):
+                yield rows[i : i + self.batchsize]
+            return
+        for length in np.unique(rows.length)[::-1]:
+            alike = rows[rows.length == length]
+            for i in range(0, len(alike), self.batchsize):
+                yield alike[i : i + self.batchsize]
+
+    def _spans(self, length: int) -> list[tuple[int, int, bool]]:
+        """Steps (start, stop) of each window of a group, and whether it counts."""
+        burn = min(self.burn_in, length)
+        return [
+            (start, min(start + self.seqsize, end), counts)
+            for begin, end, counts in ((0, burn, False), (burn, length, True))
+            for start in range(begin, end, self.seqsize)
+        ]
+
+    def _series_lengths(self) -> np.ndarray:
+        lengths = np.zeros(self.x[0].N, int)
+        np.maximum.at(lengths, self.rows.series, self.rows.start + self.rows.length)
+        return lengths
+
+    # -- what is in a window -------------------------------------------------------------------------
+
+    def cut(self, rows: Rows, start: int, stop: int, lead: int = 0) -> Cut:
+        """Read steps ``start`` to ``stop`` of some rows: the fields ``x, y, w, gap, n_live`` of :class:`Window`."""
+        x = [s.read(rows, start, stop) for s in self.x]
+        y = [s.read(rows, start, stop) for s in self.y]
+        live = exists = rows.live(start, stop)  # (S, B), None: all
+        for s, v in zip(self.y, y, strict=True):
+            if id(s) not in self._checked and s.kind == "float":
+                live = _both(live, ~np.isnan(v).any(-1))
+        w = None
+        if self.weight is not None:
+            w = self.weight.read(rows, start, stop)
+            live = _both(live, w > 0)
+        gap = None
+        if not self.y:  # no targets: a step without any input is a gap, a step with some is an error
+            for s, v in zip(self.x, x, strict=True):
+                if id(s) not in self._checked and s.kind == "float":
+                    present = ~np.isnan(v).all(-1)
+                    live = _both(live, present)
+            gap = None if live is None else ~live
+        for arrays, values in ((self.x, x), (self.y, y)):
+            for i, s in enumerate(arrays):
+                values[i] = self._clean(s, values[i], rows, start, live, exists)
+        if live is None:
+            n_live = (stop - start - lead) * len(rows)
+            w = None if w is None else w[lead:, :, None]
+        else:
+            n_live = int(live[lead:].sum())
+            w = (live[lead:] if w is None else np.where(live, w, 0)[lead:])[:, :, None]
+        return tuple(x), tuple(v[lead:] for v in y), w, gap, n_live
+
+    def _clean(
+        self, s: Series, v: np.ndarray, rows: Rows, start: int, live: np.ndarray | None, exists: np.ndarray | None
+    ) -> np.ndarray:
+        """``v`` with zeros where a dead step holds no number; an error where a live one does."""
+        if exists is not None:
+            v = np.where(exists[:, :, None], v, v.dtype.type(0))
+        if id(s) in self._checked or s.kind == "int" or v.dtype.kind == "b":
+            return v
+        odd = ~np.isfinite(v)
+        if not odd.any():
+            return v
+        bad = odd if live is None else odd & live[:, :, None]
+        if bad.any():
+            t, b, f = (int(i) for i in np.argwhere(bad)[0])
+            place = f"feature {f}, series {rows.series[b]}, step {rows.start[b] + start + t}"
+            way_out = (
+                "give the step no target (NaN) or no weight, or fill it in"
+                if self.y
+                else "a step without input is NaN in all features; fill in single ones"
+            )
+            raise DataError(f"{s.name} is {v[t, b, f]} at {place}; {way_out}")
+        return np.where(odd.any(-1, keepdims=True), v.dtype.type(0), v)  # the whole step, not single features
+
+
+def _both(a: np.ndarray | None, b: np.ndarray) -> np.ndarray | None:
+    b_or_none = None if b.all() else b
+    if a is None or b_or_none is None:
+        return a if b_or_none is None else b_or_none
+    return a & b
+
+
+def _all_finite(a: np.ndarray) -> bool:
+    if a.dtype.kind == "b":
+        return True
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = a.sum(dtype=np.float32 if a.dtype == np.float16 else None)
+    return bool(np.isfinite(total)) or bool(np.isfinite(a).all())

@@ -1,0 +1,46 @@
+"""The errors that this package raises on its own account.
+
+Each also inherits the builtin that a caller would catch, so ``except ValueError`` goes on working. Errors of torch,
+NumPy, h5py and scikit-learn pass through as they are.
+"""
+
+__all__ = ["DataError", "FluxUtilsError", "LoadError", "ShapeError", "SpecError"]
+
+
+class FluxUtilsError(Exception):
+    """Base of every error class of this package; catch it to catch them all.
+
+    It is never raised itself: what is raised is always one of the classes below, or a builtin where that says more
+    (``FloatingPointError`` for a loss that is not finite, ``FileNotFoundError`` for a missing file).
+    """
+
+
+class ShapeError(FluxUtilsError, ValueError):
+    """Array or tensor sizes do not fit each other, or do not fit the model.
+
+    The message gives the shapes that came, the sizes that differ and the way out.
+    """
+
+
+class DataError(FluxUtilsError, ValueError):
+    """Data have fitting shapes but contents that cannot be used.
+
+    Examples are NaN inputs at live steps, targets of an impossible dtype, or weights that are all zero. The message
+    says where the first offending value is.
+    """
+
+
+class SpecError(FluxUtilsError, ValueError):
+    """A hyper-parameter is missing, misspelt or out of range.
+
+    The message names the field, what was found in its place and, where one is close enough, the name that was
+    probably meant.
+    """
+
+
+class LoadError(FluxUtilsError, ValueError):
+    """A saved file or state does not belong to the object that it is loaded into.
+
+    The message names the part that does not fit (the parameter, the state, the format version) and both sides of the
+    disagreement. The object is left as it was.
+    """

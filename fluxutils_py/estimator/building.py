@@ -1,0 +1,180 @@
+"""From what the user gave, a model and an optimizer of our own."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fluxutils_py.errors import DataError
+from fluxutils_py.nn import LSTM, wrap_recurrent
+
+SIZES = {"n_in": 0, "n_features": 0, "n_out": 1, "n_outputs": 1}  # argument name -> index into (n_in, n_out)
+
+
+class NotStored:
+    """Stands for an argument of user code that a saved file does not hold; see ``Estimator.load``."""
+
+    def __init__(self, argument: str, what: str) -> None:
+        self.argument, self.what = argument, what
+
+    def __call__(self, *_: Any) -> Any:
+        require_stored(**{self.argument: self})
+
+    def __repr__(self) -> str:
+        return f"<{self.argument} {self.what!r}, not stored>"
+
+
+def require_stored(**arguments: Any) -> None:
+    """Raise ValueError if an argument is one that its file did not hold."""
+    for name, value in arguments.items():
+        if isinstance(value, NotStored):
+            raise ValueError(
+                f"this estimator was loaded from a file that does not hold its {name} ({value.what}), which is code "
+                f"of its author's; give it: Estimator.load(path, {name}=...) or est.set_params({name}=...)"
+            )
+
+
+def default_model(n_in: int, n_out: int, n_hidden: int = 32) -> nn.Module:
+    """What ``model=None`` means: one stateful LSTM layer and a linear head."""
+    return nn.Sequential(LSTM(n_in, n_hidden), nn.Linear(n_hidden, n_out))
+
+
+def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, device: Any) -> nn.Module:
+    """A model of our own: a copy of an instance, or what a class or function makes.
+
+    Parameters
+    ----------
+    model : nn.Module, class, callable or None
+        Arguments of a class or callable named ``n_in`` or ``n_features``, ``n_out`` or ``n_outputs`` are filled in.
+    n_in, n_out : int, or tuple of int for several inputs or outputs
+    dtype : torch.dtype or None
+        Floating type of the parameters; None leaves them as they are.
+    device : str, torch.device or None
+        None leaves the model where it is.
+
+    Raises
+    ------
+    TypeError
+        If ``model`` is none of these, or makes something that is no module.
+    """
+    require_stored(model=model)
+    if model is None:
+        if isinstance(n_in, tuple) or isinstance(n_out, tuple):
+            raise DataError("model=None is for one input and one output; several need a model of your own")
+        built: Any = default_model(n_in, n_out)
+    elif isinstance(model, nn.Module):
+        built = copy.deepcopy(model)
+    elif callable(model):
+        built = model(**{k: (n_in, n_out)[i] for k, i in SIZES.items() if k in _open_arguments(model)})
+        if not isinstance(built, nn.Module):
+            raise TypeError(f"model={model!r} must make a torch module, it made {type(built).__name__}")
+    else:
+        raise TypeError(f"model must be a torch module, a class or function that makes one, or None; got {model!r}")
+    built = wrap_recurrent(built)
+    return built.to(device=device, dtype=dtype) if dtype is not None else built.to(device=device)
+
+
+def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of ``built``: made by a class or function, or an instance rebound to it.
+
+    ``model`` is what the user gave as model: an optimizer instance must be of its parameters, and is rebound by their
+    position, its groups and settings kept. None is AdamW, fused where torch offers it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``opt`` is none of these, is of other parameters, or needs a closure.
+    """
+    require_stored(opt=opt)
+    params = [p for p in built.parameters() if p.requires_grad]
+    if not params:
+        raise ValueError("the model has no trainable parameters: set requires_grad on those to be learnt")
+    if opt is None:
+        return _adamw(params)
+    if isinstance(opt, torch.optim.Optimizer):
+        made: Any = rebind(opt, model, built)
+    elif callable(opt) and not (isinstance(opt, type) and not issubclass(opt, torch.optim.Optimizer)):
+        made = opt(params)
+    else:
+        raise TypeError(
+            "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of one, a function of the "
+            f"parameters, an optimizer, or None; got {opt!r}"
+        )
+    if not isinstance(made, torch.optim.Optimizer):
+        raise TypeError(f"opt={opt!r} must make a torch optimizer, it made {type(made).__name__}")
+    if isinstance(made, torch.optim.LBFGS):
+        raise ValueError("LBFGS runs the model several times a step, which its state does not allow; take AdamW")
+    own = {id(p) for p in built.parameters()}
+    if any(id(p) not in own for group in made.param_groups for p in group["params"]):
+        raise ValueError(f"opt={opt!r} made an optimizer of other parameters than the ones it was given")
+    return made
+
+
+def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.optim.Optimizer:
+    """An optimizer like ``opt``, of the parameters of ``built`` at the positions that its own have in ``model``."""
+    way_out = "; give the class and its settings instead: functools.partial(torch.optim.AdamW, lr=...)"
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"an optimizer instance needs a model instance, whose parameters it holds{way_out}")
+    at = {id(p): i for i, p in enumerate(model.parameters())}
+    params = list(built.parameters())
+    groups = []
+    for group in opt.param_groups:
+        if any(id(p) not in at for p in group["params"]):
+            raise ValueError(
+                f"the {type(opt).__name__} given as opt holds parameters that are not the model's: build it from "
+                f"model.parameters() of the same model{way_out}"
+            )
+        settings = {k: copy.deepcopy(v) for k, v in group.items() if k != "params"}
+        groups.append({**settings, "params": [params[at[id(p)]] for p in group["params"]]})
+    accepted = inspect.signature(type(opt)).parameters
+    return type(opt)(groups, **{k: v for k, v in opt.defaults.items() if k in accepted})
+
+
+def optimizer_class(name: str) -> type[torch.optim.Optimizer] | None:
+    """A public optimizer class of torch by its name; None if there is none."""
+    found = getattr(torch.optim, name, None)
+    return found if isinstance(found, type) and issubclass(found, torch.optim.Optimizer) else None
+
+
+def draw_generator(random_state: Any) -> np.random.Generator:
+    """The source of all randomness of a fit; the global generators are neither asked nor changed.
+
+    ``random_state`` is an int, a ``numpy.random.Generator`` or ``RandomState`` (from which one number is drawn), or
+    None for a fresh one.
+    """
+    if isinstance(random_state, np.random.RandomState):
+        return np.random.default_rng(random_state.randint(np.iinfo(np.int32).max))
+    if isinstance(random_state, np.random.Generator):
+        return np.random.default_rng(random_state.integers(2**63))
+    try:
+        return np.random.default_rng(random_state)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"random_state must be a non-negative int, a numpy RandomState or Generator, or None; got {random_state!r}"
+        ) from None
+
+
+def _adamw(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    try:
+        return torch.optim.AdamW(params, fused=True)
+    except RuntimeError:  # no fused kernel for this device or type
+        return torch.optim.AdamW(params)
+
+
+def _open_arguments(f: Callable[..., Any]) -> set[str]:
+    """Names of the arguments that a class or function still takes; those a partial has set are closed."""
+    closed = set()
+    while isinstance(f, functools.partial):
+        closed |= set(f.keywords)
+        f = f.func
+    try:
+        return set(inspect.signature(f).parameters) - closed
+    except (TypeError, ValueError):
+        return set()

@@ -1,0 +1,315 @@
+"""One fit: everything checked and built first, then run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series, as_series, rebatch, require_aligned
+from fluxutils_py.data.weights import blocks
+from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.estimator.building import build_model, build_optimizer, draw_generator, require_stored
+from fluxutils_py.estimator.spec import check_int, read_spec
+from fluxutils_py.nn import SeqLoss, as_loss, reset, takes_weights, takes_windows
+from fluxutils_py.parallel import get_communicator
+from fluxutils_py.reporting import ProgressBar, watched
+from fluxutils_py.training import (
+    EarlyStopping,
+    Hooks,
+    Loop,
+    Schedule,
+    TensorBatches,
+    Validation,
+    WindowStep,
+)
+from fluxutils_py.training.batches import to_tensor
+
+FLOATS = {"float16": torch.float32, "float32": torch.float32, "bool": torch.float32, "float64": torch.float64}
+
+
+class Fit:
+    """What one call of ``fit`` or ``partial_fit`` does.
+
+    Construction reads and checks every argument and builds model, optimizer and windows, without changing the
+    estimator. :meth:`run` trains. The estimator's attributes are set when training begins; if anything fails before
+    the first update, they are put back.
+
+    Parameters
+    ----------
+    est : Estimator
+    x, y, sample_weight, validation_data, lengths
+        As in ``Estimator.fit``.
+    epochs : int or None
+        None: as the spec says.
+    resume : bool
+        Go on with the estimator's model and optimizer, if it has any.
+    """
+
+    def __init__(
+        self,
+        est: Any,
+        x: Any,
+        y: Any,
+        sample_weight: Any = None,
+        validation_data: Any = None,
+        lengths: Any = None,
+        epochs: int | None = None,
+        resume: bool = False,
+    ) -> None:
+        self.est = est
+        self.comm = get_communicator(est.comm)
+        check_threads(est.n_jobs)
+        require_stored(spec=est.spec, loss=est.loss)
+        self.spec = read_spec(est.spec)
+        if epochs is not None:
+            check_int("epochs", epochs, 1)
+            self.spec = dataclasses.replace(self.spec, epochs=int(epochs))
+        self.loss = as_loss(est.loss)
+        self.x, self.y = read_pair(x, y)
+        self.resume = resume and hasattr(est, "model_")
+        self.rng: np.random.Generator = est._rng if self.resume else draw_generator(est.random_state)
+        self.windows = self._cut(self.x, self.y, sample_weight, lengths, fold=self.spec.rebatch)
+        self.model, self.optimizer = self._build()
+        first = next(self.model.parameters())
+        self.dtype, self.device = first.dtype, first.device
+        self.batches = TensorBatches(self.windows, self.dtype, self.device, self.rng if self.spec.shuffle else None)
+        self.scheduler = self._schedule()
+        self.validation = self._validation(validation_data)
+        self._try_model()
+        self.loop = self._hooked_loop()
+
+    def run(self) -> None:
+        """Train."""
+        est = self.est
+        before = dict(vars(est))
+        self._adopt()
+        devices = [self.device] if self.device.type == "cuda" else []
+        try:
+            with torch.random.fork_rng(devices=devices):
+                torch.manual_seed(int(self.rng.integers(2**63)))
+                reset(self.model.train())
+                self.loop.run_epochs(self.batches, self.spec.epochs)
+        except BaseException:
+            self.step.abandon()
+            if self.step.updates == 0:  # nothing was learnt: as if it had not been tried
+                vars(est).clear()
+                vars(est).update(before)
+            raise
+        finally:
+            reset(self.model)
+            self.model.eval()
+
+    # -- building ------------------------------------------------------------------------------------
+
+    def _cut(
+        self, x: tuple[Series, ...], y: tuple[Series, ...], sample_weight: Any, lengths: Any, fold: bool
+    ) -> SequenceWindows:
+        rows = Rows.whole(x[0].N, x[0].T, read_lengths(lengths, x[0]))
+        weighable = takes_weights(self.loss)
+        if sample_weight is not None and not weighable:
+            raise ValueError(f"sample_weight is given, but {no_weights(self.loss)}")
+        if rows.shortest != rows.longest and not weighable:
+            raise ValueError(f"the series differ in length, but {no_weights(self.loss)}")
+        weight = None
+        if sample_weight is not None:
+            weight = SampleWeight(sample_weight, x[0].N, x[0].T)
+            weight.normalise(rows, y)
+        if fold:
+            rows = rebatch(rows, self.spec.batchsize)
+        if self.spec.burn_in >= rows.longest:
+            folded = " after folding (rebatch=True)" if rows.longest < x[0].T else ""
+            raise ValueError(f"burn_in of {self.spec.burn_in} leaves nothing of series of {rows.longest} steps{folded}")
+        windows = SequenceWindows(
+            x,
+            y,
+            weight,
+            batchsize=int(self.spec.batchsize),
+            seqsize=int(self.spec.seqsize or rows.longest),
+            overlap=int(self.spec.overlap) if fold or y is self.y else 0,
+            burn_in=int(self.spec.burn_in),
+            rows=rows,
+            equal_lengths=not weighable,
+        )
+        windows.check()
+        if windows.missing_targets and not weighable:
+            raise ValueError(f"y has NaN (steps without a target), but {no_weights(self.loss)}")
+        return windows
+
+    def _build(self) -> tuple[nn.Module, torch.optim.Optimizer]:
+        est = self.est
+        if self.resume:
+            check_features(est, self.x)
+            if not hasattr(est, "optimizer_"):
+                return est.model_, build_optimizer(est.opt, est.model, est.model_)
+            return est.model_, est.optimizer_
+        n_in = sizes(self.x)
+        n_out = n_classes(self.y[0]) if self._classifies() else sizes(self.y)
+        dtype = float_type(self.x)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(self.rng.integers(2**63)))
+            model = build_model(est.model, n_in, n_out, dtype, est.device)
+            optimizer = build_optimizer(est.opt, est.model, model)
+        return model, optimizer
+
+    def _classifies(self) -> bool:
+        return isinstance(self.loss, SeqLoss) and self.loss.classes and self.y[0].kind == "int"
+
+    def _schedule(self) -> Any:
+        if self.resume and getattr(self.est, "_scheduler", None) is not None:
+            return self.est._scheduler
+        if self.spec.scheduler is None:
+            return None
+        scheduler = self.spec.scheduler(self.optimizer)
+        if not hasattr(scheduler, "step"):
+            raise TypeError(f"spec.scheduler must make a torch learning-rate scheduler, it made {scheduler!r}")
+        return scheduler
+
+    def _validation(self, data: Any) -> Validation | None:
+        if data is None:
+            return None
+        if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+            raise ValueError("validation_data must be (x, y) or (x, y, sample_weight)")
+        x, y = read_pair(data[0], data[1], "validation ")
+        for ours, theirs in ((self.x, x), (self.y, y)):
+            if [s.F for s in ours] != [s.F for s in theirs]:
+                raise ShapeError(f"{theirs[0].name} has {sizes(theirs)} features, the training data have {sizes(ours)}")
+        windows = self._cut(x, y, data[2] if len(data) == 3 else None, None, fold=False)
+        return Validation(self.model, self.loss, TensorBatches(windows, self.dtype, self.device))
+
+    def _try_model(self) -> None:
+        """Learn whether the model takes whole windows, and that it runs at all, before anything is changed."""
+        n_steps = min(3, self.windows.rows.longest)
+        values = self.windows.cut(self.windows.rows[:4], 0, n_steps)[0]
+        takes_windows(self.model, [to_tensor(v, self.dtype, self.device) for v in values])
+
+    def _hooked_loop(self) -> Loop:
+        self.step = WindowStep(
+            self.model, self.loss, self.optimizer, clip=self.spec.clip, accumulate=int(self.spec.accumulate)
+        )
+        loop = Loop(self.step)
+        if self.resume and hasattr(self.est, "history_"):
+            loop.epoch, loop.history = self.est.n_iter_, list(self.est.history_)
+            loop.step = self.est._n_steps
+        loop.shared_data = {"estimator": self.est, "model": self.model, "optimizer": self.optimizer}
+        loop.hooks.add("epoch", self._finish_epoch, name="bookkeeping", priority=-math.inf)
+        loop.hooks.add("epoch", self._publish, name="fitted attributes", priority=-5)
+        watchers: list[Any] = []
+        if self.validation is not None:
+            watchers.append(self.validation)
+        if self.scheduler is not None:
+            watchers.append(Schedule(self.scheduler, self.spec.schedule_every))
+        if self.spec.patience is not None:
+            watchers.append(EarlyStopping(self.model, int(self.spec.patience)))
+        if watched(self.est.verbose) and self.comm.rank == 0:
+            watchers.append(ProgressBar())
+        for hook in (*watchers, *as_callbacks(self.est.callbacks)):
+            loop.hooks.attach(hook)
+        return loop
+
+    # -- the estimator's attributes ------------------------------------------------------------------
+
+    def _adopt(self) -> None:
+        est = self.est
+        est.model_, est.optimizer_ = self.model, self.optimizer
+        est._rng, est._scheduler = self.rng, self.scheduler
+        est.n_features_in_, est.n_outputs_ = sizes(self.x), sizes(self.y)
+        if self._classifies() and not self.resume:
+            est.n_outputs_ = n_classes(self.y[0])
+        if not self.resume:
+            est.loss_, est.n_iter_, est._n_steps = math.nan, 0, 0
+            est.grad_ = torch.zeros(sum(p.numel() for p in self.model.parameters()), dtype=self.dtype)
+            est.loss_curve_, est.validation_loss_curve_, est.history_ = [], [], []
+
+    def _finish_epoch(self, loop: Loop) -> None:
+        self.step.flush()
+        self._gradient = self.step.mean_gradient()
+        self.step.start_epoch()
+
+    def _publish(self, loop: Loop) -> None:
+        est, record = self.est, loop.record
+        est.grad_ = self._gradient
+        est.loss_ = math.nan if record["window_loss"] is None else record["window_loss"]
+        est.loss_curve_ = [*est.loss_curve_, record["loss"]]
+        if "validation_loss" in record:
+            est.validation_loss_curve_ = [*est.validation_loss_curve_, record["validation_loss"]]
+        est.history_ = [*loop.history, record]
+        est.n_iter_, est._n_steps = loop.epoch + 1, loop.step
+
+
+# -- reading arguments ---------------------------------------------------------------------------------
+
+
+def read_pair(x: Any, y: Any, prefix: str = "") -> tuple[tuple[Series, ...], tuple[Series, ...]]:
+    """Inputs and targets, aligned."""
+    if y is None:
+        raise ValueError("requires y to be passed, but the target y is None")
+    xs, ys = as_series(x, f"{prefix}x"), as_series(y, f"{prefix}y")
+    require_aligned(xs[0], ys[0])
+    return xs, ys
+
+
+def read_lengths(lengths: Any, x: Series) -> np.ndarray | None:
+    """Lengths of the series, checked: N integers from 1 to T."""
+    if lengths is None:
+        return None
+    found = np.asarray(lengths)
+    if found.shape != (x.N,) or found.dtype.kind not in "iu":
+        raise ShapeError(
+            f"lengths must be {x.N} integers, one per series; got shape {found.shape} of dtype {found.dtype}"
+        )
+    if found.min() < 1 or found.max() > x.T:
+        raise DataError(f"lengths must be from 1 to T={x.T}, got {found.min()} to {found.max()}")
+    return found.astype(int)
+
+
+def check_features(est: Any, x: tuple[Series, ...]) -> None:
+    """Raise unless ``x`` has as many inputs and features as the estimator was fitted on."""
+    if sizes(x) != est.n_features_in_:
+        raise ShapeError(
+            f"{x[0].name} has {sizes(x)} features (axis 0 of (F, N, T)), but {type(est).__name__} was fitted on "
+            f"{est.n_features_in_}"
+        )
+
+
+def check_threads(n_jobs: Any) -> None:
+    """Raise unless ``n_jobs`` is None or 1."""
+    if n_jobs not in (None, 1) or isinstance(n_jobs, bool):
+        raise NotImplementedError(f"n_jobs={n_jobs!r}: this version trains in one thread of control; use None or 1")
+
+
+def sizes(arrays: tuple[Series, ...]) -> Any:
+    """Number of features: an int, or a tuple of them for several arrays."""
+    return arrays[0].F if len(arrays) == 1 else tuple(a.F for a in arrays)
+
+
+def n_classes(y: Series) -> int:
+    """One more than the largest label."""
+    largest = max(int(np.asarray(y.array[:, n, t]).max()) for n, t in blocks(y.N, y.T, y.F))
+    return largest + 1
+
+
+def float_type(arrays: tuple[Series, ...]) -> torch.dtype | None:
+    """The floating type that a model should have for these data; None (its own) if all are integers."""
+    found = [FLOATS.get(a.dtype.newbyteorder("=").name, torch.float64) for a in arrays if a.kind == "float"]
+    return None if not found else torch.float64 if torch.float64 in found else torch.float32
+
+
+def as_callbacks(callbacks: Any) -> list[Any]:
+    """The list of callbacks that an estimator's argument means; each is checked to be one."""
+    if callbacks is None:
+        return []
+    found = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    for callback in found:
+        Hooks().attach(callback)
+    return found
+
+
+def no_weights(loss: Any) -> str:
+    """Why a loss cannot weigh or mask, and what to do."""
+    name = getattr(loss, "__name__", repr(loss))
+    return f"the loss {name} takes no weights: give it a fourth argument, loss(model, xs, ys, ws), or use seqloss"

@@ -1,0 +1,92 @@
+"""Where predictions go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.training import Prediction
+
+
+class Output:
+    """Arrays of shape (G, N, T) that predictions are written into: the user's, or new ones.
+
+    Parameters
+    ----------
+    out : array of shape (G, N, T), a tuple of such, or None
+        Anything with ``shape`` that takes slices. None: new arrays in time-major memory.
+    n_series, n_steps : int
+
+    Raises
+    ------
+    ShapeError, DataError
+        On construction, or at the first prediction before anything is written, if ``out`` has another shape, is
+        read-only or cannot hold floating-point numbers.
+    """
+
+    def __init__(self, out: Any, n_series: int, n_steps: int) -> None:
+        self.out, self.n_series, self.n_steps = out, n_series, n_steps
+        self._several: bool | None = None
+        self._targets: tuple[Any, ...] | None = None
+        if out is not None:
+            for name, target in self._named():
+                self._check(name, target)
+
+    def write(self, p: Prediction) -> None:
+        """Put one block in place."""
+        if self._targets is None:
+            self._targets = self._open(p)
+        for target, y in zip(self._targets, p.y, strict=True):
+            target[:, p.series, p.steps] = y.transpose(2, 1, 0)  # (S, B, G) -> (G, B, S)
+
+    def result(self) -> Any:
+        """``out`` as it was given, or the new array, a tuple for several outputs."""
+        if self.out is not None:
+            return self.out
+        assert self._targets is not None
+        return self._targets if self._several else self._targets[0]
+
+    def _named(self) -> list[tuple[str, Any]]:
+        if isinstance(self.out, tuple | list):
+            return [(f"out[{i}]", o) for i, o in enumerate(self.out)]
+        return [("out", self.out)]
+
+    def _check(self, name: str, target: Any) -> None:
+        shape = getattr(target, "shape", None)
+        if shape is None or not hasattr(target, "__setitem__"):
+            raise ShapeError(
+                f"{name} must be an array of shape (G, N, T) that can be written to, got {type(target).__name__}"
+            )
+        if len(shape) != 3 or tuple(shape[1:]) != (self.n_series, self.n_steps):
+            raise ShapeError(
+                f"{name} has shape {tuple(shape)}; expected (G, {self.n_series}, {self.n_steps}) = (outputs, series, "
+                "time steps)"
+            )
+        if isinstance(target, np.ndarray) and not target.flags.writeable:
+            raise DataError(f"{name} is read-only; open it with mode 'r+'")
+        if getattr(getattr(target, "file", None), "mode", "r+") == "r":
+            raise DataError(f"{name} belongs to a file that is open for reading only; open it with mode 'r+'")
+
+    def _open(self, p: Prediction) -> tuple[Any, ...]:
+        self._several = len(p.y) > 1
+        if self.out is None:
+            return tuple(np.empty((self.n_steps, self.n_series, y.shape[2]), y.dtype).transpose(2, 1, 0) for y in p.y)
+        named = self._named()
+        if len(named) != len(p.y):
+            raise ShapeError(f"out has {len(named)} arrays, the model gives {len(p.y)} outputs")
+        for (name, target), y in zip(named, p.y, strict=True):
+            if target.shape[0] != y.shape[2]:
+                raise ShapeError(
+                    f"{name} has shape {tuple(target.shape)}; expected ({y.shape[2]}, {self.n_series}, {self.n_steps})"
+                )
+            dtype = getattr(target, "dtype", None)
+            if isinstance(dtype, np.dtype) and not np.can_cast(y.dtype, dtype, "same_kind"):
+                raise DataError(f"{name} has dtype {dtype}, which cannot hold {y.dtype}; make it floating-point")
+        return tuple(_writable(target) for _, target in named)
+
+
+def _writable(target: Any) -> Any:
+    """The memory of a torch tensor as a NumPy array; anything else as it is."""
+    return target.detach().numpy() if type(target).__module__.split(".")[0] == "torch" else target

@@ -1,0 +1,87 @@
+"""Scores pooled over series and time, computed as the predictions come."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from fluxutils_py.data import Rows, SampleWeight, Series
+from fluxutils_py.training import Prediction
+
+
+def pooled_r2(
+    predictions: Iterable[Prediction], y: tuple[Series, ...], rows: Rows, weight: SampleWeight | None = None
+) -> float:
+    """Coefficient of determination over all live steps of all series.
+
+    ``1 - sum((y - yhat)**2) / sum((y - mean(y))**2)``, the sums over series, time and features, the mean one per
+    feature. For several outputs, the mean of their scores. Steps without a target (NaN) or a prediction do not count.
+    One pass: nothing is held but sums. NaN if no step counts; as in scikit-learn, 1 or 0 if ``y`` is constant.
+    """
+    moments = [_Moments(s.F) for s in y]
+    for p, targets, w in _live(predictions, y, rows, weight):
+        for m, target, out in zip(moments, targets, p.y, strict=True):
+            m.add(target, out, w)
+    return float(np.mean([m.r2() for m in moments]))
+
+
+def pooled_accuracy(
+    predictions: Iterable[Prediction], y: tuple[Series, ...], rows: Rows, weight: SampleWeight | None = None
+) -> float:
+    """Share of live steps whose largest score is at the target's label; negative labels do not count."""
+    right = total = 0.0
+    for p, targets, w in _live(predictions, y, rows, weight):
+        for target, out in zip(targets, p.y, strict=True):
+            ww = np.where(target[:, :, 0] < 0, 0, w)
+            right += float(((out.argmax(-1) == target[:, :, 0]) * ww).sum())
+            total += float(ww.sum())
+    return right / total if total else math.nan
+
+
+def _live(
+    predictions: Iterable[Prediction], y: tuple[Series, ...], rows: Rows, weight: SampleWeight | None
+) -> Iterator[tuple[Prediction, list[np.ndarray], np.ndarray]]:
+    """Each prediction with its targets (S, B, G) and weights (S, B), 0 where a step does not count."""
+    for p in predictions:
+        part = rows[p.series]
+        targets = [s.read(part, p.steps.start, p.steps.stop) for s in y]
+        shape = targets[0].shape[:2]
+        w = np.ones(shape) if weight is None else weight.read(part, p.steps.start, p.steps.stop)
+        exists = part.live(p.steps.start, p.steps.stop)
+        live = np.ones(shape, bool) if exists is None else exists
+        for v in (*targets, *p.y):
+            if v.dtype.kind == "f":
+                live = live & ~np.isnan(v).any(-1)
+        yield p, targets, np.where(live, w, 0)
+
+
+class _Moments:
+    """Weighted sums of squares, combined block by block (Chan, Golub & LeVeque 1979) so that no digits are lost."""
+
+    def __init__(self, n_features: int) -> None:
+        self.residual, self.weight = 0.0, 0.0
+        self.mean, self.squares = np.zeros(n_features), np.zeros(n_features)
+
+    def add(self, y: np.ndarray, out: np.ndarray, w: np.ndarray) -> None:
+        total = float(w.sum())
+        if total == 0:
+            return
+        live = w[:, :, None] > 0
+        y, out = np.where(live, y, 0).astype(float), np.where(live, out, 0).astype(float)
+        self.residual += float((w[:, :, None] * (y - out) ** 2).sum())
+        mean = np.einsum("sb,sbf->f", w, y) / total
+        self.squares += np.einsum("sb,sbf->f", w, (y - mean) ** 2)
+        both = self.weight + total
+        self.squares += (mean - self.mean) ** 2 * self.weight * total / both
+        self.mean += (mean - self.mean) * total / both
+        self.weight = both
+
+    def r2(self) -> float:
+        spread = float(self.squares.sum())
+        if self.weight == 0:
+            return math.nan
+        if spread == 0:
+            return 1.0 if self.residual == 0 else 0.0
+        return 1 - self.residual / spread

@@ -1,0 +1,154 @@
+"""How to train: epochs, batchsize, seqsize, and what is optional."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import numbers
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fluxutils_py.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How an estimator trains.
+
+    An estimator takes a ``Spec``, or any dict, namedtuple, dataclass or object that has ``epochs``, ``batchsize`` and
+    ``seqsize``, and as many of the others as it likes; more fields are left alone.
+
+    Parameters
+    ----------
+    epochs : int
+        Passes over the data.
+    batchsize : int
+        Series per minibatch.
+    seqsize : int or None
+        Time steps per minibatch, at whose left edge gradients stop. None: the whole series.
+    shuffle : bool
+        Take the series in a new order each epoch. Time always runs forward.
+    overlap : int
+        Earlier steps that are computed again with each minibatch, so that gradients reach ``seqsize + overlap`` steps
+        back. The loss covers the last ``seqsize`` steps.
+    burn_in : int
+        Steps at the start of each series that move the state, but carry no loss and no gradient.
+    clip : float or None
+        Largest global norm of the gradient.
+    accumulate : int
+        Minibatches per step of the optimizer.
+    patience : int or None
+        Stop after so many epochs without a better validation loss (training loss, if there are no validation data),
+        and restore the best weights. None: never; the last weights stay.
+    rebatch : bool
+        Fold the time of few long series (fewer than half of ``batchsize``) into full minibatches. In ``fit`` only.
+    scheduler : callable or None
+        ``scheduler(optimizer)`` returns a torch learning-rate scheduler, for example
+        ``partial(torch.optim.lr_scheduler.StepLR, step_size=5)``.
+    schedule_every : "epoch" or "step"
+        When the scheduler takes its steps.
+
+    Notes
+    -----
+    Source: FluxUtils.jl for the first three. On ``overlap``: Williams & Peng (1990), Neural Computation 2(4), 490-501,
+    whose k1 is ``seqsize`` and k2 ``seqsize + overlap``.
+    """
+
+    epochs: int = 10
+    batchsize: int = 256
+    seqsize: int | None = None
+    shuffle: bool = False
+    overlap: int = 0
+    burn_in: int = 0
+    clip: float | None = None
+    accumulate: int = 1
+    patience: int | None = None
+    rebatch: bool = True
+    scheduler: Callable[..., Any] | None = None
+    schedule_every: str = "epoch"
+
+
+NAMES = [f.name for f in dataclasses.fields(Spec)]
+REQUIRED = ("epochs", "batchsize", "seqsize")
+
+
+def read_spec(spec: Any) -> Spec:
+    """A checked :class:`Spec` from whatever form the user gave; None is all defaults.
+
+    Raises
+    ------
+    SpecError
+        If ``epochs``, ``batchsize`` or ``seqsize`` is missing (with a guess at what was meant), or a value cannot be.
+    """
+    if spec is None:
+        return Spec()
+    fields = spec_fields(spec)
+    for name in REQUIRED:
+        if name not in fields:
+            near = difflib.get_close_matches(name, [f for f in fields if f not in NAMES], 1, 0.6)
+            raise SpecError(
+                f"spec has no field {name!r} (found: {', '.join(fields) or 'none'})"
+                + (f"; did you mean {name!r} where it says {near[0]!r}?" if near else "")
+            )
+    for field in fields:
+        near = difflib.get_close_matches(field, [n for n in NAMES if n not in fields], 1, 0.8)
+        if field not in NAMES and near:
+            warnings.warn(f"spec field {field!r} is not used; did you mean {near[0]!r}?", stacklevel=3)
+    known = Spec(**{name: fields[name] for name in NAMES if name in fields})
+    _check(known)
+    return known
+
+
+def spec_fields(spec: Any) -> dict[str, Any]:
+    """The fields of a spec of any form."""
+    if isinstance(spec, Mapping):
+        return dict(spec)
+    if hasattr(spec, "_asdict"):
+        return dict(spec._asdict())
+    if isinstance(spec, type | str | bytes | numbers.Number | list | tuple | set):
+        raise SpecError(
+            "spec must be a Spec, dict, namedtuple, dataclass or object with epochs, batchsize and seqsize, "
+            f"got {spec!r}"
+        )
+    if dataclasses.is_dataclass(spec):
+        return {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
+    names = [*getattr(spec, "__dict__", {}), *(n for n in NAMES if hasattr(spec, n))]  # also slots and properties
+    return {name: getattr(spec, name) for name in dict.fromkeys(names) if not name.startswith("_")}
+
+
+def _check(spec: Spec) -> None:
+    for name, least, optional in (
+        ("epochs", 1, False),
+        ("batchsize", 1, False),
+        ("seqsize", 1, True),
+        ("overlap", 0, False),
+        ("burn_in", 0, False),
+        ("accumulate", 1, False),
+        ("patience", 1, True),
+    ):
+        check_int(f"spec.{name}", getattr(spec, name), least, optional)
+    for name in ("shuffle", "rebatch"):
+        value = getattr(spec, name)
+        if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
+            raise SpecError(f"spec.{name} must be True or False, got {value!r}")
+    clip: Any = spec.clip
+    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, numbers.Real) or not float(clip) > 0):
+        raise SpecError(f"spec.clip must be a positive number or None, got {clip!r}")
+    if spec.scheduler is not None and not callable(spec.scheduler):
+        raise SpecError(
+            f"spec.scheduler must be a function of the optimizer that returns a scheduler, got {spec.scheduler!r}; "
+            "for example functools.partial(torch.optim.lr_scheduler.StepLR, step_size=5)"
+        )
+    if spec.schedule_every not in ("epoch", "step"):
+        raise SpecError(f"spec.schedule_every must be 'epoch' or 'step', got {spec.schedule_every!r}")
+
+
+def check_int(what: str, value: Any, least: int, optional: bool = False) -> None:
+    """Raise :class:`SpecError` unless ``value`` is an integer of at least ``least`` (or None, if that is allowed)."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
+        kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
+        raise SpecError(f"{what} must be {kind}{' or None' if optional else ''}, got {value!r}")

@@ -1,0 +1,71 @@
+"""Files that are either whole or not there, and that run no code when they are read."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fluxutils_py.errors import LoadError
+
+
+def write_file(path: Any, content: dict[str, Any]) -> None:
+    """Write plain data and tensors to a file: aside, then moved into place, so that it is never half-written.
+
+    Parameters
+    ----------
+    path : str or path-like
+        Its folder must exist. An existing file is replaced.
+    content : dict
+        Of numbers, strings, None, lists, tuples, dicts and tensors.
+    """
+    path = Path(path)
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as f:
+            torch.save(content, f)
+            f.flush()
+            os.fsync(f.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(aside, 0o666 & ~mask)  # mkstemp's files are for their owner only
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def read_file(path: Any, kind: str, device: Any = "cpu") -> dict[str, Any]:
+    """Read what :func:`write_file` wrote. Only plain data and tensors are accepted: no code in the file can run.
+
+    Parameters
+    ----------
+    path : str or path-like
+    kind : str
+        What the content must call itself under ``"kind"``.
+    device : str or torch.device
+        Where tensors go.
+
+    Raises
+    ------
+    FileNotFoundError
+    LoadError
+        If it is another kind of file, damaged, or asks for more than plain data.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        content = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).splitlines()[0]
+        raise LoadError(f"{path} is no {kind} file, or asks to run code, which is refused ({reason})") from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise LoadError(f"{path} is damaged or no {kind} file ({str(error).splitlines()[0]})") from None
+    if not isinstance(content, dict) or content.get("kind") != kind:
+        raise LoadError(f"{path} is no {kind} file")
+    return content

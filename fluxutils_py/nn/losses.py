@@ -1,0 +1,242 @@
+"""Losses over windows of sequences."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.nn.windows import run_window
+
+Loss = Callable[..., Tensor]
+
+_CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
+_CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss)
+_SAME_SHAPE = (
+    *(nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss),
+    *(nn.PoissonNLLLoss, nn.KLDivLoss, nn.SoftMarginLoss),
+)
+_SAME_SHAPE_FUNCTIONS = (
+    *(F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy),
+    *(F.binary_cross_entropy_with_logits, F.poisson_nll_loss, F.kl_div, F.soft_margin_loss),
+)
+
+
+class SeqLoss:
+    """A torch criterion as a loss over windows; made by :func:`seqloss`."""
+
+    def __init__(self, criterion: Callable[..., Tensor]) -> None:
+        self.criterion = criterion
+        core = _core(criterion)
+        self.classes = isinstance(core, _CLASS_LOSSES) or core in _CLASS_FUNCTIONS
+        self._same_shape = isinstance(core, _SAME_SHAPE) or core in _SAME_SHAPE_FUNCTIONS
+        self._reduction = _setting(criterion, "reduction", "mean")
+
+    def __call__(self, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None = None) -> Tensor:
+        """The loss of ``model`` over one window, as a scalar; the state of the model moves on by the window.
+
+        ``xs`` is ``(S, B, F)`` or a tuple of such, ``ys`` ``(S, B, G)`` or a tuple of such, one per output; ``ws``
+        ``(S, B, 1)`` are weights, 0 for steps that do not count.
+        """
+        outs = run_window(model, xs)
+        outs = (outs,) if isinstance(outs, Tensor) else outs
+        targets = (ys,) if isinstance(ys, Tensor) else tuple(ys)
+        if len(outs) != len(targets):
+            raise ShapeError(f"the model gives {len(outs)} outputs for {len(targets)} targets")
+        losses = [self._one(out, y, ws) for out, y in zip(outs, targets, strict=True)]
+        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+    def __repr__(self) -> str:
+        return f"seqloss({getattr(self.criterion, '__name__', None) or repr(self.criterion)})"
+
+    # -- one output ----------------------------------------------------------------------------------
+
+    def _one(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
+        n_steps = y.shape[0]
+        if self.classes:
+            out, y = self._class_scores(out, y)
+            ws = None if ws is None else ws.reshape(-1)
+        else:
+            if self._same_shape and out.shape != y.shape:
+                raise ShapeError(
+                    f"the model gives {tuple(out.shape)} for targets of shape {tuple(y.shape)}: {self!r} needs equal "
+                    "shapes (S, B, G)"
+                    + ("; end the model with an output axis, as nn.Linear(..., 1) has" if out.dim() < y.dim() else "")
+                )
+            if not y.is_floating_point():
+                y = y.to(out.dtype)
+        if ws is None and not self.classes:
+            loss = self.criterion(out, y)
+            if self._reduction == "sum":
+                return loss / n_steps
+            return loss.mean() if loss.dim() else loss
+        each = self._unreduced(out, y)
+        if self._reduction == "sum":
+            return (each if ws is None else _broadcast(each, ws) * each).sum() / n_steps
+        if self.classes:
+            return self._class_mean(each, y, ws)
+        assert ws is not None
+        each = each.flatten(2).mean(-1, keepdim=True) if each.dim() > 2 else each.unsqueeze(-1)  # (S, B, 1)
+        return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
+
+    def _class_scores(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores (S, B, V) and integer targets (S, B, 1), or probabilities (S, B, V), as rows."""
+        fits = out.dim() == 3 and out.shape[:2] == y.shape[:2]
+        fits &= y.shape == out.shape if y.is_floating_point() else y.shape[2:] in ((1,), ())
+        if not fits:
+            raise ShapeError(
+                f"{self!r} takes scores (S, B, V) and integer targets (S, B, 1) or probabilities (S, B, V); "
+                f"the model gives {tuple(out.shape)} for targets of shape {tuple(y.shape)}, {y.dtype}"
+            )
+        return out.flatten(0, 1), y.flatten(0, 1) if y.is_floating_point() else y.reshape(-1).long()
+
+    def _class_mean(self, each: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
+        """As torch's own mean: over the targets that count, by their class weights."""
+        share = torch.ones_like(each) if ws is None else (ws != 0).to(each.dtype)
+        if not y.is_floating_point():
+            live = y != _setting(self.criterion, "ignore_index", -100)
+            share = share * live
+            weight = _setting(self.criterion, "weight", None)
+            if weight is not None:
+                share = share * weight.to(each)[torch.where(live, y, 0)]
+        total = share.sum()
+        total = torch.where(total == 0, torch.ones_like(total), total)  # nothing live: the loss is 0, not NaN
+        return (each if ws is None else each * ws).sum() / total
+
+    def _unreduced(self, out: Tensor, y: Tensor) -> Tensor:
+        f = self.criterion
+        if isinstance(f, nn.Module) and hasattr(f, "reduction"):
+            each = _with_reduction(f, "none")(out, y)
+        elif "reduction" in _parameters(f):
+            each = f(out, y, reduction="none")
+        else:
+            each = f(out, y)
+        if each.shape[: 1 if self.classes else 2] != out.shape[: 1 if self.classes else 2]:
+            raise ShapeError(
+                f"{self!r} cannot be weighted or masked: its criterion returns {tuple(each.shape)} for outputs of "
+                f"shape {tuple(out.shape)}; give it a reduction argument, have it return one value per step, or pass a "
+                "loss(model, xs, ys, ws)"
+            )
+        return each
+
+
+def seqloss(f: Callable[..., Tensor]) -> SeqLoss:
+    """Make a loss over windows, ``loss(model, xs, ys[, ws])``, from any torch criterion.
+
+    Parameters
+    ----------
+    f : callable
+        A criterion ``f(yhat, y)``: a ``torch.nn`` loss module, a ``torch.nn.functional`` loss, or a function of your
+        own. Cross-entropy and negative log-likelihood take scores ``(S, B, V)`` and integer targets ``(S, B, 1)``;
+        all others ``(S, B, G)`` for both.
+
+    Returns
+    -------
+    SeqLoss
+        ``loss(model, xs, ys, ws=None)`` with ``xs`` of shape ``(S, B, F)`` (a tuple for several inputs: then
+        ``model(*xs)`` is called), ``ys`` ``(S, B, G)`` (a tuple for several outputs: their losses are added), and
+        weights ``ws`` ``(S, B, 1)``. It returns the mean over the window: of the weights times the losses over the
+        steps whose weight is not 0, divided by their number. A criterion that sums is summed over the series and
+        averaged over the steps, as in FluxUtils.jl. The whole window goes through the model in one call if it can.
+
+    Raises
+    ------
+    TypeError
+        If ``f`` is not callable.
+    ShapeError
+        When called, if the shapes of outputs and targets differ (torch would broadcast them), or weights are given
+        for a criterion that returns a single number only.
+
+    Notes
+    -----
+    Source: ``seqloss`` of FluxUtils.jl. The result is picklable if ``f`` is.
+
+    Examples
+    --------
+    >>> from fluxutils_py.nn import LSTM
+    >>> model = nn.Sequential(LSTM(3, 5), nn.Linear(5, 1))
+    >>> loss = seqloss(F.mse_loss)
+    >>> loss(model, torch.zeros(7, 4, 3), torch.zeros(7, 4, 1)).shape
+    torch.Size([])
+    """
+    if isinstance(f, SeqLoss):
+        return f
+    if isinstance(f, type) or not callable(f):
+        built = f"; build it first: {f.__name__}()" if isinstance(f, type) else ""
+        raise TypeError(f"seqloss takes a criterion f(yhat, y), got {f!r}{built}")
+    return SeqLoss(f)
+
+
+def as_loss(loss: Any) -> Loss:
+    """The loss over windows that a user's ``loss`` argument means.
+
+    None is mean squared error; a criterion of two arguments goes through :func:`seqloss`; a function of three or four,
+    ``(model, xs, ys[, ws])``, stays as it is.
+    """
+    if loss is None:
+        return seqloss(F.mse_loss)
+    if isinstance(loss, SeqLoss):
+        return loss
+    if isinstance(loss, type) or not callable(loss):
+        return seqloss(loss)  # raises
+    required, _ = positional_arguments(loss)
+    return seqloss(loss) if required <= 2 else loss
+
+
+def takes_weights(loss: Loss) -> bool:
+    """Whether a loss over windows has a fourth argument, the weights."""
+    return isinstance(loss, SeqLoss) or positional_arguments(loss)[1] >= 4
+
+
+def needs_weights(loss: Loss) -> bool:
+    """Whether a loss over windows must be given weights, even where there are none."""
+    return not isinstance(loss, SeqLoss) and positional_arguments(loss)[0] >= 4
+
+
+def positional_arguments(f: Callable[..., Any]) -> tuple[int, float]:
+    """How many positional arguments a callable needs, and how many it takes at most."""
+    required, most = 0, 0.0
+    for p in _parameters(f.forward if isinstance(f, nn.Module) else f).values():
+        if p.kind is p.VAR_POSITIONAL:
+            most = float("inf")
+        elif p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+            most += 1
+            required += p.default is p.empty
+    return required, most
+
+
+def _parameters(f: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(f).parameters)
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return {}
+
+
+def _core(f: Any) -> Any:
+    while isinstance(f, functools.partial):
+        f = f.func
+    return f
+
+
+def _setting(f: Any, name: str, default: Any) -> Any:
+    """What a criterion is set to: an attribute of a module, or a keyword of a partial."""
+    if isinstance(f, functools.partial):
+        return f.keywords.get(name, default)
+    return getattr(f, name, default) if isinstance(f, nn.Module) else default
+
+
+def _with_reduction(criterion: nn.Module, reduction: str) -> nn.Module:
+    other: Any = copy.copy(criterion)
+    other.reduction = reduction
+    return other
+
+
+def _broadcast(each: Tensor, ws: Tensor) -> Tensor:
+    return ws.reshape(ws.shape[: min(ws.dim(), each.dim())] + (1,) * (each.dim() - ws.dim()))

@@ -1,0 +1,69 @@
+"""Looking at a model's parameters."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import nn
+
+
+def module_of(m: Any) -> nn.Module:
+    """The module behind ``m``: a module itself, or the model of an estimator (the fitted one, once there is one).
+
+    Raises
+    ------
+    TypeError
+        If there is no module to be found.
+    """
+    if isinstance(m, nn.Module):
+        return m
+    for attribute in ("model_", "model"):
+        found = getattr(m, attribute, None)
+        if isinstance(found, nn.Module):
+            return found
+    hint = ": it has no model yet, call fit first" if hasattr(m, "fit") else ""
+    raise TypeError(f"expected a torch module or an estimator that holds one, got {type(m).__name__}{hint}")
+
+
+def namedparams(m: Any) -> list[tuple[str, nn.Parameter]]:
+    """All parameters with their dotted names, in the order of :func:`net2vec`; a shared one counts once.
+
+    ``m`` is a module or an estimator. The parameters are the model's own, not copies.
+    Source: ``namedparams`` of FluxUtils.jl (whose names are not unique; these are).
+
+    >>> [name for name, _ in namedparams(nn.Linear(2, 3))]
+    ['weight', 'bias']
+    """
+    return list(module_of(m).named_parameters())
+
+
+def namedweights(m: Any) -> list[tuple[str, nn.Parameter]]:
+    """:func:`weights` with their dotted names."""
+    return [(name, p) for name, p in namedparams(m) if p.ndim >= 2]
+
+
+def weights(m: Any) -> list[nn.Parameter]:
+    """The weight arrays without biases and normalisation scales, for regularisation: parameters with two or more axes.
+
+    ``m`` is a module or an estimator. The parameters are the model's own, not copies.
+    Source: ``weights`` of FluxUtils.jl, as its README describes it (its code returns the biases too).
+
+    >>> l2 = sum(w.square().sum() for w in weights(nn.Linear(2, 3)))
+    """
+    return [p for _, p in namedweights(m)]
+
+
+def notrack(m: Any) -> nn.Module:
+    """A copy of the model without gradients, in evaluation mode; the model itself if nothing in it is trained.
+
+    ``m`` is a module or an estimator, and stays as it is. The copy has its own storage.
+    Source: ``notrack`` of FluxUtils.jl (which shares storage).
+
+    >>> any(p.requires_grad for p in notrack(nn.Linear(2, 3)).parameters())
+    False
+    """
+    model = module_of(m)
+    if not any(p.requires_grad for p in model.parameters()):
+        return model
+    return copy.deepcopy(model).requires_grad_(False).eval()

@@ -1,0 +1,277 @@
+"""Recurrent layers that carry their own state from call to call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.errors import ShapeError
+
+State = Tensor | tuple[Tensor, ...]
+
+
+class Recur(nn.Module):
+    """Give a recurrent module a memory: each call continues where the last one ended.
+
+    Parameters
+    ----------
+    module : nn.Module
+        One of
+
+        - ``nn.LSTM``, ``nn.GRU``, ``nn.RNN`` (any number of layers, time-major, one direction);
+        - ``nn.LSTMCell``, ``nn.GRUCell``, ``nn.RNNCell``;
+        - any module with ``forward(x, state) -> (y, state)``. ``state`` is None on the first call,
+          then whatever the module returned: a tensor or a tuple of tensors, whose axis 0 is the batch
+          (say ``batch_dim = 1`` on the module if it is another one). It is called with one time step
+          ``(B, F)`` at a time, or with whole windows ``(S, B, F)`` if it has ``takes_windows = True``.
+
+    Notes
+    -----
+    ``forward`` takes one step ``(B, F)`` or a window ``(S, B, F)``, and returns ``(B, H)`` or
+    ``(S, B, H)``. Integer input is converted to the floating type of the parameters. The state lives in
+    the attribute ``state`` (None: zero, nothing seen yet). It is part of the autograd graph until
+    :func:`fluxutils_py.nn.truncate`; :func:`fluxutils_py.nn.reset` forgets it. It is not in
+    ``state_dict()``: use :func:`fluxutils_py.nn.states` and :func:`fluxutils_py.nn.loadstates`.
+
+    Source: ``Recur`` of Flux.jl 0.9, as used by FluxUtils.jl. There the initial state is trained; here it is zero.
+
+    Raises
+    ------
+    TypeError
+        If ``module`` is not a module, is a ``Recur`` already, is bidirectional (it would look into the
+        future) or is ``batch_first``.
+    ShapeError
+        In ``forward``, if ``x`` is neither 2-D nor 3-D, or the carried state is of another batch size.
+
+    Examples
+    --------
+    >>> rnn = Recur(nn.GRU(3, 5))
+    >>> x = torch.randn(7, 2, 3)  # (S, B, F)
+    >>> whole = rnn(x)
+    >>> rnn.reset()
+    >>> parts = torch.cat([rnn(x[:4]), rnn(x[4:])])
+    >>> torch.allclose(whole, parts, atol=1e-6)
+    True
+    """
+
+    state: State | None
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"Recur wraps a torch module, got {type(module).__name__}")
+        if isinstance(module, Recur):
+            raise TypeError("this module is a Recur already: it needs no second one")
+        if isinstance(module, nn.RNNBase):
+            if module.bidirectional:
+                raise TypeError(
+                    f"a bidirectional {type(module).__name__} reads the future and cannot carry a state forward; "
+                    "build it with bidirectional=False"
+                )
+            if module.batch_first:
+                raise TypeError(
+                    f"Recur is time-major: build the {type(module).__name__} with batch_first=False "
+                    "(windows are (S, B, F))"
+                )
+        self.module = module
+        self.state = None
+        self._mark: int | None = None  # steps until the state is to be noted, see mark()
+        self._marked: State | None = None
+
+    # -- what kind of module is inside ---------------------------------------------------------------
+
+    @property
+    def batch_dim(self) -> int:
+        """Which axis of a state tensor is the batch: 1 for ``nn.LSTM`` and its like, else 0 unless the module says."""
+        return 1 if isinstance(self.module, nn.RNNBase) else int(getattr(self.module, "batch_dim", 0))
+
+    @property
+    def _windowed(self) -> bool:
+        """Whether the inner module is handed whole windows ``(S, B, F)`` rather than single steps."""
+        return isinstance(self.module, nn.RNNBase) or bool(getattr(self.module, "takes_windows", False))
+
+    def empty_state(self) -> tuple[Tensor, ...] | None:
+        """The state of zero series: tensors that show count and shape; None where only a run could tell."""
+        m = self.module
+        like = next(m.parameters(), torch.empty(0))
+        if isinstance(m, nn.RNNBase):
+            h = like.new_zeros(m.num_layers, 0, m.proj_size or m.hidden_size)  # (L, B, H)
+            return (h, like.new_zeros(m.num_layers, 0, m.hidden_size)) if isinstance(m, nn.LSTM) else (h,)
+        if isinstance(m, nn.RNNCellBase):
+            h = like.new_zeros(0, m.hidden_size)  # (B, H)
+            return (h, h.clone()) if isinstance(m, nn.LSTMCell) else (h,)
+        return None
+
+    # -- state ---------------------------------------------------------------------------------------
+
+    def reset(self) -> None:
+        """Forget: the next call starts from the zero state and may have any batch size."""
+        self.state = self._marked = self._mark = None
+
+    def truncate(self) -> None:
+        """Detach the state: its value stays, gradients stop here."""
+        if self.state is not None:
+            self.state = map_state(Tensor.detach, self.state)
+
+    def mark(self, steps: int) -> None:
+        """Note the state after ``steps`` more steps (0: as it is now), detached; :meth:`marked` returns it then."""
+        self._mark = steps
+        self._marked = None if self.state is None else map_state(Tensor.detach, self.state)
+
+    def marked(self) -> State | None:
+        """The state noted by the last :meth:`mark`: as it was then, if the marked step was not reached."""
+        return self._marked
+
+    # -- computing -----------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() not in (2, 3):
+            raise ShapeError(
+                f"{self._name()} takes a step (B, F) or a window (S, B, F), got a tensor of shape {tuple(x.shape)}"
+            )
+        if not x.is_floating_point():
+            x = x.to(next((p.dtype for p in self.parameters()), torch.get_default_dtype()))
+        self._check_batch(x.shape[-2])
+        n_steps = x.shape[0] if x.dim() == 3 else 1
+        if self._mark is None:
+            return self._advance(x)
+        cut, self._mark = self._mark, self._mark - n_steps
+        if not 0 < cut <= n_steps:
+            return self._advance(x)
+        y = self._advance(x[:cut] if x.dim() == 3 else x)
+        assert self.state is not None
+        self._marked = map_state(Tensor.detach, self.state)
+        return y if cut == n_steps else torch.cat([y, self._advance(x[cut:])])
+
+    def _advance(self, x: Tensor) -> Tensor:
+        if x.dim() == 2:
+            if self._windowed:
+                y, self.state = self.module(x.unsqueeze(0), self.state)
+                return y.squeeze(0)
+            return self._step(x)
+        if self._windowed:
+            y, self.state = self.module(x, self.state)
+            return y
+        return torch.stack([self._step(step) for step in x])
+
+    def _step(self, x: Tensor) -> Tensor:
+        if isinstance(self.module, nn.LSTMCell):
+            self.state = self.module(x, self.state)
+            return self.state[0]
+        if isinstance(self.module, nn.RNNCellBase):
+            self.state = self.module(x, self.state)
+            return self.state  # type: ignore[return-value]  # the state of these cells is their output
+        y, self.state = self.module(x, self.state)
+        return y
+
+    def _check_batch(self, n_series: int) -> None:
+        if self.state is None:
+            return
+        first = self.state if isinstance(self.state, Tensor) else self.state[0]
+        carried = first.shape[self.batch_dim]
+        if carried != n_series:
+            raise ShapeError(
+                f"{self._name()} carries the state of {carried} series and got a batch of {n_series}: "
+                "call reset(model) before other series"
+            )
+
+    def _name(self) -> str:
+        return f"{type(self).__name__}({type(self.module).__name__})"
+
+    # -- moving and copying --------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Recur:
+        super()._apply(fn, recurse)
+        if self.state is not None:
+            self.state = map_state(fn, self.state)  # the state follows .to(), .double(), .cuda()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # copies and pickles carry the value of the state, never its graph (torch cannot copy non-leaf tensors)
+        content = self.__dict__.copy()
+        for name in ("state", "_marked"):
+            if content[name] is not None:
+                content[name] = map_state(lambda t: t.detach().clone(), content[name])
+        return content
+
+
+class _Ready(Recur):
+    """A Recur around a torch layer that it builds itself."""
+
+    layer: Callable[..., nn.RNNBase]
+
+    def __init__(self, n_in: int, n_out: int, num_layers: int = 1, dropout: float = 0.0, bias: bool = True) -> None:
+        super().__init__(self.layer(n_in, n_out, num_layers, dropout=dropout, bias=bias))
+        self.n_in, self.n_out, self.num_layers, self.dropout, self.bias = n_in, n_out, num_layers, dropout, bias
+
+
+_READY_DOC = """{name} that carries its state: ``Recur(nn.{name}(n_in, n_out, num_layers, dropout=dropout))``.
+
+    Parameters
+    ----------
+    n_in, n_out : int
+        Features of the input, units of each layer.
+    num_layers : int
+        Layers stacked on one another, each with its own state.
+    dropout : float
+        Probability of dropping an output between two layers (not after the last), in training only.
+    bias : bool
+        Whether the gates have biases.
+
+    Notes
+    -----
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``; see :class:`Recur`.
+    Source: ``RNN(in, out, nlayers, dropout)`` of FluxUtils.jl.
+
+    Examples
+    --------
+    >>> {name}(3, 5, num_layers=2)(torch.zeros(7, 4, 3)).shape
+    torch.Size([7, 4, 5])
+    """
+
+
+class LSTM(_Ready):
+    __doc__ = _READY_DOC.format(name="LSTM")
+    layer = nn.LSTM
+
+
+class GRU(_Ready):
+    __doc__ = _READY_DOC.format(name="GRU")
+    layer = nn.GRU
+
+
+class RNN(_Ready):
+    __doc__ = _READY_DOC.format(name="RNN")
+    layer = nn.RNN
+
+
+def wrap_recurrent(model: nn.Module) -> nn.Module:
+    """Wrap each bare torch recurrent layer or cell that stands in an ``nn.Sequential`` (or is the model) in a Recur.
+
+    Changes the containers in place and returns the model, or its wrapper where the model itself is such a layer.
+    The order of the parameters stays; their names gain ``module.``. Recurrent layers held by other modules are
+    left alone, since their ``forward`` handles them.
+    """
+    if isinstance(model, nn.RNNBase | nn.RNNCellBase):
+        return Recur(model)
+    for container in model.modules():
+        if isinstance(container, nn.Sequential):
+            for name, child in container.named_children():
+                if isinstance(child, nn.RNNBase | nn.RNNCellBase):
+                    setattr(container, name, Recur(child))
+    return model
+
+
+def bare_recurrent(model: nn.Module) -> list[str]:
+    """Names of torch recurrent layers that no Recur holds: their state is lost between calls."""
+    held = {id(m) for r in model.modules() if isinstance(r, Recur) for m in r.modules()}
+    return [
+        name for name, m in model.named_modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase) and id(m) not in held
+    ]
+
+
+def map_state(fn: Callable[[Tensor], Tensor], state: State) -> State:
+    return fn(state) if isinstance(state, Tensor) else tuple(fn(t) for t in state)

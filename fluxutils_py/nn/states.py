@@ -1,0 +1,182 @@
+"""The recurrent state of a whole model: forget, detach, save, restore."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.nn.parameters import module_of
+from fluxutils_py.nn.recurrent import Recur, State, map_state
+
+M = TypeVar("M")
+
+
+def recurs(m: Any) -> list[Recur]:
+    """The :class:`Recur` layers of a model, in module order."""
+    return [r for r in module_of(m).modules() if isinstance(r, Recur)]
+
+
+def reset(m: M) -> M:
+    """Forget the state of every recurrent layer: the next call starts from zero. Returns ``m``.
+
+    ``m`` is a module or an estimator. Source: ``reset!`` of Flux.jl.
+    """
+    for r in recurs(m):
+        r.reset()
+    return m
+
+
+def truncate(m: M) -> M:
+    """Detach the state of every recurrent layer: values stay, gradients stop here. Returns ``m``.
+
+    ``m`` is a module or an estimator. Source: ``truncate!`` of Flux.jl.
+    """
+    for r in recurs(m):
+        r.truncate()
+    return m
+
+
+def states(m: Any) -> list[Tensor]:
+    """The state of every recurrent layer, as a flat list in module order (``h, c, h, ...``).
+
+    Parameters
+    ----------
+    m : nn.Module or estimator
+
+    Returns
+    -------
+    list of Tensor
+        Detached copies. ``(L, B, H)`` for LSTM, GRU and RNN layers, ``(B, H)`` for cells. A layer without a state
+        (fresh, or after :func:`reset`) gives tensors of a batch of 0, so that the list has its length and loads
+        back; only a module of the user's own, whose state nobody can foresee, then contributes nothing.
+
+    Notes
+    -----
+    Source: ``states`` of FluxUtils.jl (live references there).
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> from fluxutils_py.nn import LSTM
+    >>> m = nn.Sequential(LSTM(3, 5), nn.Linear(5, 1))
+    >>> [tuple(s.shape) for s in states(m)]
+    [(1, 0, 5), (1, 0, 5)]
+    >>> _ = m(torch.zeros(2, 3))
+    >>> [tuple(s.shape) for s in states(m)]
+    [(1, 2, 5), (1, 2, 5)]
+    """
+    return [t for r in recurs(m) for t in _tensors(r)]
+
+
+def loadstates(m: M, s: Sequence[Tensor]) -> M:
+    """Give every recurrent layer the state that :func:`states` returned. Returns ``m``.
+
+    Parameters
+    ----------
+    m : nn.Module or estimator
+    s : sequence of Tensor
+        As from :func:`states`, of this model or one of the same layers, for any batch size. Copied, and converted to
+        the type and device of each layer. Tensors of a batch of 0 reset their layer.
+
+    Raises
+    ------
+    ShapeError
+        If the number of tensors or a shape does not fit; the message has both, and nothing is changed.
+
+    Notes
+    -----
+    Source: ``loadstates!`` of FluxUtils.jl (which ignores a surplus, and writes into the initial state).
+    """
+    s = list(s)
+    layers = recurs(m)
+    names = {id(r): name for name, r in module_of(m).named_modules() if isinstance(r, Recur)}
+    counts = _counts(layers, len(s))
+    plan: list[tuple[Recur, list[Tensor]]] = []
+    at = 0
+    for r, n in zip(layers, counts, strict=True):
+        part = [torch.as_tensor(t).detach() for t in s[at : at + n]]
+        _check(r, part, at, names[id(r)] or type(r).__name__)
+        plan.append((r, part))
+        at += n
+    for r, part in plan:
+        was_tuple = isinstance(r.state, tuple)
+        r.reset()
+        if part and all(t.shape[r.batch_dim] for t in part):
+            like = next(r.parameters(), None)
+            part = [t.clone() if like is None else t.to(like, copy=True) for t in part]
+            r.state = part[0] if len(part) == 1 and not was_tuple else tuple(part)
+    return m
+
+
+def batch_dims(m: Any) -> list[int]:
+    """For each tensor of :func:`states`, which of its axes is the batch."""
+    return [r.batch_dim for r in recurs(m) for _ in _tensors(r)]
+
+
+def snapshot(m: Any) -> list[State | None]:
+    """The state of each recurrent layer as it is, detached, not copied; for :func:`restore` on the same model."""
+    return [None if r.state is None else map_state(Tensor.detach, r.state) for r in recurs(m)]
+
+
+def restore(m: Any, kept: Sequence[State | None]) -> None:
+    """Put back what :func:`snapshot` or :func:`marked` returned."""
+    for r, state in zip(recurs(m), kept, strict=True):
+        r.reset()
+        r.state = state
+
+
+def mark(m: Any, steps: int) -> None:
+    """Have every recurrent layer note its state after ``steps`` more steps (0: as it is); :func:`marked` returns it."""
+    for r in recurs(m):
+        r.mark(steps)
+
+
+def marked(m: Any) -> list[State | None]:
+    """The states noted since :func:`mark`, for :func:`restore`."""
+    return [r.marked() for r in recurs(m)]
+
+
+def _tensors(r: Recur) -> list[Tensor]:
+    if r.state is None:
+        return list(r.empty_state() or ())
+    return [t.detach().clone() for t in ((r.state,) if isinstance(r.state, Tensor) else r.state)]
+
+
+def _counts(layers: list[Recur], n: int) -> list[int]:
+    """How many of ``n`` tensors belong to each layer."""
+    known: list[int | None] = []
+    for r in layers:
+        empty = r.empty_state()
+        known.append(len(empty) if empty is not None else None if r.state is None else len(_tensors(r)))
+    open_ones = known.count(None)
+    rest = n - sum(k for k in known if k is not None)
+    if open_ones > 1 and rest > 0:
+        raise ShapeError(
+            "loadstates: cannot tell which states belong to which of "
+            f"{open_ones} own recurrent modules; run the model on one step first"
+        )
+    if rest < 0 or (rest > 0 and not open_ones):
+        raise ShapeError(f"loadstates: got {n} state tensors, the model has {n - rest}")
+    return [rest if k is None else k for k in known] if open_ones == 1 else [k or 0 for k in known]
+
+
+def _check(r: Recur, part: list[Tensor], at: int, name: str) -> None:
+    expected = r.empty_state()
+    if expected is not None:
+        for k, (got, want) in enumerate(zip(part, expected, strict=True)):
+            shape = list(want.shape)
+            if got.ndim == want.ndim:
+                shape[r.batch_dim] = got.shape[r.batch_dim]  # any batch size
+            if list(got.shape) != shape:
+                wanted = tuple("B" if d == r.batch_dim else n for d, n in enumerate(want.shape))
+                raise ShapeError(
+                    f"loadstates: state {at + k}, of {name!r}, has shape {tuple(got.shape)}; "
+                    f"expected ({', '.join(map(str, wanted))})"
+                )
+    if any(t.ndim <= r.batch_dim for t in part) or len({t.shape[r.batch_dim] for t in part}) > 1:
+        shapes = [tuple(t.shape) for t in part]
+        raise ShapeError(f"loadstates: the states of {name!r} differ in their number of series: {shapes}")

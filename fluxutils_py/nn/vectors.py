@@ -1,0 +1,100 @@
+"""A model's parameters, or their gradients, as one flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.nn.parameters import module_of
+
+M = TypeVar("M")
+
+
+def net2vec(m: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """All parameters of a model in one vector.
+
+    Parameters
+    ----------
+    m : nn.Module or estimator
+    dtype : torch.dtype, optional
+        Type of the vector; by default that of the parameters (the widest, if they differ).
+
+    Returns
+    -------
+    Tensor of shape (P,)
+        A detached copy, in the order of :func:`namedparams`, each parameter row-major; a shared one counts once.
+
+    Notes
+    -----
+    Source: ``net2vec`` of FluxUtils.jl.
+
+    Examples
+    --------
+    >>> net2vec(nn.Linear(2, 3)).shape
+    torch.Size([9])
+    """
+    return _flat((p.detach() for p in module_of(m).parameters()), dtype)
+
+
+def vec2net(m: M, v: Any) -> M:
+    """Copy a vector, as :func:`net2vec` made it, into the parameters of a model, and return ``m``.
+
+    ``v`` is a tensor or anything that ``torch.as_tensor`` takes, of shape ``(P,)``; it is copied, so the model never
+    shares its memory, and the parameters keep their types.
+
+    Raises
+    ------
+    ShapeError
+        If ``v`` is not a vector of exactly as many values as the model has parameters; nothing is changed then.
+
+    Notes
+    -----
+    Source: ``vec2net!`` of FluxUtils.jl (which ignores surplus values, as does
+    ``torch.nn.utils.vector_to_parameters``, which also leaves the model sharing memory with the vector).
+    """
+    params = list(module_of(m).parameters())
+    v = torch.as_tensor(v)
+    n = sum(p.numel() for p in params)
+    if v.ndim != 1:
+        raise ShapeError(f"vec2net: expected a vector of shape ({n},), got shape {tuple(v.shape)}")
+    if v.numel() != n:
+        raise ShapeError(f"vec2net: vector has {v.numel()} values, the model has {n} parameters")
+    with torch.no_grad():
+        for p, part in zip(params, v.split([p.numel() for p in params]), strict=True):
+            p.copy_(part.view_as(p))
+    return m
+
+
+def net2grad(m: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """The gradients of all parameters in one vector, in the order of :func:`net2vec`; zeros where there is none.
+
+    ``m`` is a module or an estimator. Returns a detached copy of shape ``(P,)``.
+    Source: ``net2grad`` of FluxUtils.jl.
+    """
+    return _flat(gradients(module_of(m).parameters()), dtype)
+
+
+def gradients(params: Iterable[nn.Parameter]) -> list[Tensor]:
+    """The gradient of each parameter, dense and detached; zeros where there is none."""
+    found = []
+    for p in params:
+        if p.grad is None:
+            found.append(torch.zeros_like(p, requires_grad=False))
+        else:
+            found.append(p.grad.to_dense() if p.grad.is_sparse else p.grad.detach())
+    return found
+
+
+def pack(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
+    """Lay tensors one after another into the vector ``out``; one kernel, no allocation."""
+    return torch.cat([t.reshape(-1) for t in tensors], out=out)
+
+
+def _flat(tensors: Iterable[Tensor], dtype: torch.dtype | None) -> Tensor:
+    parts = [t.reshape(-1) for t in tensors]
+    v = torch.cat(parts) if parts else torch.empty(0)
+    return v if dtype is None else v.to(dtype)

@@ -1,0 +1,148 @@
+"""Running a model over a window: in one call where the model can, step by step where it cannot."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.nn.recurrent import bare_recurrent
+from fluxutils_py.nn.states import reset
+
+Outputs = Tensor | tuple[Tensor, ...]
+
+_known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+
+
+def run_window(model: nn.Module, xs: Tensor | Sequence[Tensor]) -> Outputs:
+    """The model's outputs for a window, its state carried through.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Called as ``model(x)``, or ``model(*xs)`` for several inputs, with whole windows ``(S, B, F)`` if
+        :func:`takes_windows`, else with one step ``(B, F)`` after another.
+    xs : Tensor of shape (S, B, F), or a tuple of such
+
+    Returns
+    -------
+    Tensor of shape (S, B, G), or a tuple of such
+    """
+    inputs = (xs,) if isinstance(xs, Tensor) else tuple(xs)
+    if takes_windows(model, inputs):
+        return _outputs(model(*inputs))
+    return _stepwise(model, inputs)
+
+
+def takes_windows(model: nn.Module, xs: Sequence[Tensor]) -> bool:
+    """Whether the model may be given a whole window ``(S, B, F)`` in place of its steps ``(B, F)`` one by one.
+
+    A whole window through a fused ``nn.LSTM`` is four to five times faster than its steps. A model that has an
+    attribute ``takes_windows`` is believed. Any other is tried out once, on a copy with disturbed parameters and
+    three steps of disturbed data: if both ways give the same numbers, windows are safe. The answer is remembered as
+    long as the model lives; the model, its state and the random generators are not touched.
+
+    Raises
+    ------
+    ShapeError
+        If the model can run neither way, or gives different results: then only its author can say which is meant.
+    """
+    declared = getattr(model, "takes_windows", None)
+    if isinstance(declared, bool):
+        return declared
+    known = _known.get(model)
+    if known is None:
+        known = _known[model] = _try_both(model, xs)
+    return known
+
+
+def prediction_copy(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode that shares parameters and buffers, but has a recurrent state of its own, the zero one.
+
+    Predictions with it leave the model as it is, also from several threads.
+    """
+    shared = {id(t): t for t in [*model.parameters(), *model.buffers()]}
+    twin = reset(copy.deepcopy(model, dict(shared)).eval())
+    if model in _known:
+        _known[twin] = _known[model]
+    return twin
+
+
+def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> bool:
+    devices = sorted({x.device.index or 0 for x in xs if x.is_cuda})
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
+        torch.manual_seed(0)
+        trial = copy.deepcopy(model).eval()
+        for t in [*trial.parameters(), *trial.buffers()]:
+            if t.is_floating_point():  # so that zero heads and fresh batch statistics hide no difference
+                t.add_(0.1 * torch.rand_like(t))
+        sample = [_sample(x) for x in xs]
+        whole, whole_error = _attempt(lambda: _outputs(reset(trial)(*sample)))
+        steps, steps_error = _attempt(lambda: _stepwise(reset(trial), sample))
+    if whole is None and steps is None:
+        shapes = ", ".join(str(tuple(x.shape)) for x in xs)
+        raise ShapeError(
+            f"the model {type(model).__name__} runs neither on a window (S, B, F) = {shapes} "
+            f"({whole_error}) nor on its steps (B, F) ({steps_error})"
+        ) from steps_error
+    if whole is None or steps is None:
+        return steps is None
+    if _same(whole, steps):
+        return True
+    lost = bare_recurrent(model)
+    cause = (
+        f"its recurrent layer {lost[0]!r} sits outside Recur, so its state is lost between calls: build it as "
+        "Recur(...) and use its output alone (y = self.rnn(x)), or s"
+        if lost
+        else "s"
+    )
+    raise ShapeError(
+        f"the model {type(model).__name__} gives other results for a window (S, B, F) than for its steps (B, F): "
+        f"{cause}"
+        "et the class attribute takes_windows = True (it is meant to see whole windows) or False (single steps)"
+    )
+
+
+def _sample(x: Tensor) -> Tensor:
+    """Three steps of a few series; never as many series as features, so that the two axes cannot be confused."""
+    n_series = min(x.shape[1], 4)
+    x = x[:3, : n_series - 1 if n_series == x.shape[2] and n_series > 1 else n_series]
+    if x.shape[1] == 1 == x.shape[2]:
+        x = x.expand(-1, 2, -1)
+    if x.shape[0] < 3:
+        x = x[:1].expand(3, -1, -1)
+    return torch.nan_to_num(x) + torch.randn(x.shape, device=x.device).to(x.dtype) if x.is_floating_point() else x
+
+
+def _attempt(run) -> tuple[tuple[Tensor, ...] | None, Exception | None]:  # type: ignore[no-untyped-def]
+    try:
+        out = run()
+    except Exception as error:  # whatever the user's model raises: the other way may work
+        return None, error
+    return ((out,) if isinstance(out, Tensor) else out), None
+
+
+def _same(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
+    return len(a) == len(b) and all(
+        u.shape == v.shape and torch.allclose(u, v, rtol=1e-3, atol=1e-4 * float(v.abs().max() + 1e-12))
+        for u, v in zip(a, b, strict=True)
+    )
+
+
+def _stepwise(model: nn.Module, inputs: Sequence[Tensor]) -> Outputs:
+    outs = [_outputs(model(*step)) for step in zip(*inputs, strict=True)]
+    if isinstance(outs[0], Tensor):
+        return torch.stack(outs)  # type: ignore[arg-type]  # all are tensors if the first is
+    return tuple(torch.stack(parts) for parts in zip(*outs, strict=True))
+
+
+def _outputs(out: object) -> Outputs:
+    if isinstance(out, Tensor):
+        return out
+    if isinstance(out, tuple | list) and out and all(isinstance(o, Tensor) for o in out):
+        return tuple(out)
+    raise TypeError(f"the model must return a tensor or a tuple of tensors, got {type(out).__name__}")

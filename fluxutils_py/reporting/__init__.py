@@ -1,0 +1,5 @@
+"""Telling people how it goes."""
+
+from fluxutils_py.reporting.progress import ProgressBar, watched
+
+__all__ = ["ProgressBar", "watched"]

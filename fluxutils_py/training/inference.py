@@ -1,0 +1,190 @@
+"""Running a trained model over series of any length, such that it does not matter how they were cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.data import SequenceWindows
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.nn import (
+    batch_dims,
+    loadstates,
+    prediction_copy,
+    reset,
+    restore,
+    run_window,
+    snapshot,
+    states,
+    takes_windows,
+)
+from fluxutils_py.training.batches import to_tensor
+
+BLOCK = 64  # steps
+
+
+class StreamState(list[Tensor]):
+    """Where a prediction stopped, for the next one to go on from.
+
+    A flat list of the recurrent states of all series, as :func:`fluxutils_py.nn.states` gives it, at the last block
+    boundary, with the inputs that came after it. A plain list of states, taken between two steps, serves as well.
+
+    Attributes
+    ----------
+    n_steps : int
+        Steps predicted so far.
+    pending : tuple of Tensor, shapes (k, N, F)
+        Inputs since the boundary. The model sees them again, in the same block as the steps to come.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor], n_steps: int = 0, pending: tuple[Tensor, ...] = ()) -> None:
+        super().__init__(tensors)
+        self.n_steps, self.pending = n_steps, pending
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Outputs for some series and steps: ``y`` of shapes (S, B, G), NaN at steps without input."""
+
+    y: tuple[np.ndarray, ...]
+    series: slice
+    steps: slice
+
+
+class Predictor:
+    """Predict block by block.
+
+    A product of two matrices may round differently when there are more rows, so a step's output would depend a little
+    on how many steps are computed with it. Here it does not: the blocks in which a series is computed are the same
+    however the calls cut it. They grow 1, 1, 2, 4, ... up to 64 steps and stay at that; one that the data do not fill
+    is filled up with zeros, and computed anew when the rest has come. The results for chunks of time are therefore
+    equal to the last bit. Models that cannot take whole windows are run step by step, where there is nothing to prove;
+    one that says itself that it takes windows (``takes_windows = True``) sees windows of ``seqsize`` steps.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Left as it is: a copy that shares its parameters does the work.
+    windows : SequenceWindows
+        The inputs; its ``batchsize`` and ``seqsize`` are used.
+    state : StreamState or list of Tensor, optional
+        Of all series, from an earlier prediction or :func:`fluxutils_py.nn.states`. None is the zero state.
+    """
+
+    def __init__(self, model: nn.Module, windows: SequenceWindows, state: Sequence[Tensor] | None = None) -> None:
+        self.windows = windows
+        self.n_series, self.n_steps = windows.x[0].N, windows.x[0].T
+        first = next(model.parameters(), torch.empty(0))
+        self.dtype, self.device = first.dtype, first.device
+        sample = [self._tensor(v) for v in windows.cut(windows.rows[:4], 0, min(3, self.n_steps))[0]]
+        windowed = takes_windows(model, sample)
+        self.model = prediction_copy(model)
+        declared = isinstance(getattr(model, "takes_windows", None), bool)
+        self._blocked = windowed and not declared
+        self._chunk = windows.seqsize if windowed else 1024
+        self._before = state if isinstance(state, StreamState) else None if state is None else StreamState(state)
+        self._check_state()
+        self._parts: list[tuple[list[Tensor], tuple[Tensor, ...]]] = []
+
+    def __iter__(self) -> Iterator[Prediction]:
+        """The predictions, group by group of series, forward in time."""
+        self._parts = []
+        for begin in range(0, self.n_series, self.windows.batchsize):
+            yield from self._group(slice(begin, min(begin + self.windows.batchsize, self.n_series)))
+
+    def state(self) -> StreamState:
+        """Where the last iteration stopped."""
+        tensors, pending = zip(*self._parts, strict=True)
+        dims = batch_dims(self.model)
+        joined = [torch.cat(parts, d) for parts, d in zip(zip(*tensors, strict=True), dims, strict=True)]
+        seen = self.n_steps + (self._before.n_steps if self._before else 0)
+        return StreamState(joined, seen, tuple(torch.cat(parts, 1) for parts in zip(*pending, strict=True)))
+
+    # -- one group of series -------------------------------------------------------------------------
+
+    def _group(self, series: slice) -> Iterator[Prediction]:
+        self._start(series)
+        seen, held = 0, tuple[Tensor, ...]()
+        if self._before is not None:
+            seen, held = self._before.n_steps, tuple(p[:, series].to(self.device) for p in self._before.pending)
+        at = 0  # steps of this call that are done
+        while at < self.n_steps:
+            k = held[0].shape[0] if held else 0
+            size = self._block(seen + at - k) - k if self._blocked else min(self._chunk, self.n_steps - at)
+            with torch.no_grad():
+                prediction, held = self._run(series, at, size, held)
+            yield prediction
+            at = prediction.steps.stop
+        self._parts.append((states(self.model), held or self._nothing_held(series)))
+
+    def _run(
+        self, series: slice, at: int, size: int, held: tuple[Tensor, ...]
+    ) -> tuple[Prediction, tuple[Tensor, ...]]:
+        """Predict the next ``size`` steps, or those that there are; ``held`` are the steps before in the same block."""
+        stop = min(at + size, self.n_steps)
+        missing = at + size - stop
+        values, _, _, gap, _ = self.windows.cut(self.windows.rows[series], at, stop)
+        xs = tuple(self._tensor(v) for v in values)
+        if held:
+            xs = tuple(torch.cat([h, x]) for h, x in zip(held, xs, strict=True))
+        before = snapshot(self.model)
+        block = tuple(torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) for x in xs) if missing else xs
+        out = run_window(self.model, block[0] if len(block) == 1 else block)
+        n = xs[0].shape[0]
+        y = tuple(self._output(o, n - (stop - at), n, gap) for o in ((out,) if isinstance(out, Tensor) else out))
+        if missing:
+            restore(self.model, before)
+        return Prediction(y, series, slice(at, stop)), xs if missing else ()
+
+    def _output(self, out: Tensor, start: int, stop: int, gap: np.ndarray | None) -> np.ndarray:
+        if out.dim() != 3:
+            raise ShapeError(
+                f"the model gives outputs of shape {tuple(out.shape)} for a window; expected (S, B, G): "
+                "end it with an output axis, as nn.Linear(..., 1) has"
+            )
+        y = out[start:stop].cpu().numpy()
+        if gap is not None:
+            y = np.where(gap[:, :, None], np.nan, y).astype(y.dtype)
+        return y
+
+    # -- small matters -------------------------------------------------------------------------------
+
+    def _start(self, series: slice) -> None:
+        if self._before is None:
+            reset(self.model)
+            return
+        parts = [
+            t.narrow(d, series.start, series.stop - series.start) if t.shape[d] else t
+            for t, d in zip(self._before, self._dims, strict=True)
+        ]
+        loadstates(self.model, parts)
+
+    def _check_state(self) -> None:
+        if self._before is None:
+            return
+        loadstates(self.model, self._before)  # counts and shapes
+        self._dims = batch_dims(self.model)
+        for t, d in zip(self._before, self._dims, strict=True):
+            if t.shape[d] not in (0, self.n_series):
+                raise ShapeError(f"state is of {t.shape[d]} series, the input has {self.n_series}")
+        for p in self._before.pending:
+            if p.shape[1] != self.n_series:
+                raise ShapeError(f"state is of {p.shape[1]} series, the input has {self.n_series}")
+
+    def _nothing_held(self, series: slice) -> tuple[Tensor, ...]:
+        return tuple(
+            torch.empty(0, series.stop - series.start, x.F, dtype=torch.int64 if x.kind == "int" else self.dtype)
+            for x in self.windows.x
+        )
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return to_tensor(values, self.dtype, self.device)
+
+    @staticmethod
+    def _block(start: int) -> int:
+        """Size of the block that begins at a step: 1, 1, 2, 4, ..., 64, 64, ..."""
+        return min(max(start, 1), BLOCK)

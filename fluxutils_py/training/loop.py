@@ -1,0 +1,121 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import dataclass
+from typing import Any
+
+from fluxutils_py.training.hooks import Action, Hooks
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """What one step gives: its loss (None if it computed none) and how many data it was a mean over."""
+
+    loss: float | None
+    n_live: int = 1
+
+
+class Loop:
+    """Call a step function for every batch of every epoch, and hooks around it.
+
+    Parameters
+    ----------
+    step : callable
+        ``step(batch) -> StepInfo``.
+
+    Attributes
+    ----------
+    step : int
+        Steps completed so far, over all runs.
+    epoch : int
+        Epochs completed so far, over all runs.
+    info : StepInfo
+        Of the last step.
+    record : dict
+        Of the epoch that just ended, for ``on_epoch`` hooks to read and to add to: ``epoch``, ``loss`` (mean over
+        the data), ``window_loss`` (mean over the steps), ``seconds``.
+    history : list of dict
+        The records of all epochs.
+    n_epochs, steps_per_epoch : int or None
+        What the run will come to, if it is known.
+    shared_data : dict
+        For hooks to leave things for each other.
+
+    Notes
+    -----
+    Source: ``Loop`` of gomlx ``train``.
+    """
+
+    def __init__(self, step: Callable[[Any], StepInfo]) -> None:
+        self.step_fn = step
+        self.hooks = Hooks()
+        self.step = self.epoch = 0
+        self.info = StepInfo(None, 0)
+        self.record: dict[str, Any] = {}
+        self.history: list[dict[str, Any]] = []
+        self.n_epochs: int | None = None
+        self.steps_per_epoch: int | None = None
+        self.shared_data: dict[str, Any] = {}
+        self._stopped = False
+
+    def on_start(self, name: str, action: Action, priority: float = 0) -> None:
+        """Have ``action(loop)`` called before the first step of each run; lowest priority first."""
+        self.hooks.add("start", action, name=name, priority=priority)
+
+    def on_step(self, name: str, action: Action, priority: float = 0) -> None:
+        """Have ``action(loop)`` called after each step."""
+        self.hooks.add("step", action, name=name, priority=priority)
+
+    def on_epoch(self, name: str, action: Action, priority: float = 0) -> None:
+        """Have ``action(loop)`` called after each epoch."""
+        self.hooks.add("epoch", action, name=name, priority=priority)
+
+    def on_end(self, name: str, action: Action, priority: float = 0) -> None:
+        """Have ``action(loop)`` called after the last step of each run."""
+        self.hooks.add("end", action, name=name, priority=priority)
+
+    def stop(self) -> None:
+        """End the run after the step that is under way, as if it were the last."""
+        self._stopped = True
+
+    def run_epochs(self, batches: Iterable[Any], epochs: int) -> None:
+        """Go through ``batches`` ``epochs`` times. A run that is stopped keeps the record of the epoch it broke off."""
+        self._stopped = False
+        self.n_epochs = epochs
+        self.steps_per_epoch = len(batches) if isinstance(batches, Sized) else None
+        try:
+            self.hooks.run("start", self)
+            for _ in range(epochs):
+                if self._stopped:
+                    break
+                self._run_epoch(batches)
+            self.hooks.run("end", self)
+        finally:
+            self.hooks.run("close", self)
+
+    def _run_epoch(self, batches: Iterable[Any]) -> None:
+        began = time.perf_counter()
+        n_steps, n_live, total, weighted = 0, 0, 0.0, 0.0
+        for batch in batches:
+            self.info = info = self.step_fn(batch)
+            self.step += 1
+            if info.loss is not None:
+                n_steps += 1
+                n_live += info.n_live
+                total += info.loss
+                weighted += info.loss * info.n_live
+            self.hooks.run("step", self)
+            if self._stopped:
+                break
+        self.record = {
+            "epoch": self.epoch + 1,
+            "loss": weighted / n_live if n_live else None,
+            "window_loss": total / n_steps if n_steps else None,
+            "seconds": time.perf_counter() - began,
+        }
+        self.hooks.run("epoch", self)
+        self.history.append(self.record)
+        self.epoch += 1

@@ -1,0 +1,229 @@
+"""One training step on one window: truncated backpropagation through time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.nn import (
+    gradients,
+    mark,
+    marked,
+    needs_weights,
+    pack,
+    reset,
+    restore,
+    run_window,
+    snapshot,
+    takes_weights,
+    truncate,
+)
+from fluxutils_py.nn.losses import Loss
+from fluxutils_py.nn.recurrent import State
+from fluxutils_py.training.batches import Batch
+from fluxutils_py.training.loop import StepInfo
+
+
+class WindowStep:
+    """Train a model on one window after another, its state carried from each to the next.
+
+    The order within a step: forward, check that the loss is finite, gradient, check that it is finite, clip, optimizer,
+    then the state is detached, or forgotten after the last window of a group. With ``accumulate`` the optimizer steps
+    after so many windows, on their gradients weighted by live steps, and at the end of an epoch (:meth:`flush`).
+
+    Parameters
+    ----------
+    model : nn.Module
+    loss : callable
+        ``loss(model, xs, ys)`` or ``loss(model, xs, ys, ws)``, returning a scalar.
+    optimizer : torch.optim.Optimizer
+    clip : float, optional
+        Largest global norm of the gradient; larger ones are scaled down to it.
+    accumulate : int
+        Windows per step of the optimizer.
+
+    Attributes
+    ----------
+    updates : int
+        Steps of the optimizer so far.
+
+    Raises
+    ------
+    FloatingPointError
+        If a loss or a gradient is NaN or infinite. The parameters are then as before the window.
+    TypeError, ValueError
+        If the loss is not a scalar tensor, or does not depend on the parameters.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        optimizer: torch.optim.Optimizer,
+        *,
+        clip: float | None = None,
+        accumulate: int = 1,
+    ) -> None:
+        self.model, self.loss, self.optimizer = model, loss, optimizer
+        self.clip, self.accumulate = clip, accumulate
+        self.updates = 0
+        self._params = list(model.parameters())
+        first = next((p for p in self._params if p.is_floating_point()), torch.empty(0))
+        self._flat = first.new_empty(sum(p.numel() for p in self._params), requires_grad=False)
+        self._weighted, self._always_weights = takes_weights(loss), needs_weights(loss)
+        self._waiting = self._waiting_live = 0  # windows whose gradients have not been applied yet
+        self._next_states: list[State | None] = []
+        self.start_epoch()
+
+    # -- one epoch -----------------------------------------------------------------------------------
+
+    def start_epoch(self) -> None:
+        """Begin a new mean of the gradients."""
+        self._gradient_sum = torch.zeros_like(self._flat)
+        self._n_gradients = 0
+
+    def flush(self) -> None:
+        """Apply gradients that are still waiting: nothing is dropped at the end of an epoch."""
+        if self._waiting:
+            self._update()
+
+    def mean_gradient(self) -> Tensor:
+        """Mean over the epoch's optimizer steps of the gradient, before clipping, in ``net2vec`` order."""
+        return self._gradient_sum / max(self._n_gradients, 1)
+
+    def abandon(self) -> None:
+        """After an error: forget states and waiting gradients, so that the model can be used."""
+        reset(self.model)
+        self.optimizer.zero_grad()
+        self._waiting = self._waiting_live = 0
+
+    # -- one window ----------------------------------------------------------------------------------
+
+    def __call__(self, batch: Batch) -> StepInfo:
+        w, model = batch.window, self.model
+        if w.first:
+            reset(model)
+        elif w.lead:  # from the state that its first step had when it was last computed
+            restore(model, self._next_states)
+        if w.next_start is not None:
+            mark(model, w.next_start - w.start)
+        if not w.counts or w.n_live == 0:  # the state moves on, nothing is learnt
+            with torch.no_grad():
+                run_window(model, batch.x)
+            value = None
+        else:
+            value = self._learn(batch)
+        if w.next_start is not None:
+            self._next_states = marked(model)
+        reset(model) if w.last else truncate(model)
+        return StepInfo(value, w.n_live if value is not None else 0)
+
+    def _learn(self, batch: Batch) -> float:
+        w = batch.window
+        xs = batch.x
+        if w.lead:
+            run_window(self.model, _steps(xs, slice(0, w.lead)))
+            xs = _steps(xs, slice(w.lead, None))
+        loss = call_loss(self.loss, self.model, xs, batch.y, self._weights(batch))
+        value = loss.item()
+        if not math.isfinite(value):
+            self._fail("loss", value, w)
+        if not loss.requires_grad:
+            raise ValueError(
+                "the loss does not depend on the model's parameters: compute it from the model's output, without "
+                "detach, item or numpy"
+            )
+        (loss if self.accumulate == 1 else loss * w.n_live).backward()
+        self._waiting += 1
+        self._waiting_live += w.n_live
+        if self._waiting == self.accumulate:
+            self._update(w)
+        return value
+
+    def _weights(self, batch: Batch) -> Tensor | None:
+        if batch.w is not None and not self._weighted:
+            raise ValueError(
+                "y has NaN (steps without a target), but the loss takes no weights: give it a fourth argument, "
+                "loss(model, xs, ys, ws), or use seqloss"
+            )
+        if batch.w is None and self._always_weights:
+            y = batch.y if isinstance(batch.y, Tensor) else batch.y[0]
+            return self._flat.new_ones(*y.shape[:2], 1)
+        return batch.w
+
+    def _update(self, window=None) -> None:  # type: ignore[no-untyped-def]
+        grads = gradients(self._params)
+        if self.accumulate > 1:
+            torch._foreach_div_(grads, self._waiting_live)
+        flat = pack(grads, self._flat)
+        norm = torch.linalg.vector_norm(flat).item()
+        if not math.isfinite(norm):
+            self._fail("gradient norm", norm, window)
+        self._gradient_sum += flat
+        self._n_gradients += 1
+        if self.clip is not None and norm > self.clip:
+            present = [p.grad for p in self._params if p.grad is not None]
+            torch._foreach_mul_(present, self.clip / (norm + 1e-6))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.updates += 1
+        self._waiting = self._waiting_live = 0
+
+    def _fail(self, what: str, value: float, w) -> None:  # type: ignore[no-untyped-def]
+        place = ""
+        if w is not None:
+            where = f"series {w.rows.series.min()} to {w.rows.series.max()}"
+            place = f" at steps {w.start + w.lead} to {w.start + w.x[0].shape[0]} of {where}"
+        raise FloatingPointError(
+            f"{what} is {value}{place}; the parameters are as before this window. "
+            "Lower the learning rate, set clip in the spec, or look for extreme values in the data"
+        )
+
+
+def call_loss(loss: Loss, model: nn.Module, xs, ys, ws: Tensor | None) -> Tensor:  # type: ignore[no-untyped-def]
+    """A loss over a window, checked to be a scalar tensor."""
+    value = loss(model, xs, ys) if ws is None else loss(model, xs, ys, ws)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"the loss must return a scalar tensor, got {type(value).__name__}")
+    if value.numel() != 1:
+        raise ValueError(
+            f"the loss must return a scalar, got a tensor of shape {tuple(value.shape)}; average it with .mean()"
+        )
+    return value.reshape(())
+
+
+def mean_loss(model: nn.Module, loss: Loss, batches: Iterable[Batch]) -> float:
+    """The loss of a model on other data, over all live steps; in evaluation mode, without a trace.
+
+    The training state, the mode, and the gradients of the model are as before.
+    """
+    kept, modes = snapshot(model), [(m, m.training) for m in model.modules()]
+    total, n_live = 0.0, 0
+    try:
+        model.eval()
+        with torch.no_grad():
+            for batch in batches:
+                w = batch.window
+                if w.first:
+                    reset(model)
+                if w.n_live == 0 or not w.counts:
+                    run_window(model, batch.x)
+                    continue
+                ws = batch.w
+                if ws is None and needs_weights(loss):
+                    y = batch.y if isinstance(batch.y, Tensor) else batch.y[0]
+                    ws = torch.ones(*y.shape[:2], 1, dtype=next(model.parameters()).dtype, device=y.device)
+                total += call_loss(loss, model, batch.x, batch.y, ws).item() * w.n_live
+                n_live += w.n_live
+    finally:
+        for m, mode in modes:
+            m.training = mode
+        restore(model, kept)
+    return total / n_live if n_live else math.nan
+
+
+def _steps(xs, which: slice):  # type: ignore[no-untyped-def]
+    return xs[which] if isinstance(xs, Tensor) else tuple(x[which] for x in xs)

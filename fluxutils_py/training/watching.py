@@ -1,0 +1,93 @@
+"""Hooks that look at each epoch: validation, learning-rate schedule, early stopping."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fluxutils_py.nn.losses import Loss
+from fluxutils_py.training.batches import Batch
+from fluxutils_py.training.loop import Loop
+from fluxutils_py.training.step import mean_loss
+
+
+def monitored(record: dict[str, Any]) -> float | None:
+    """The loss that decisions rest on: the validation loss if there is one, else the training loss."""
+    value = record.get("validation_loss")
+    return record["loss"] if value is None else value
+
+
+class Validation:
+    """Add ``validation_loss`` to each epoch's record: the same loss on other data, in evaluation mode."""
+
+    name, priority = "validation", -30
+
+    def __init__(self, model: nn.Module, loss: Loss, batches: Iterable[Batch]) -> None:
+        self.model, self.loss, self.batches = model, loss, batches
+
+    def on_epoch(self, loop: Loop) -> None:
+        loop.record["validation_loss"] = mean_loss(self.model, self.loss, self.batches)
+
+
+class Schedule:
+    """Step a torch learning-rate scheduler.
+
+    Parameters
+    ----------
+    scheduler : torch.optim.lr_scheduler.LRScheduler
+        ``ReduceLROnPlateau`` is given the monitored loss.
+    every : "epoch" or "step"
+    """
+
+    name, priority = "learning-rate schedule", -20
+
+    def __init__(self, scheduler: Any, every: str = "epoch") -> None:
+        self.scheduler, self.every = scheduler, every
+
+    def on_step(self, loop: Loop) -> None:
+        if self.every == "step" and loop.info.loss is not None:
+            self.scheduler.step()
+
+    def on_epoch(self, loop: Loop) -> None:
+        loop.record["lr"] = self.scheduler.optimizer.param_groups[0]["lr"]
+        if self.every == "epoch":
+            if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                value = monitored(loop.record)
+                self.scheduler.step(math.nan if value is None else value)
+            else:
+                self.scheduler.step()
+
+
+class EarlyStopping:
+    """Stop when the monitored loss has not fallen for ``patience`` epochs in a row; go back to the best weights.
+
+    Parameters and buffers are restored when the run ends, also if it ends for another reason.
+    """
+
+    name, priority = "early stopping", -10
+
+    def __init__(self, model: nn.Module, patience: int) -> None:
+        self.model, self.patience = model, patience
+        self.best_loss: float | None = None
+        self.best_epoch = 0
+        self._best: dict[str, Any] | None = None
+        self._worse = 0
+
+    def on_epoch(self, loop: Loop) -> None:
+        value = monitored(loop.record)
+        if value is not None and (self.best_loss is None or value < self.best_loss):
+            self.best_loss, self.best_epoch, self._worse = value, loop.record["epoch"], 0
+            self._best = copy.deepcopy(self.model.state_dict())
+        else:
+            self._worse += 1
+            if self._worse >= self.patience:
+                loop.stop()
+
+    def on_close(self, loop: Loop) -> None:
+        if self._best is not None:
+            self.model.load_state_dict(self._best)

@@ -1,0 +1,24 @@
+"""What all tests share. Thread counts are left as the machine has them."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+# programs that the MPI tests start under mpirun, not modules to import here
+collect_ignore_glob = ["mpi/programs/*"]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """Every test starts from the same global generators, whichever tests ran before it."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  scikit-learn still draws from the global generator
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def rng():
+    """A NumPy generator of its own for each test."""
+    return np.random.default_rng(0)

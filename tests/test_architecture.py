@@ -1,0 +1,157 @@
+"""The house: which part of the package may import which, what importing it loads, and how long its files are.
+
+Imports are read from the source, wherever in a file they stand: one inside a function or under ``TYPE_CHECKING``
+counts too.
+"""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+NAME = "fluxutils_py"
+PACKAGE = Path(__file__).resolve().parents[1] / NAME
+FILES = sorted(PACKAGE.rglob("*.py"))
+MAX_LINES = 450
+
+# From top to bottom: a part imports from itself and from parts further down. A new folder or top-level file gets its
+# place here before it can be imported. "" is the package's own __init__.py, the public door.
+FLOORS = [
+    "__main__",
+    "",
+    "estimator",
+    "evaluation",
+    "training",
+    "reporting",
+    "parallel",
+    "nn",
+    "data",
+    "optim",
+    "errors",
+]
+
+# Beyond the order above: what a part may not import although it lies further down.
+NEIGHBOURS_APART = {
+    "nn": {"data"},  # torch only, no data
+    "data": {"optim"},  # NumPy and h5py only: optim imports torch
+}
+
+# Libraries that only some parts may import (files by path inside the package, folders with a slash at the end).
+ONLY_IN = {
+    "sklearn": ("estimator/", "__main__.py"),
+    "mpi4py": ("parallel/mpi.py",),
+}
+NEVER_IN = {
+    "torch": ("data/",),
+}
+
+# Optional or slow to load, or (mpi4py.MPI) starts something.
+NOT_LOADED_BY_IMPORT = ["mpi4py.MPI", "matplotlib", "pandas", "tensorboard"]
+
+
+def module_name(path: Path) -> str:
+    """'fluxutils_py.nn.ops' for nn/ops.py, 'fluxutils_py.nn' for nn/__init__.py."""
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(source: str, package: str, own_modules: set[str]) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of each imported module; ``package`` is what a single leading dot stands for."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            start = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*start, *([node.module] if node.module else [])])
+            for alias in node.names:
+                # "from fluxutils_py import nn" imports the folder, "from fluxutils_py import LSTM" the public door
+                inner = f"{base}.{alias.name}"
+                yield node.lineno, inner if inner in own_modules else base
+
+
+def floor(module: str) -> str:
+    """The part of the house that a module of this package lies in."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def objections(path: str, source: str, own_modules: set[str]) -> list[str]:
+    """What is wrong with the imports of a file; ``path`` is relative to the package."""
+    here = module_name(PACKAGE / path)
+    package = here if path.endswith("__init__.py") else here.rpartition(".")[0]
+    found = []
+    for line, module in imports(source, package, own_modules):
+        library = module.split(".")[0]
+        where = f"{path}:{line} imports {module}"
+        if library == NAME:
+            start, end = floor(here), floor(module)
+            if end not in FLOORS or start not in FLOORS:
+                found.append(f"{where}: '{end if end not in FLOORS else start}' has no place in FLOORS")
+            elif FLOORS.index(end) < FLOORS.index(start):
+                found.append(f"{where}: imports point down")
+            elif end in NEIGHBOURS_APART.get(start, ()):
+                found.append(f"{where}: {start} does without {end}")
+        elif library in ONLY_IN and not path.startswith(ONLY_IN[library]):
+            found.append(f"{where}: only {' and '.join(ONLY_IN[library])} may")
+        elif library in NEVER_IN and path.startswith(NEVER_IN[library]):
+            found.append(f"{where}: {' and '.join(NEVER_IN[library])} may not")
+    return found
+
+
+def test_imports_point_down():
+    assert FILES, f"no Python files in {PACKAGE}"
+    # folders count before they have an __init__.py
+    own_modules = {module_name(f) for f in FILES} | {module_name(f.parent) for f in FILES}
+    found = [o for f in FILES for o in objections(f.relative_to(PACKAGE).as_posix(), f.read_text("utf-8"), own_modules)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "objection"),
+    [
+        ("nn/ops.py", "from fluxutils_py.errors import ShapeError", None),
+        ("nn/ops.py", "from ..errors import ShapeError", None),
+        ("nn/ops.py", "from fluxutils_py import errors", None),
+        ("nn/ops.py", "from .states import reset", None),
+        ("nn/__init__.py", "from .ops import bmm", None),
+        ("__init__.py", "from .nn import bmm", None),
+        ("__main__.py", "import sklearn", None),
+        ("estimator/spec.py", "from sklearn.base import BaseEstimator", None),
+        ("parallel/mpi.py", "def f():\n    from mpi4py import MPI", None),
+        ("nn/ops.py", "from ..training import loop", "1 imports fluxutils_py.training.loop: imports point down"),
+        ("nn/ops.py", "from .. import training", "1 imports fluxutils_py.training: imports point down"),
+        ("nn/ops.py", "from fluxutils_py import Spec", "1 imports fluxutils_py: imports point down"),
+        ("nn/__init__.py", "from .. import Spec", "1 imports fluxutils_py: imports point down"),
+        ("errors.py", "import fluxutils_py.optim", "1 imports fluxutils_py.optim: imports point down"),
+        ("nn/ops.py", "\nimport fluxutils_py.data", "2 imports fluxutils_py.data: nn does without data"),
+        ("data/views.py", "from ..optim import Clip", "1 imports fluxutils_py.optim: data does without optim"),
+        ("nn/ops.py", "from .. import utils", "1 imports fluxutils_py.utils: 'utils' has no place in FLOORS"),
+        ("data/views.py", "def f():\n    import torch.nn", "2 imports torch.nn: data/ may not"),
+        ("nn/ops.py", "import sklearn.base", "1 imports sklearn.base: only estimator/ and __main__.py may"),
+        ("parallel/comm.py", "from mpi4py import MPI", "1 imports mpi4py: only parallel/mpi.py may"),
+    ],
+)
+def test_the_check_sees(path, source, objection):
+    own_modules = {f"{NAME}.{m}" for m in ("errors", "training", "training.loop", "utils")}
+    assert objections(path, source, own_modules) == ([f"{path}:{objection}"] if objection else [])
+
+
+def test_import_loads_nothing_optional():
+    # scikit-learn imports pandas by itself where it is installed: what it brings is not ours
+    program = (
+        f"import sys, torch, sklearn.base; before = set(sys.modules); import {NAME}; "
+        f"print([m for m in {NOT_LOADED_BY_IMPORT} if m in set(sys.modules) - before])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_no_file_is_too_long():
+    lines = {f.relative_to(PACKAGE).as_posix(): len(f.read_text("utf-8").splitlines()) for f in FILES}
+    long = {name: n for name, n in lines.items() if n > MAX_LINES}
+    assert not long, f"over {MAX_LINES} lines, split by story: {long}"
