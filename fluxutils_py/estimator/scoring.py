@@ -65,11 +65,13 @@ class _Moments:
         self.mean, self.squares = np.zeros(n_features), np.zeros(n_features)
 
     def add(self, y: np.ndarray, out: np.ndarray, w: np.ndarray) -> None:
+        w = np.ascontiguousarray(w)
         total = float(w.sum())
         if total == 0:
             return
         live = w[:, :, None] > 0
-        y, out = np.where(live, y, 0).astype(float), np.where(live, out, 0).astype(float)
+        # C order, so that sums are added up alike whatever the memory order of the data
+        y, out = (np.where(live, v, 0).astype(float, order="C") for v in (y, out))
         self.residual += float((w[:, :, None] * (y - out) ** 2).sum())
         mean = np.einsum("sb,sbf->f", w, y) / total
         self.squares += np.einsum("sb,sbf->f", w, (y - mean) ** 2)

@@ -67,6 +67,8 @@ def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> T
     """
     if values.dtype.kind in "iu":
         dtype = torch.int64
+    if not values.dtype.isnative:
+        values = values.astype(values.dtype.newbyteorder("="))
     if values.dtype == np.float16 or values.strides[-1] != values.itemsize:
         # a block gathered in another memory order: torch transposes faster than NumPy, and converts half precision;
         # np.array because torch warns of read-only memory

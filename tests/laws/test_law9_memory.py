@@ -1,0 +1,120 @@
+"""Law 9: a memory-mapped file gives bit for bit the result of the same array in memory, in any memory order."""
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fluxutils_py import Estimator, Spec, net2vec
+from fluxutils_py.nn import LSTM
+
+from .conftest import N, T, make_task
+
+ORDERS = ["FNT", "TNF", "NTF", "NFT", "TFN", "FTN"]
+KINDS = ["array", "memmap", "npy", "h5py", "sliced", "reversed twice", "torch", "list"]
+
+
+def stored(a, order, kind, path):
+    """``a`` with its axes laid out in memory in the given order, slowest first; seen as (F, N, T)."""
+    axes = ["FNT".index(c) for c in order]
+    laid = np.ascontiguousarray(a.transpose(axes))
+    back = np.argsort(axes)
+    if kind == "memmap":
+        m = np.memmap(path, laid.dtype, "w+", shape=laid.shape)
+        m[:] = laid
+        m.flush()
+        return np.memmap(path, laid.dtype, "r", shape=laid.shape).transpose(back)
+    if kind == "npy":
+        np.save(path.with_suffix(".npy"), laid)
+        return np.load(path.with_suffix(".npy"), mmap_mode="r").transpose(back)
+    if kind == "sliced":
+        big = np.full([2 * n + 1 for n in laid.shape], 9, laid.dtype)
+        view = big[1::2, 1::2, 1::2]
+        view[:] = laid
+        return view.transpose(back)
+    if kind == "reversed twice":
+        return np.ascontiguousarray(laid[::-1, ::-1, ::-1])[::-1, ::-1, ::-1].transpose(back)
+    return laid.transpose(back)
+
+
+def convert(a, order, kind, path):
+    if kind == "torch":
+        return torch.tensor(stored(a, order, "array", path).copy())
+    if kind == "list":
+        return a.tolist()
+    if kind == "h5py":
+        return h5py.File(path, "w").create_dataset("d", data=a)
+    return stored(a, order, kind, path)
+
+
+CASES = [(o, k) for o in ORDERS for k in ("array", "memmap", "sliced")]
+CASES += [(o, k) for o in ("FNT", "TNF") for k in ("npy", "reversed twice", "torch")] + [
+    ("FNT", "h5py"),
+    ("FNT", "list"),
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("order", "kind"), CASES)
+def test_fit_and_predict(order, kind, dtype, tmp_path):
+    if kind == "list" and dtype == "float32":
+        pytest.skip("lists of numbers are float64")
+    task = make_task(dtype)
+    spec = Spec(epochs=1, batchsize=8, seqsize=10, shuffle=True)
+    plain = Estimator(task.ours(), None, None, spec, random_state=0).fit(task.x, task.y)
+    x, y = convert(task.x, order, kind, tmp_path / "x"), convert(task.y, order, kind, tmp_path / "y")
+    other = Estimator(task.ours(), None, None, spec, random_state=0).fit(x, y)
+    assert torch.equal(net2vec(plain), net2vec(other))
+    assert np.array_equal(plain.predict(task.x), other.predict(x))
+    assert plain.score(task.x, task.y) == other.score(x, y)
+
+
+@pytest.mark.parametrize(("order", "kind"), [(o, k) for o in ORDERS for k in ("array", "memmap")] + [("FNT", "h5py")])
+def test_folds_masks_weights_and_lengths(order, kind, tmp_path):
+    task = make_task(n_series=3)
+    y = task.y.copy()
+    y[:, np.random.default_rng(0).random((3, T)) < 0.2] = np.nan
+    w = np.random.default_rng(0).random((3, T)) + 0.1
+    spec = Spec(epochs=2, batchsize=16, seqsize=4, overlap=2, shuffle=True)
+    lengths = [43, 29, 40]
+
+    def fit(x, y, w):
+        est = Estimator(task.ours(), None, None, spec, random_state=0)
+        return net2vec(est.fit(x, y, w, lengths=lengths))
+
+    x_, y_ = convert(task.x, order, kind, tmp_path / "x"), convert(y, order, kind, tmp_path / "y")
+    w_ = stored(w[None], order, "memmap", tmp_path / "w")
+    assert torch.equal(fit(task.x, y, w), fit(x_, y_, w_))
+
+
+@pytest.mark.parametrize("dtype", ["float16", ">f4", "<f8", "int8", "uint16", ">i4", "bool"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_numeric_type(dtype, order, tmp_path):
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(3, N, T)) * 3).astype(dtype)
+    as_floats = x.astype("f8" if "f8" in dtype else "f4")
+    y = make_task().y.astype("f4")
+    model = nn.Sequential(LSTM(3, 5), nn.Linear(5, 2))
+    spec = Spec(epochs=1, batchsize=8, seqsize=10)
+    plain = Estimator(model, spec=spec).fit(as_floats, y)
+    other = Estimator(model, spec=spec).fit(stored(x, order, "memmap", tmp_path / "x"), y)
+    assert torch.equal(net2vec(plain), net2vec(other))
+
+
+def test_the_users_data_are_never_written_to(task):
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.head = LSTM(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x):
+            return self.head(self.lstm(x.mul_(2)))
+
+    x = np.ascontiguousarray(task.x.transpose(2, 1, 0)).transpose(2, 1, 0)  # windows could be views of this
+    x.flags.writeable = task.y.flags.writeable = False
+    before = x.copy()
+    model = InPlace()
+    model.takes_windows = True
+    Estimator(model, spec=Spec(1, N, T)).fit(x, task.y).predict(x)
+    assert np.array_equal(x, before)
