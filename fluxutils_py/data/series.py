@@ -89,7 +89,7 @@ class Series:
         a = self.array
         if isinstance(a, np.ndarray):
             block = a[:, _as_slice(series), start:stop]
-            if block.strides[0] > min(block.strides[1:]):
+            if abs(block.strides[0]) > min(abs(n) for n in block.strides[1:]):
                 # feature-major memory: first gather in the order of the memory, the caller transposes in the cache
                 block = np.ascontiguousarray(block)
         elif isinstance(where := _as_slice(series), slice):

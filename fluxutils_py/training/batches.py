@@ -69,13 +69,12 @@ def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> T
         dtype = torch.int64
     if not values.dtype.isnative:
         values = values.astype(values.dtype.newbyteorder("="))
-    if values.dtype == np.float16 or values.strides[-1] != values.itemsize:
-        # a block gathered in another memory order: torch transposes faster than NumPy, and converts half precision;
-        # np.array because torch warns of read-only memory
-        source = torch.from_numpy(values if values.flags.writeable else np.array(values, order="K"))
-        out = torch.empty(values.shape, dtype=dtype)
-        out.copy_(source)
+    out = torch.empty(values.shape, dtype=dtype)
+    half = values.dtype == np.float16
+    if half and not (values.flags.writeable and min(values.strides, default=0) >= 0):
+        values = np.array(values)  # torch warns of memory it may not write to, and knows no negative strides
+    if half or (values.strides[-1] != values.itemsize and values.flags.writeable and min(values.strides) >= 0):
+        out.copy_(torch.from_numpy(values))  # transposes a gathered block, and converts halves, faster than NumPy
     else:
-        out = torch.empty(values.shape, dtype=dtype)
         np.copyto(out.numpy(), values, casting="unsafe")
     return out if device.type == "cpu" else out.to(device)
