@@ -1,6 +1,11 @@
-"""What all tests share. Thread counts are left as the machine has them."""
+"""What all tests share."""
 
+import os
 import random
+
+# One thread: the models are small, and two threads that wait for each other are slow where the cores are shared.
+# Before torch is imported, so that it holds for its worker threads and for programs that tests start.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import pytest
