@@ -41,6 +41,25 @@ class Rows:
         return int(self.start[0]) if (self.start == self.start[0]).all() else None
 
     @cached_property
+    def common_series(self) -> slice | None:
+        """The series as a slice, or None if they do not run up by one."""
+        if (np.diff(self.series) == 1).all():
+            return slice(int(self.series[0]), int(self.series[-1]) + 1)
+        return None
+
+    @cached_property
+    def by_start(self) -> list[tuple[slice | np.ndarray, Rows]]:
+        """The rows in groups that start together, and where each group stands: a slice if evenly spaced."""
+        groups: list[tuple[slice | np.ndarray, Rows]] = []
+        for begin in np.unique(self.start):
+            at = np.flatnonzero(self.start == begin)
+            steps = np.diff(at)
+            even = len(at) == 1 or (steps == steps[0]).all()
+            where = slice(int(at[0]), int(at[-1]) + 1, int(steps[0]) if len(at) > 1 else 1) if even else at
+            groups.append((where, self[at]))
+        return groups
+
+    @cached_property
     def longest(self) -> int:
         return int(self.length.max())
 
@@ -58,7 +77,7 @@ class Rows:
 def rebatch(rows: Rows, batchsize: int) -> Rows:
     """Fold the time of few long series so that a minibatch is full.
 
-    If there are fewer rows than half of ``batchsize``, each is cut in time into ``n = batchsize // len(rows)``
+    If there are at most half as many rows as ``batchsize``, each is cut in time into ``n = batchsize // len(rows)``
     consecutive rows (at most one per step), whose lengths differ by at most one as in ``numpy.array_split``: nothing is
     dropped. Row ``b * n + k`` holds fold ``k`` of row ``b``. Otherwise the rows come back as they are.
 

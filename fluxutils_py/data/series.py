@@ -43,6 +43,8 @@ class Series:
             array = array.detach().cpu().numpy()
         if not hasattr(array, "shape") or not hasattr(array, "__getitem__"):
             array = _from_lists(array, name)
+        if isinstance(array, np.ma.MaskedArray):
+            raise DataError(f"{name} is a masked array, whose mask would be lost; use {name}.filled(np.nan)")
         self.array, self.name = array, name
         if len(array.shape) != 3:
             raise ShapeError(
@@ -72,37 +74,40 @@ class Series:
             A view of the array or of a fresh block in the array's own memory order: not contiguous in general, to be
             copied once into its final place, and never to be written to. Steps past a row's end are unspecified.
         """
-        first = rows.common_start
-        if first is not None:  # a rectangle of the array
-            return self._rectangle(rows.series, first + start, min(first + stop, self.T), stop - start)
-        steps = np.minimum(rows.start[None, :] + np.arange(start, stop)[:, None], self.T - 1)  # (S, B)
-        if isinstance(self.array, np.ndarray):
-            return self.array.transpose(2, 1, 0)[steps, rows.series[None, :]]
-        out = np.empty((stop - start, len(rows), self.F), self.dtype)
-        for begin in np.unique(rows.start):
-            which = np.flatnonzero(rows.start == begin)
-            part = self._rectangle(rows.series[which], begin + start, min(begin + stop, self.T), stop - start)
-            out[:, which] = part
-        return out
-
-    def _rectangle(self, series: np.ndarray, start: int, stop: int, size: int) -> np.ndarray:
-        a = self.array
-        if isinstance(a, np.ndarray):
-            block = a[:, _as_slice(series), start:stop]
-            if abs(block.strides[0]) > min(abs(n) for n in block.strides[1:]):
+        size = stop - start
+        if rows.common_start is not None:  # a rectangle of the array
+            block = self._rectangle(rows, start, stop)
+            if isinstance(block, np.ndarray) and abs(block.strides[0]) > min(abs(n) for n in block.strides[1:]):
                 # feature-major memory: first gather in the order of the memory, the caller transposes in the cache
                 block = np.ascontiguousarray(block)
-        elif isinstance(where := _as_slice(series), slice):
-            block = np.asarray(a[:, where, start:stop])
-        else:  # HDF5 wants increasing indices: read whole runs, then put them in order
-            block = np.empty((self.F, len(series), max(stop - start, 0)), self.dtype)
-            order = np.argsort(series, kind="stable")
-            for run in np.split(order, np.flatnonzero(np.diff(series[order]) != 1) + 1):
-                lo = int(series[run[0]])
-                block[:, run] = np.asarray(a[:, lo : lo + len(run), start:stop])
-        if stop - start < size:  # rows that end before their neighbours: the rest is masked by the caller
-            block = np.concatenate([block, np.zeros((*block.shape[:2], size - max(stop - start, 0)), block.dtype)], 2)
-        return block.transpose(2, 1, 0)
+            if block.shape[2] < size:  # rows that end before their neighbours: the caller masks the rest
+                block = np.concatenate([block, np.zeros((*block.shape[:2], size - block.shape[2]), block.dtype)], 2)
+            return block.transpose(2, 1, 0)
+        a = self.array
+        if isinstance(a, np.ndarray) and abs(a.strides[0]) <= min(abs(n) for n in a.strides[1:]):
+            steps = np.minimum(rows.start[None, :] + np.arange(start, stop)[:, None], self.T - 1)  # (S, B)
+            return a.transpose(2, 1, 0)[steps, rows.series[None, :]]
+        out = np.zeros((self.F, len(rows), size), self.dtype)
+        for which, part in rows.by_start:  # folds, each a rectangle
+            block = self._rectangle(part, start, stop)
+            out[:, which, : block.shape[2]] = block
+        return out.transpose(2, 1, 0)
+
+    def _rectangle(self, rows: Rows, start: int, stop: int) -> np.ndarray:
+        """Steps of rows that start together, as far as the array goes: shape (F, B, at most S), in its own order."""
+        begin = rows.start[0]
+        steps = slice(int(begin + start), int(max(begin + start, min(begin + stop, self.T))))
+        if rows.common_series is not None:
+            return np.asarray(self.array[:, rows.common_series, steps])
+        if isinstance(self.array, np.ndarray):
+            return self.array[:, rows.series, steps]
+        # HDF5 wants increasing indices: read whole runs, then put them in order
+        block = np.empty((self.F, len(rows), steps.stop - steps.start), self.dtype)
+        order = np.argsort(rows.series, kind="stable")
+        for run in np.split(order, np.flatnonzero(np.diff(rows.series[order]) != 1) + 1):
+            lo = int(rows.series[run[0]])
+            block[:, run] = np.asarray(self.array[:, lo : lo + len(run), steps])
+        return block
 
 
 def as_series(value: Any, name: str) -> tuple[Series, ...]:
@@ -132,13 +137,6 @@ def require_aligned(a: Series, b: Series) -> None:
                 f"{a.name} has {m} {what} and {b.name} has {n} (axis {axis} of shapes {a.shape} and {b.shape}); "
                 "both must be (F, N, T) with equal N and T"
             )
-
-
-def _as_slice(index: np.ndarray) -> slice | np.ndarray:
-    """A slice in place of an index array that runs up by one."""
-    if len(index) and index[-1] - index[0] == len(index) - 1 and (np.diff(index) == 1).all():
-        return slice(int(index[0]), int(index[-1]) + 1)
-    return index
 
 
 def _maps_a_file(array: np.ndarray) -> bool:

@@ -34,6 +34,8 @@ class SampleWeight:
     """
 
     def __init__(self, weight: Any, n_series: int, n_steps: int) -> None:
+        if type(weight).__module__.split(".")[0] == "torch":
+            weight = weight.detach().cpu().numpy()
         w = weight if hasattr(weight, "shape") else np.asarray(weight)
         shape = tuple(w.shape)
         if shape == (1, n_series, n_steps):
@@ -41,7 +43,7 @@ class SampleWeight:
         elif shape == (n_series, n_steps):
             self._read = lambda s, t: np.asarray(w[s, t])
         elif shape == (n_series,):
-            self._read = lambda s, t: np.repeat(np.asarray(w[s])[:, None], t.stop - t.start, 1)
+            self._read = lambda s, t: np.repeat(np.asarray(w[s])[:, None], max(t.stop - t.start, 0), 1)
         else:
             raise ShapeError(
                 f"sample_weight has shape {shape}; expected ({n_series},), ({n_series}, {n_steps}) or "
@@ -77,9 +79,9 @@ class SampleWeight:
     def read(self, rows: Rows, start: int, stop: int) -> np.ndarray:
         """Scaled weights of the given rows, shape (S, B); a fresh array. Steps past a row's end are unspecified."""
         first = rows.common_start
-        if first is not None and len(rows) and (np.diff(rows.series) == 1).all():
+        if first is not None and rows.common_series is not None:
             begin, end = first + start, min(first + stop, self.n_steps)
-            w = self._read(slice(int(rows.series[0]), int(rows.series[-1]) + 1), slice(begin, end)).T * self.scale
+            w = self._read(rows.common_series, slice(begin, end)).T * self.scale
             return np.concatenate([w, np.zeros((stop - start - len(w), len(rows)))]) if len(w) < stop - start else w
         out = np.zeros((stop - start, len(rows)))
         for i, (s, t) in enumerate(zip(rows.series, rows.start, strict=True)):

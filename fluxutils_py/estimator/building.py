@@ -35,9 +35,10 @@ def require_stored(**arguments: Any) -> None:
     """Raise ValueError if an argument is one that its file did not hold."""
     for name, value in arguments.items():
         if isinstance(value, NotStored):
+            argument = name.partition(".")[0]  # of spec.scheduler, spec
             raise ValueError(
                 f"this estimator was loaded from a file that does not hold its {name} ({value.what}), which is code "
-                f"of its author's; give it: Estimator.load(path, {name}=...) or est.set_params({name}=...)"
+                f"of its author's; give it: Estimator.load(path, {argument}=...) or est.set_params({argument}=...)"
             )
 
 

@@ -50,8 +50,9 @@ class Estimator(BaseEstimator):
     warm_start : bool
         Whether ``fit`` goes on from the last fit.
     random_state : int, numpy.random.Generator, numpy.random.RandomState, or None
-        Source of all randomness: initial weights made here, dropout, shuffling. The global generators of torch and
-        NumPy are left as they were. None: different each time.
+        Source of all randomness: dropout, shuffling, and the initial weights of a model that is given as a class or
+        function (those of an instance were drawn when it was built). The global generators of torch and NumPy are
+        left as they were. None: different each time.
     verbose : "auto" or bool
         Whether to show a progress bar; "auto": on a terminal or in a notebook.
 
@@ -235,9 +236,9 @@ class Estimator(BaseEstimator):
             weight = SampleWeight(sample_weight, x_series.N, x_series.T)
             weight.normalise(rows, targets)
         loss = as_loss(self.loss)
-        classifies = isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int"
-        pooled = pooled_accuracy if classifies else pooled_r2
-        return pooled(predictor, targets, rows, weight)
+        if isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int":
+            return pooled_accuracy(predictor, targets, rows, weight, loss.ignore_index)
+        return pooled_r2(predictor, targets, rows, weight)
 
     def save(self, path: Any) -> None:
         """Write the fitted estimator to one file, aside and then moved into place; see :meth:`load`.

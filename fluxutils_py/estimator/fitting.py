@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch import nn
 
 from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series, as_series, rebatch, require_aligned
 from fluxutils_py.data.weights import blocks
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, draw_generator, require_stored
 from fluxutils_py.estimator.spec import check_int, read_spec
 from fluxutils_py.nn import SeqLoss, as_loss, reset, takes_weights, takes_windows
@@ -29,6 +31,7 @@ from fluxutils_py.training import (
 )
 from fluxutils_py.training.batches import to_tensor
 
+VALIDATION = 1 << 14  # rows times steps computed together
 FLOATS = {"float16": torch.float32, "float32": torch.float32, "bool": torch.float32, "float64": torch.float64}
 
 
@@ -72,21 +75,26 @@ class Fit:
         self.loss = as_loss(est.loss)
         self.x, self.y = read_pair(x, y)
         self.resume = resume and hasattr(est, "model_")
-        self.rng: np.random.Generator = est._rng if self.resume else draw_generator(est.random_state)
-        self.windows = self._cut(self.x, self.y, sample_weight, lengths, fold=self.spec.rebatch)
+        as_callbacks(est.callbacks), watched(est.verbose)  # are they what they should be?
+        # of copies: the originals move on only when something has been learnt
+        self.rng: np.random.Generator = (
+            copy.deepcopy(est._rng) if self.resume else draw_generator(copy.deepcopy(est.random_state))
+        )
+        self.windows = self._cut(self.x, self.y, sample_weight, lengths, training=True)
         self.model, self.optimizer = self._build()
         first = next(self.model.parameters())
         self.dtype, self.device = first.dtype, first.device
         self.batches = TensorBatches(self.windows, self.dtype, self.device, self.rng if self.spec.shuffle else None)
-        self.scheduler = self._schedule()
         self.validation = self._validation(validation_data)
         self._try_model()
+        self._settings = [dict(group) for group in self.optimizer.param_groups]  # a new scheduler changes them
+        self.scheduler = self._schedule()
         self.loop = self._hooked_loop()
 
     def run(self) -> None:
         """Train."""
         est = self.est
-        before = dict(vars(est))
+        before, buffers = dict(vars(est)), [b.clone() for b in self.model.buffers()]
         self._adopt()
         devices = [self.device] if self.device.type == "cuda" else []
         try:
@@ -99,15 +107,22 @@ class Fit:
             if self.step.updates == 0:  # nothing was learnt: as if it had not been tried
                 vars(est).clear()
                 vars(est).update(before)
+                for b, kept in zip(self.model.buffers(), buffers, strict=True):
+                    b.copy_(kept)
+                for group, settings in zip(self.optimizer.param_groups, self._settings, strict=True):
+                    group.clear()
+                    group.update(settings)
             raise
         finally:
             reset(self.model)
             self.model.eval()
+            if vars(est).get("_rng") is self.rng and not self.resume:
+                draw_generator(est.random_state)  # a generator of the user's moves on, as its copy did
 
     # -- building ------------------------------------------------------------------------------------
 
     def _cut(
-        self, x: tuple[Series, ...], y: tuple[Series, ...], sample_weight: Any, lengths: Any, fold: bool
+        self, x: tuple[Series, ...], y: tuple[Series, ...], sample_weight: Any, lengths: Any, training: bool
     ) -> SequenceWindows:
         rows = Rows.whole(x[0].N, x[0].T, read_lengths(lengths, x[0]))
         weighable = takes_weights(self.loss)
@@ -119,7 +134,7 @@ class Fit:
         if sample_weight is not None:
             weight = SampleWeight(sample_weight, x[0].N, x[0].T)
             weight.normalise(rows, y)
-        if fold:
+        if training and self.spec.rebatch:
             rows = rebatch(rows, self.spec.batchsize)
         if self.spec.burn_in >= rows.longest:
             folded = " after folding (rebatch=True)" if rows.longest < x[0].T else ""
@@ -129,8 +144,8 @@ class Fit:
             y,
             weight,
             batchsize=int(self.spec.batchsize),
-            seqsize=int(self.spec.seqsize or rows.longest),
-            overlap=int(self.spec.overlap) if fold or y is self.y else 0,
+            seqsize=self._seqsize(rows, training),
+            overlap=int(self.spec.overlap) if training else 0,
             burn_in=int(self.spec.burn_in),
             rows=rows,
             equal_lengths=not weighable,
@@ -139,6 +154,14 @@ class Fit:
         if windows.missing_targets and not weighable:
             raise ValueError(f"y has NaN (steps without a target), but {no_weights(self.loss)}")
         return windows
+
+    def _seqsize(self, rows: Rows, training: bool) -> int:
+        """Steps per window. Validation of a mean over steps may take longer ones: nothing is kept for gradients."""
+        asked = int(self.spec.seqsize or rows.longest)
+        plain_mean = isinstance(self.loss, SeqLoss) and self.loss.is_mean
+        if training or not plain_mean:
+            return asked
+        return max(asked, VALIDATION // min(len(rows), int(self.spec.batchsize)))
 
     def _build(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         est = self.est
@@ -167,6 +190,8 @@ class Fit:
         scheduler = self.spec.scheduler(self.optimizer)
         if not hasattr(scheduler, "step"):
             raise TypeError(f"spec.scheduler must make a torch learning-rate scheduler, it made {scheduler!r}")
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and self.spec.schedule_every == "step":
+            raise SpecError("ReduceLROnPlateau goes by the loss of whole epochs; set spec.schedule_every to 'epoch'")
         return scheduler
 
     def _validation(self, data: Any) -> Validation | None:
@@ -178,18 +203,30 @@ class Fit:
         for ours, theirs in ((self.x, x), (self.y, y)):
             if [s.F for s in ours] != [s.F for s in theirs]:
                 raise ShapeError(f"{theirs[0].name} has {sizes(theirs)} features, the training data have {sizes(ours)}")
-        windows = self._cut(x, y, data[2] if len(data) == 3 else None, None, fold=False)
+        windows = self._cut(x, y, data[2] if len(data) == 3 else None, None, training=False)
         return Validation(self.model, self.loss, TensorBatches(windows, self.dtype, self.device))
 
     def _try_model(self) -> None:
-        """Learn whether the model takes whole windows, and that it runs at all, before anything is changed."""
+        """Learn whether the model takes whole windows, and that it runs at all, before anything is changed.
+
+        A loss of the user's own may call the model in ways of its own: then only ``predict`` needs to know.
+        """
         n_steps = min(3, self.windows.rows.longest)
         values = self.windows.cut(self.windows.rows[:4], 0, n_steps)[0]
-        takes_windows(self.model, [to_tensor(v, self.dtype, self.device) for v in values])
+        try:
+            takes_windows(self.model, [to_tensor(v, self.dtype, self.device) for v in values])
+        except ShapeError as error:
+            if isinstance(self.loss, SeqLoss):
+                raise
+            warnings.warn(f"predict will fail: {error}", stacklevel=4)
 
     def _hooked_loop(self) -> Loop:
         self.step = WindowStep(
-            self.model, self.loss, self.optimizer, clip=self.spec.clip, accumulate=int(self.spec.accumulate)
+            self.model,
+            self.loss,
+            self.optimizer,
+            clip=None if self.spec.clip is None else float(self.spec.clip),
+            accumulate=int(self.spec.accumulate),
         )
         loop = Loop(self.step)
         if self.resume and hasattr(self.est, "history_"):
@@ -202,7 +239,7 @@ class Fit:
         if self.validation is not None:
             watchers.append(self.validation)
         if self.scheduler is not None:
-            watchers.append(Schedule(self.scheduler, self.spec.schedule_every))
+            watchers.append(Schedule(self.scheduler, self.spec.schedule_every, lambda: self.step.updates))
         if self.spec.patience is not None:
             watchers.append(EarlyStopping(self.model, int(self.spec.patience)))
         if watched(self.est.verbose) and self.comm.rank == 0:
@@ -227,6 +264,8 @@ class Fit:
 
     def _finish_epoch(self, loop: Loop) -> None:
         self.step.flush()
+        if self.step.updates == 0 and not loop.stopped:
+            raise DataError("there is nothing to learn from: no step of y that counts has a target (all are NaN)")
         self._gradient = self.step.mean_gradient()
         self.step.start_epoch()
 

@@ -81,7 +81,7 @@ class Output:
                 raise ShapeError(
                     f"{name} has shape {tuple(target.shape)}; expected ({y.shape[2]}, {self.n_series}, {self.n_steps})"
                 )
-            dtype = getattr(target, "dtype", None)
+            dtype = getattr(_writable(target), "dtype", None)
             if isinstance(dtype, np.dtype) and not np.can_cast(y.dtype, dtype, "same_kind"):
                 raise DataError(f"{name} has dtype {dtype}, which cannot hold {y.dtype}; make it floating-point")
         return tuple(_writable(target) for _, target in named)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from fluxutils_py.evaluation import read_file, write_file
 from fluxutils_py.nn import SeqLoss, seqloss
 
 KIND, FORMAT = "fluxutils_py estimator", 1
-PLAIN = (bool, int, float, str, type(None))
+PLAIN = (bool, int, float, str, type(None), np.bool_, np.integer, np.floating)  # NumPy's are stored as Python's
 SETTINGS = ("comm", "n_jobs", "warm_start", "random_state", "verbose")
 FITTED = (
     *("loss_", "loss_curve_", "validation_loss_curve_", "n_iter_", "history_"),
@@ -50,7 +52,7 @@ def save_estimator(est: Any, path: Any) -> None:
         "generator": _plain(est._rng.bit_generator.state),
         "scheduler": None if est._scheduler is None else _plain(est._scheduler.state_dict()),
     }
-    write_file(path, content)
+    write_file(path, _plain(content))
 
 
 def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
@@ -61,34 +63,50 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
     c = read_file(path, KIND)
     if c.get("format") != FORMAT:
         raise LoadError(f"{path} has format {c.get('format')}, this version reads {FORMAT}; update fluxutils_py")
-    if c["class"] != cls.__name__:
-        raise LoadError(f"{path} holds {c['class']}, not {cls.__name__}; use {c['class']}.load")
-    stored = {
-        "model": None if c["model_name"] is None else _made(build_module, c["model"], "model", c["model_name"]),
-        "loss": _made(build_loss, *c["loss"]),
-        "opt": _made(build_opt, *c["opt"]),
-        "spec": _made(build_spec, *c["spec"]),
-        **c["settings"],
-    }
+    if c.get("class") != cls.__name__:
+        raise LoadError(f"{path} holds {c.get('class')}, not {cls.__name__}; use {c.get('class')}.load")
+    with _reading(path), torch.random.fork_rng(devices=[]):
+        stored = {
+            "model": None if c["model_name"] is None else _made(build_module, c["model"], "model", c["model_name"]),
+            "loss": _made(build_loss, *c["loss"]),
+            "opt": _made(build_opt, *c["opt"]),
+            "spec": _made(build_spec, *c["spec"]),
+            **{k: v for k, v in c["settings"].items() if k in SETTINGS},
+        }
+        fitted = {k: c["fitted"][k] for k in FITTED}
+        generator, dtype = _generator(c["generator"]), getattr(torch, c["dtype"])
+        if not isinstance(dtype, torch.dtype):
+            raise LoadError(f"{path} is damaged (no dtype: {c['dtype']!r})")
     est = cls(**{**stored, **arguments})
     if isinstance(est.model, NotStored):
         raise LoadError(
             f"{path} holds the parameters of a model of its author's own, {c['model_name']}, not its code: "
             f"give the model too, {cls.__name__}.load(path, model=...)"
         )
-    fitted = c["fitted"]
     with torch.random.fork_rng(devices=[]):
-        model = build_model(
-            est.model, fitted["n_features_in_"], fitted["n_outputs_"], getattr(torch, c["dtype"]), est.device
-        )
-    compare_parameters(c["parameters"], model.state_dict(), path)
-    model.load_state_dict(c["parameters"])
-    est.model_ = model.eval()
-    vars(est).update(fitted)
-    est.grad_ = c["grad"].to(next(model.parameters()).device)
-    est._rng = _generator(c["generator"])
-    _restore_optimizer(est, c, "opt" in arguments)
+        model = build_model(est.model, fitted["n_features_in_"], fitted["n_outputs_"], dtype, est.device)
+    with _reading(path):
+        compare_parameters(c["parameters"], model.state_dict(), path)
+        model.load_state_dict(c["parameters"])
+        est.model_ = model.eval()
+        vars(est).update(fitted)
+        est.grad_ = c["grad"].to(next(model.parameters()).device)
+        est._rng = generator
+        _restore_optimizer(est, c, "opt" in arguments)
     return est
+
+
+@contextlib.contextmanager
+def _reading(path: Any) -> Iterator[None]:
+    """Turn whatever a file of the wrong content leads to into a LoadError."""
+    try:
+        yield
+    except LoadError as error:
+        if str(path) in str(error):
+            raise
+        raise LoadError(f"{path}: {error}") from error
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+        raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
 
 
 def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> None:
@@ -103,11 +121,11 @@ def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> None:
     groups = [{"params": [params[i] for i in group]} for group in c["optimizer"]["groups"]]
     accepted = inspect.signature(cls).parameters
     est.optimizer_ = cls(groups, **{k: v for k, v in c["optimizer"]["defaults"].items() if k in accepted})
-    est.optimizer_.load_state_dict(c["optimizer"]["state"])
     factory = est.spec.get("scheduler") if isinstance(est.spec, dict) else getattr(est.spec, "scheduler", None)
     if c["scheduler"] is not None and factory is not None and not isinstance(factory, NotStored):
         est._scheduler = factory(est.optimizer_)
         est._scheduler.load_state_dict(c["scheduler"])
+    est.optimizer_.load_state_dict(c["optimizer"]["state"])  # last: to make a scheduler changes learning rates
 
 
 def compare_parameters(stored: dict[str, Any], wanted: dict[str, Any], path: Any) -> None:
@@ -138,10 +156,8 @@ def describe_module(module: nn.Module) -> Any:
             again = build_module(recipe)
     except (LoadError, TypeError, ValueError, AttributeError):
         return None
-    alike = [(k, v.shape) for k, v in again.state_dict().items()] == [
-        (k, v.shape) for k, v in module.state_dict().items()
-    ]
-    return recipe if alike and repr(again) == repr(module) else None
+    alike = _outline(again) == _outline(module) and repr(again) == repr(module)
+    return recipe if alike else None
 
 
 def build_module(recipe: Any) -> nn.Module:
@@ -156,24 +172,31 @@ def build_module(recipe: Any) -> nn.Module:
         cls = _module_class(recipe["class"])
         children = [build_module(child) for child in recipe["children"]]
         if cls is nn.Sequential:
-            return nn.Sequential(*children)
+            return nn.Sequential(OrderedDict(zip(recipe["names"], children, strict=True)))
         if cls is own_nn.Recur:
             return own_nn.Recur(*children)
-        return cls(**_check_plain(recipe["arguments"]))
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        module = cls(**_check_plain(recipe["arguments"]))
+        for name in recipe["frozen"]:
+            module.get_parameter(name).requires_grad_(False)
+        return module
+    except (LookupError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise LoadError(f"the file describes a model that cannot be built: {error}") from error
 
 
 def _describe(module: nn.Module) -> dict[str, Any]:
     cls = type(module)
-    recipe: dict[str, Any] = {"class": _class_name(cls), "arguments": {}, "children": []}
+    recipe: dict[str, Any] = {"class": _class_name(cls), "arguments": {}, "children": [], "names": []}
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise LoadError("hooks are user code")
     if cls in (nn.Sequential, own_nn.Recur):
+        recipe["names"] = [name for name, _ in module.named_children()]
         recipe["children"] = [_describe(m) for m in module.children()]
         return recipe
+    recipe["frozen"] = [name for name, p in module.named_parameters() if not p.requires_grad]
     names = [
         name
         for name, p in inspect.signature(cls).parameters.items()
-        if name not in ("device", "dtype") and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if name not in ("device", "dtype") and name[0] != "_" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
     if isinstance(module, nn.RNNBase):  # their signatures are (*args, **kwargs)
         names = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]
@@ -185,8 +208,12 @@ def _describe(module: nn.Module) -> dict[str, Any]:
     return recipe
 
 
-def _shapes(module: nn.Module) -> list[tuple[str, torch.Size]]:
-    return [(name, t.shape) for name, t in module.state_dict().items()]
+def _outline(module: nn.Module) -> list[Any]:
+    """Names and shapes of parameters and buffers; shared parameters show as names that are missing."""
+    return [
+        *((name, t.shape) for name, t in module.state_dict().items()),
+        *((name, p.requires_grad) for name, p in module.named_parameters()),
+    ]
 
 
 def _class_name(cls: type) -> str:
@@ -258,6 +285,8 @@ def describe_opt(opt: Any) -> tuple[Any, str, str]:
     if opt is None:
         return {"class": None}, "opt", "None"
     if isinstance(opt, torch.optim.Optimizer):
+        if len(opt.param_groups) > 1:  # belongs to the parameters of one model: a refit needs it again
+            return None, "opt", _name(opt)
         accepted = inspect.signature(type(opt)).parameters
         opt = functools.partial(type(opt), **{k: v for k, v in opt.defaults.items() if k in accepted})
     f, keywords = (opt.func, opt.keywords) if isinstance(opt, functools.partial) and not opt.args else (opt, {})
@@ -335,10 +364,10 @@ def _name(value: Any) -> str:
 
 def _plain(value: Any) -> Any:
     """``value`` in Python's own types, tensors as they are; what is neither is left out as None."""
-    if isinstance(value, (*PLAIN, torch.Tensor)):
-        return value
     if isinstance(value, np.generic):
         return value.item()
+    if isinstance(value, (*PLAIN, torch.Tensor)):
+        return value
     if isinstance(value, Mapping):
         return {k: _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from fluxutils_py.data import Rows, SampleWeight, Series
+from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.training import Prediction
 
 
@@ -22,19 +23,25 @@ def pooled_r2(
     """
     moments = [_Moments(s.F) for s in y]
     for p, targets, w in _live(predictions, y, rows, weight):
+        _require_sizes([t.shape[2] for t in targets], [out.shape[2] for out in p.y])
         for m, target, out in zip(moments, targets, p.y, strict=True):
             m.add(target, out, w)
     return float(np.mean([m.r2() for m in moments]))
 
 
 def pooled_accuracy(
-    predictions: Iterable[Prediction], y: tuple[Series, ...], rows: Rows, weight: SampleWeight | None = None
+    predictions: Iterable[Prediction],
+    y: tuple[Series, ...],
+    rows: Rows,
+    weight: SampleWeight | None = None,
+    ignore_index: int = -100,
 ) -> float:
-    """Share of live steps whose largest score is at the target's label; negative labels do not count."""
+    """Share of live steps whose largest score is at the target's label; ``ignore_index`` marks steps without one."""
     right = total = 0.0
     for p, targets, w in _live(predictions, y, rows, weight):
+        _require_sizes([t.shape[2] for t in targets], [1] * len(p.y))
         for target, out in zip(targets, p.y, strict=True):
-            ww = np.where(target[:, :, 0] < 0, 0, w)
+            ww = np.where(target[:, :, 0] == ignore_index, 0, w)
             right += float(((out.argmax(-1) == target[:, :, 0]) * ww).sum())
             total += float(ww.sum())
     return right / total if total else math.nan
@@ -54,7 +61,20 @@ def _live(
         for v in (*targets, *p.y):
             if v.dtype.kind == "f":
                 live = live & ~np.isnan(v).any(-1)
-        yield p, targets, np.where(live, w, 0)
+        w = np.where(live, w, 0)
+        for s, target in zip(y, targets, strict=True):
+            if target.dtype.kind == "f" and np.isinf(target[w > 0]).any():
+                raise DataError(f"{s.name} is infinite at a step that counts; give it no target (NaN) or no weight")
+        yield p, targets, w
+
+
+def _require_sizes(given: list[int], wanted: list[int]) -> None:
+    """Raise unless targets have the sizes that predictions have: NumPy would broadcast them."""
+    if given != wanted:
+        raise ShapeError(
+            f"y has {', '.join(map(str, given))} features (axis 0 of (G, N, T)) where score needs "
+            f"{', '.join(map(str, wanted))}, as the model gives them"
+        )
 
 
 class _Moments:

@@ -43,12 +43,12 @@ class Spec:
         Stop after so many epochs without a better validation loss (training loss, if there are no validation data),
         and restore the best weights. None: never; the last weights stay.
     rebatch : bool
-        Fold the time of few long series (fewer than half of ``batchsize``) into full minibatches. In ``fit`` only.
+        Fold the time of few long series (at most half of ``batchsize``) into full minibatches. In ``fit`` only.
     scheduler : callable or None
         ``scheduler(optimizer)`` returns a torch learning-rate scheduler, for example
         ``partial(torch.optim.lr_scheduler.StepLR, step_size=5)``.
     schedule_every : "epoch" or "step"
-        When the scheduler takes its steps.
+        When the scheduler takes its steps: after each epoch, or after each step of the optimizer.
 
     Notes
     -----

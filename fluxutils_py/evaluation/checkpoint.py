@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +62,19 @@ def read_file(path: Any, kind: str, device: Any = "cpu") -> dict[str, Any]:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
     try:
-        content = torch.load(path, map_location=device, weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch wonders about pickles that it did not write
+            content = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
-        raise LoadError(f"{path} is no {kind} file, or asks to run code, which is refused ({reason})") from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise LoadError(f"{path} is damaged or no {kind} file ({str(error).splitlines()[0]})") from None
+        asked = re.search(r"GLOBAL:? (\S+)", str(error))
+        if asked is None:
+            raise LoadError(f"{path} is damaged or no {kind} file") from None
+        raise LoadError(f"{path} is no {kind} file: it asks to run code ({asked[1]}), which is refused") from None
+    except PermissionError:
+        raise
+    except Exception as error:  # there is no telling what torch raises for a damaged file
+        reason = (str(error).splitlines() or [""])[0]
+        raise LoadError(f"{path} is damaged or no {kind} file ({type(error).__name__}: {reason})") from None
     if not isinstance(content, dict) or content.get("kind") != kind:
         raise LoadError(f"{path} is no {kind} file")
     return content

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fluxutils_py.errors import ShapeError
+from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn.windows import run_window
 
 Loss = Callable[..., Tensor]
@@ -38,6 +38,12 @@ class SeqLoss:
         self.classes = isinstance(core, _CLASS_LOSSES) or core in _CLASS_FUNCTIONS
         self._same_shape = isinstance(core, _SAME_SHAPE) or core in _SAME_SHAPE_FUNCTIONS
         self._reduction = _setting(criterion, "reduction", "mean")
+        self.ignore_index: int = _setting(criterion, "ignore_index", -100)
+
+    @property
+    def is_mean(self) -> bool:
+        """Whether the loss of a window is the mean over its steps, so that means over windows can be joined."""
+        return self._reduction == "mean" and not self.classes
 
     def __call__(self, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None = None) -> Tensor:
         """The loss of ``model`` over one window, as a scalar; the state of the model moves on by the window.
@@ -70,15 +76,24 @@ class SeqLoss:
                     "shapes (S, B, G)"
                     + ("; end the model with an output axis, as nn.Linear(..., 1) has" if out.dim() < y.dim() else "")
                 )
-            if not y.is_floating_point():
+            if self._same_shape and not y.is_floating_point():
                 y = y.to(out.dtype)
+        criterion = _follow(self.criterion, out)
         if ws is None and not self.classes:
-            loss = self.criterion(out, y)
+            loss = criterion(out, y)
             if self._reduction == "sum":
                 return loss / n_steps
             return loss.mean() if loss.dim() else loss
-        each = self._unreduced(out, y)
-        if self._reduction == "sum":
+        try:
+            each = self._unreduced(criterion, out, y)
+        except IndexError:  # torch's own message names a single label
+            if not self.classes or y.is_floating_point():
+                raise
+            raise DataError(
+                f"labels go from {int(y.min())} to {int(y.max())}, but the model gives {out.shape[-1]} scores: "
+                f"labels must be 0 to {out.shape[-1] - 1}, or {self.ignore_index} for steps that do not count"
+            ) from None
+        if self._reduction in ("sum", "batchmean"):
             return (each if ws is None else _broadcast(each, ws) * each).sum() / n_steps
         if self.classes:
             return self._class_mean(each, y, ws)
@@ -101,7 +116,7 @@ class SeqLoss:
         """As torch's own mean: over the targets that count, by their class weights."""
         share = torch.ones_like(each) if ws is None else (ws != 0).to(each.dtype)
         if not y.is_floating_point():
-            live = y != _setting(self.criterion, "ignore_index", -100)
+            live = y != self.ignore_index
             share = share * live
             weight = _setting(self.criterion, "weight", None)
             if weight is not None:
@@ -110,8 +125,7 @@ class SeqLoss:
         total = torch.where(total == 0, torch.ones_like(total), total)  # nothing live: the loss is 0, not NaN
         return (each if ws is None else each * ws).sum() / total
 
-    def _unreduced(self, out: Tensor, y: Tensor) -> Tensor:
-        f = self.criterion
+    def _unreduced(self, f: Callable[..., Tensor], out: Tensor, y: Tensor) -> Tensor:
         if isinstance(f, nn.Module) and hasattr(f, "reduction"):
             each = _with_reduction(f, "none")(out, y)
         elif "reduction" in _parameters(f):
@@ -187,6 +201,12 @@ def as_loss(loss: Any) -> Loss:
     if isinstance(loss, type) or not callable(loss):
         return seqloss(loss)  # raises
     required, _ = positional_arguments(loss)
+    if required > 2 and isinstance(loss, nn.modules.loss._Loss) and hasattr(nn, type(loss).__name__):
+        name = type(loss).__name__
+        raise TypeError(
+            f"{name} takes more than (yhat, y), so it cannot be a loss by itself: write a criterion around it, such as "
+            "def criterion(yhat, y): return gaussian(yhat[..., :1], y, yhat[..., 1:].exp()), for a mean and a variance"
+        )
     return seqloss(loss) if required <= 2 else loss
 
 
@@ -226,10 +246,32 @@ def _core(f: Any) -> Any:
 
 
 def _setting(f: Any, name: str, default: Any) -> Any:
-    """What a criterion is set to: an attribute of a module, or a keyword of a partial."""
+    """What a criterion is set to: an attribute of a module, a keyword of a partial, a default of a function."""
     if isinstance(f, functools.partial):
         return f.keywords.get(name, default)
-    return getattr(f, name, default) if isinstance(f, nn.Module) else default
+    if isinstance(f, nn.Module):
+        return getattr(f, name, default)
+    found = _parameters(f).get(name)
+    return default if found is None or found.default is found.empty else found.default
+
+
+def _follow(f: Any, out: Tensor) -> Any:
+    """The criterion with its own tensors, such as class weights, in the type and place of the model's output."""
+    if isinstance(f, functools.partial):
+        held = f.keywords
+    else:
+        held = dict(f.named_buffers()) if isinstance(f, nn.Module) else {}
+    strange = {
+        k: v.to(out)
+        for k, v in held.items()
+        if isinstance(v, Tensor) and v.is_floating_point() and (v.dtype, v.device) != (out.dtype, out.device)
+    }
+    if not strange:
+        return f
+    if isinstance(f, functools.partial):
+        return functools.partial(f, **strange)
+    shared = {id(p): p for p in f.parameters()}
+    return copy.deepcopy(f, shared | {id(f.get_buffer(k)): v for k, v in strange.items()})
 
 
 def _with_reduction(criterion: nn.Module, reduction: str) -> nn.Module:

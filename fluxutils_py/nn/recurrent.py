@@ -78,6 +78,7 @@ class Recur(nn.Module):
                 )
         self.module = module
         self.state = None
+        self.form: int | None = None  # of the last state: 0 for one tensor, n for a tuple of n; None before the first
         self._mark: int | None = None  # steps until the state is to be noted, see mark()
         self._marked: State | None = None
 
@@ -109,6 +110,8 @@ class Recur(nn.Module):
 
     def reset(self) -> None:
         """Forget: the next call starts from the zero state and may have any batch size."""
+        if self.state is not None:
+            self.form = 0 if isinstance(self.state, Tensor) else len(self.state)
         self.state = self._marked = self._mark = None
 
     def truncate(self) -> None:
@@ -258,8 +261,8 @@ def wrap_recurrent(model: nn.Module) -> nn.Module:
     if isinstance(model, nn.RNNBase | nn.RNNCellBase):
         return Recur(model)
     for container in model.modules():
-        if isinstance(container, nn.Sequential):
-            for name, child in container.named_children():
+        if isinstance(container, nn.Sequential) and type(container).forward is nn.Sequential.forward:
+            for name, child in list(container._modules.items()):  # named_children shows a layer used twice once
                 if isinstance(child, nn.RNNBase | nn.RNNCellBase):
                     setattr(container, name, Recur(child))
     return model

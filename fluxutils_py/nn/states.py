@@ -103,12 +103,11 @@ def loadstates(m: M, s: Sequence[Tensor]) -> M:
         plan.append((r, part))
         at += n
     for r, part in plan:
-        was_tuple = isinstance(r.state, tuple)
         r.reset()
         if part and all(t.shape[r.batch_dim] for t in part):
             like = next(r.parameters(), None)
-            part = [t.clone() if like is None else t.to(like, copy=True) for t in part]
-            r.state = part[0] if len(part) == 1 and not was_tuple else tuple(part)
+            part = [_copied(t, like) for t in part]
+            r.state = part[0] if len(part) == 1 and not r.form else tuple(part)
     return m
 
 
@@ -148,20 +147,33 @@ def _tensors(r: Recur) -> list[Tensor]:
 
 def _counts(layers: list[Recur], n: int) -> list[int]:
     """How many of ``n`` tensors belong to each layer."""
-    known: list[int | None] = []
-    for r in layers:
-        empty = r.empty_state()
-        known.append(len(empty) if empty is not None else None if r.state is None else len(_tensors(r)))
-    open_ones = known.count(None)
-    rest = n - sum(k for k in known if k is not None)
-    if open_ones > 1 and rest > 0:
+    fresh = [len(r.empty_state() or ()) for r in layers]
+    if n == sum(fresh):  # no module of the user's own had a state
+        return fresh
+    known = [_n_tensors(r) for r in layers]
+    rest = n - sum(k or 0 for k in known)
+    if known.count(None) > 1 and rest > 0:
         raise ShapeError(
             "loadstates: cannot tell which states belong to which of "
-            f"{open_ones} own recurrent modules; run the model on one step first"
+            f"{known.count(None)} own recurrent modules; run the model on one step first"
         )
-    if rest < 0 or (rest > 0 and not open_ones):
+    if rest < 0 or (rest > 0 and None not in known):
         raise ShapeError(f"loadstates: got {n} state tensors, the model has {n - rest}")
-    return [rest if k is None else k for k in known] if open_ones == 1 else [k or 0 for k in known]
+    return [k if k is not None else rest for k in known]
+
+
+def _n_tensors(r: Recur) -> int | None:
+    """How many tensors the state of a layer has; None where only a run could tell."""
+    if r.state is None and r.empty_state() is None:
+        return None if r.form is None else max(r.form, 1)
+    return len(_tensors(r))
+
+
+def _copied(t: Tensor, like: Tensor | None) -> Tensor:
+    """A copy in the type and place of ``like``; integers, such as an own module may keep, stay integers."""
+    if like is None:
+        return t.clone()
+    return t.to(like.device, like.dtype if t.is_floating_point() else t.dtype, copy=True)
 
 
 def _check(r: Recur, part: list[Tensor], at: int, name: str) -> None:

@@ -75,17 +75,17 @@ def net2grad(m: Any, dtype: torch.dtype | None = None) -> Tensor:
     ``m`` is a module or an estimator. Returns a detached copy of shape ``(P,)``.
     Source: ``net2grad`` of FluxUtils.jl.
     """
-    return _flat(gradients(module_of(m).parameters()), dtype)
+    return _flat((g.detach() for g in gradients(module_of(m).parameters())), dtype)
 
 
 def gradients(params: Iterable[nn.Parameter]) -> list[Tensor]:
-    """The gradient of each parameter, dense and detached; zeros where there is none."""
+    """The gradient of each parameter, dense, not copied if it is already; zeros where there is none."""
     found = []
     for p in params:
         if p.grad is None:
             found.append(torch.zeros_like(p, requires_grad=False))
         else:
-            found.append(p.grad.to_dense() if p.grad.is_sparse else p.grad.detach())
+            found.append(p.grad.to_dense() if p.grad.is_sparse else p.grad)
     return found
 
 

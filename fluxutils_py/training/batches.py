@@ -70,10 +70,12 @@ def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device) -> T
     if not values.dtype.isnative:
         values = values.astype(values.dtype.newbyteorder("="))
     out = torch.empty(values.shape, dtype=dtype)
-    half = values.dtype == np.float16
-    if half and not (values.flags.writeable and min(values.strides, default=0) >= 0):
-        values = np.array(values)  # torch warns of memory it may not write to, and knows no negative strides
-    if half or (values.strides[-1] != values.itemsize and values.flags.writeable and min(values.strides) >= 0):
+    half, size = values.dtype == np.float16, values.itemsize
+    # torch warns of memory it may not write to, and knows no strides that are negative or fall between two values
+    plain = values.flags.writeable and size <= 8 and all(s >= 0 and s % size == 0 for s in values.strides)
+    if half and not plain:
+        values = np.array(values)
+    if half or (plain and values.strides[-1] != size):
         out.copy_(torch.from_numpy(values))  # transposes a gathered block, and converts halves, faster than NumPy
     else:
         np.copyto(out.numpy(), values, casting="unsafe")

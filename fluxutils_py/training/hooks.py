@@ -50,8 +50,10 @@ class Hooks:
         Raises
         ------
         TypeError
-            If it is neither.
+            If it is neither, or a class that was not built.
         """
+        if isinstance(hook, type):
+            raise TypeError(f"callback {hook.__name__} is a class; build it first: {hook.__name__}(...)")
         methods = {e: getattr(hook, f"on_{e}") for e in EVENTS if hasattr(hook, f"on_{e}")}
         name = getattr(hook, "name", None) or getattr(hook, "__name__", None) or type(hook).__name__
         if not methods and callable(hook):
@@ -65,7 +67,11 @@ class Hooks:
             self.add(event, action, name=name, priority=getattr(hook, "priority", 0))
 
     def run(self, event: str, loop: Any) -> None:
-        """Call the actions of an event; an error says which hook it came from."""
+        """Call the actions of an event; an error says which hook it came from.
+
+        An error ends the event, but not ``close``: the others release their things all the same.
+        """
+        failed: Exception | None = None
         for entry in self._entries[event]:
             try:
                 entry.action(loop)
@@ -73,4 +79,8 @@ class Hooks:
                 loop.stop()
             except Exception as error:
                 error.add_note(f"raised by the on_{event} hook {entry.name!r}")
-                raise
+                if event != "close":
+                    raise
+                failed = failed or error
+        if failed is not None:
+            raise failed

@@ -174,6 +174,9 @@ class Predictor:
         for p in self._before.pending:
             if p.shape[1] != self.n_series:
                 raise ShapeError(f"state is of {p.shape[1]} series, the input has {self.n_series}")
+        held, given = [p.shape[2] for p in self._before.pending], [x.F for x in self.windows.x]
+        if held and held != given:
+            raise ShapeError(f"state holds steps of inputs of {held} features, the inputs have {given}")
 
     def _nothing_held(self, series: slice) -> tuple[Tensor, ...]:
         return tuple(

@@ -81,6 +81,11 @@ class Loop:
         """End the run after the step that is under way, as if it were the last."""
         self._stopped = True
 
+    @property
+    def stopped(self) -> bool:
+        """Whether :meth:`stop` was called in this run."""
+        return self._stopped
+
     def run_epochs(self, batches: Iterable[Any], epochs: int) -> None:
         """Go through ``batches`` ``epochs`` times. A run that is stopped keeps the record of the epoch it broke off."""
         self._stopped = False

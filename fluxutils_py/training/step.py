@@ -14,12 +14,12 @@ from fluxutils_py.nn import (
     marked,
     needs_weights,
     pack,
+    recurs,
     reset,
     restore,
     run_window,
     snapshot,
     takes_weights,
-    truncate,
 )
 from fluxutils_py.nn.losses import Loss
 from fluxutils_py.nn.recurrent import State
@@ -70,7 +70,7 @@ class WindowStep:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.clip, self.accumulate = clip, accumulate
         self.updates = 0
-        self._params = list(model.parameters())
+        self._params, self._layers = list(model.parameters()), recurs(model)
         first = next((p for p in self._params if p.is_floating_point()), torch.empty(0))
         self._flat = first.new_empty(sum(p.numel() for p in self._params), requires_grad=False)
         self._weighted, self._always_weights = takes_weights(loss), needs_weights(loss)
@@ -118,7 +118,8 @@ class WindowStep:
             value = self._learn(batch)
         if w.next_start is not None:
             self._next_states = marked(model)
-        reset(model) if w.last else truncate(model)
+        for layer in self._layers:
+            layer.reset() if w.last else layer.truncate()
         return StepInfo(value, w.n_live if value is not None else 0)
 
     def _learn(self, batch: Batch) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -42,19 +42,26 @@ class Schedule:
     scheduler : torch.optim.lr_scheduler.LRScheduler
         ``ReduceLROnPlateau`` is given the monitored loss.
     every : "epoch" or "step"
+        A step is one of the optimizer: with ``accumulate``, several minibatches.
+    updates : callable, optional
+        How many steps the optimizer has made; by default the loop's steps.
     """
 
     name, priority = "learning-rate schedule", -20
 
-    def __init__(self, scheduler: Any, every: str = "epoch") -> None:
-        self.scheduler, self.every = scheduler, every
+    def __init__(self, scheduler: Any, every: str = "epoch", updates: Callable[[], int] | None = None) -> None:
+        self.scheduler, self.every, self.updates = scheduler, every, updates
+        self._followed = 0
 
     def on_step(self, loop: Loop) -> None:
-        if self.every == "step" and loop.info.loss is not None:
+        made = loop.step if self.updates is None else self.updates()
+        if self.every == "step" and self._followed < made:
             self.scheduler.step()
+            self._followed = made
 
     def on_epoch(self, loop: Loop) -> None:
         loop.record["lr"] = self.scheduler.optimizer.param_groups[0]["lr"]
+        self.on_step(loop)  # for gradients that waited until the end of the epoch
         if self.every == "epoch":
             if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 value = monitored(loop.record)
@@ -66,7 +73,7 @@ class Schedule:
 class EarlyStopping:
     """Stop when the monitored loss has not fallen for ``patience`` epochs in a row; go back to the best weights.
 
-    Parameters and buffers are restored when the run ends, also if it ends for another reason.
+    Parameters and buffers are restored when the run ends, for whatever reason but an error.
     """
 
     name, priority = "early stopping", -10
@@ -80,7 +87,7 @@ class EarlyStopping:
 
     def on_epoch(self, loop: Loop) -> None:
         value = monitored(loop.record)
-        if value is not None and (self.best_loss is None or value < self.best_loss):
+        if value is not None and value < (math.inf if self.best_loss is None else self.best_loss):  # never NaN
             self.best_loss, self.best_epoch, self._worse = value, loop.record["epoch"], 0
             self._best = copy.deepcopy(self.model.state_dict())
         else:
@@ -88,6 +95,6 @@ class EarlyStopping:
             if self._worse >= self.patience:
                 loop.stop()
 
-    def on_close(self, loop: Loop) -> None:
+    def on_end(self, loop: Loop) -> None:
         if self._best is not None:
             self.model.load_state_dict(self._best)

@@ -187,6 +187,13 @@ def test_sparse_gradients_become_dense():
     assert not net2grad(layer).requires_grad
 
 
+def test_gradients_that_have_a_graph_come_without_it():
+    layer = nn.Linear(2, 1)
+    (layer.weight.grad,) = torch.autograd.grad(layer(torch.ones(1, 2)).square().sum(), layer.weight, create_graph=True)
+    assert layer.weight.grad.requires_grad
+    assert not net2grad(layer).requires_grad
+
+
 def test_packing_writes_into_the_vector_it_is_given():
     out = torch.empty(7)
     assert pack([torch.ones(2, 2), torch.zeros(1), torch.full((2, 1), 3.0)], out) is out

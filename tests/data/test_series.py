@@ -1,0 +1,280 @@
+"""Reading windows from arrays of any kind, against plain slicing of the same numbers."""
+
+import itertools
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from fluxutils_py.data import Rows, Series, as_series, rebatch, require_aligned
+from fluxutils_py.errors import DataError, ShapeError
+
+N_FEATURES, N_SERIES, N_STEPS = 3, 7, 11
+ORDERS = list(itertools.permutations(range(3)))
+DTYPES = ["f2", "f4", "f8", ">f4", "i1", "u2", "i8", "?"]
+
+
+def values(dtype="f8", shape=(N_FEATURES, N_SERIES, N_STEPS)):
+    """No number twice, as far as the type allows."""
+    x = np.arange(np.prod(shape)).reshape(shape)
+    return (x % 7 < 3 if dtype == "?" else x % 120).astype(dtype)
+
+
+def in_order(x, order):
+    """The same array in another memory order."""
+    back = np.argsort(order)
+    y = np.ascontiguousarray(x.transpose(order)).transpose(back)
+    assert np.array_equal(x, y)
+    return y
+
+
+class Recording:
+    """Something that takes three slices, as h5py datasets do, and writes down which."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype, self.reads = array, array.shape, array.dtype, []
+
+    def __getitem__(self, key):
+        assert len(key) == 3
+        assert all(isinstance(k, slice) and k.step is None for k in key)
+        self.reads.append([range(*k.indices(n)) for k, n in zip(key, self.shape, strict=True)])
+        found = self.array[key].copy()
+        found.flags.writeable = False
+        return found
+
+
+class WithoutType(Recording):
+    def __init__(self, array):
+        super().__init__(array)
+        del self.dtype
+
+
+def on_disk(x, folder):
+    m = np.memmap(folder / "x.bin", x.dtype, "w+", shape=x.shape[::-1])
+    m[:] = x.transpose(2, 1, 0)
+    m.flush()
+    return np.memmap(folder / "x.bin", x.dtype, "r", shape=x.shape[::-1]).transpose(2, 1, 0)
+
+
+def in_hdf5(x, folder, **kwargs):
+    with h5py.File(folder / "x.h5", "w") as f:
+        f.create_dataset("x", data=x, **kwargs)
+    return h5py.File(folder / "x.h5", "r")["x"]
+
+
+def read_only(x):
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+FORMS = {
+    **{f"memory order {''.join('FNT'[i] for i in o)}": (lambda x, _, o=o: in_order(x, o)) for o in ORDERS},
+    "features reversed": lambda x, _: x[::-1].copy()[::-1],
+    "series reversed": lambda x, _: x[:, ::-1].copy()[:, ::-1],
+    "time reversed": lambda x, _: x[:, :, ::-1].copy()[:, :, ::-1],
+    "every second of more": lambda x, _: np.repeat(np.repeat(x, 2, 1), 2, 2)[:, ::2, ::2],
+    "read-only": lambda x, _: read_only(x),
+    "memory map": on_disk,
+    "HDF5": in_hdf5,
+    "HDF5 in chunks": lambda x, folder: in_hdf5(x, folder, chunks=(2, 3, 4), compression="gzip"),
+    "lists": lambda x, _: x.tolist(),
+    "something that takes slices": lambda x, _: Recording(x),
+    "something without a dtype": lambda x, _: WithoutType(x),
+}
+ROWS = {
+    "whole": Rows.whole(N_SERIES, N_STEPS),
+    "some": Rows.whole(N_SERIES, N_STEPS)[2:5],
+    "one": Rows.whole(N_SERIES, N_STEPS)[6:],
+    "permuted": Rows.whole(N_SERIES, N_STEPS)[np.array([4, 6, 0, 5, 1, 3, 2])],
+    "with gaps": Rows.whole(N_SERIES, N_STEPS)[np.array([0, 1, 3, 6])],
+    "downwards": Rows.whole(N_SERIES, N_STEPS)[::-1],
+    "of other lengths": Rows.whole(N_SERIES, N_STEPS, np.array([11, 1, 5, 11, 3, 2, 7])),
+    "from the middle": Rows(np.array([1, 2, 5]), np.array([4, 4, 4]), np.array([7, 3, 6])),
+    "folded": rebatch(Rows.whole(N_SERIES, N_STEPS), 30),
+    "folded and permuted": rebatch(Rows.whole(N_SERIES, N_STEPS), 30)[np.random.default_rng(1).permutation(28)],
+    "folded with lengths": rebatch(Rows.whole(N_SERIES, N_STEPS, np.array([11, 1, 5, 11, 3, 2, 7])), 21),
+    "far apart": Rows(np.array([2, 2, 0]), np.array([0, 9, 10]), np.array([11, 2, 1])),
+    "far apart with gaps": Rows(np.array([6, 0, 4, 2]), np.array([0, 9, 9, 9]), np.array([11, 2, 1, 2])),
+}
+
+
+def check_reading(series, x, rows, size):
+    """Compare each window of ``size`` steps with the plain array, at the steps that there are."""
+    for start in range(0, rows.longest, size):
+        stop = min(start + size, rows.longest)
+        got = series.read(rows, start, stop)
+        assert got.shape == (stop - start, len(rows), x.shape[0])
+        assert got.dtype == x.dtype
+        for i, (s, begin, length) in enumerate(zip(rows.series, rows.start, rows.length, strict=True)):
+            for t in range(start, min(stop, length)):
+                assert got[t - start, i].tolist() == x[:, s, begin + t].tolist()
+
+
+@pytest.mark.parametrize("which", ROWS)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_window_holds_what_plain_slicing_gives(form, which, tmp_path):
+    x = values()
+    source = FORMS[form](x, tmp_path)
+    series = Series(source, "x")
+    assert series.shape == x.shape
+    for size in (1, 4, 11):
+        check_reading(series, x, ROWS[which], size)
+    if form == "lists":
+        assert source == x.tolist()
+    elif not hasattr(source, "reads"):
+        assert np.array_equal(source[:], x)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_window_past_the_end_has_its_shape_and_the_steps_that_there_are(form, tmp_path):
+    x = values()
+    got = Series(FORMS[form](x, tmp_path), "x").read(ROWS["permuted"], 9, 14)
+    assert got.shape == (5, N_SERIES, N_FEATURES)
+    assert np.array_equal(got[:2], x[:, ROWS["permuted"].series, 9:].transpose(2, 1, 0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", [f for f in FORMS if f not in ("lists", "something without a dtype")])
+def test_every_type_is_read_as_it_is(form, dtype, tmp_path):
+    x = values(dtype)
+    series = Series(FORMS[form](x, tmp_path), "x")
+    assert series.kind == ("int" if np.dtype(dtype).kind in "iu" else "float")
+    check_reading(series, x, ROWS["folded with lengths"], 3)
+    check_reading(series, x, ROWS["permuted"], 4)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (4, 1, 6), (1, 5, 6), (4, 5, 1), (5, 5, 5)])
+@pytest.mark.parametrize("order", ORDERS)
+def test_single_features_series_and_steps_are_read(shape, order):
+    x = values(shape=shape)
+    series = Series(in_order(x, order), "x")
+    rows = Rows.whole(shape[1], shape[2])
+    check_reading(series, x, rows, 2)
+    check_reading(series, x, rebatch(rows, 3 * shape[1]), 1)
+    check_reading(series, x, rows[::-1], 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.int64, torch.uint8, torch.bool])
+def test_torch_tensors_are_read_and_left_alone(dtype):
+    x = torch.arange(N_FEATURES * N_SERIES * N_STEPS).reshape(N_STEPS, N_SERIES, N_FEATURES).remainder(100).to(dtype)
+    source = x.permute(2, 1, 0).requires_grad_(dtype.is_floating_point)
+    kept = source.detach().clone()
+    series = Series(source, "x")
+    check_reading(series, kept.numpy(), ROWS["folded"], 3)
+    check_reading(series, kept.numpy(), ROWS["permuted"], 4)
+    assert source.equal(kept)
+    assert series.in_memory
+
+
+@pytest.mark.parametrize("which", ROWS)
+def test_nothing_but_the_asked_rectangle_is_read(which):
+    rows = ROWS[which]
+    source = Recording(values())
+    series = Series(source, "x")
+    assert source.reads == []  # nothing on construction
+    for start in range(0, rows.longest, 4):
+        stop = min(start + 4, rows.longest)
+        source.reads.clear()
+        series.read(rows, start, stop)
+        cells = [
+            (s, t)
+            for s, begin in zip(rows.series.tolist(), rows.start.tolist(), strict=True)
+            for t in range(begin + start, min(begin + stop, N_STEPS))
+        ]
+        read = [(s, t) for _, ns, ts in source.reads for s in ns for t in ts]
+        assert sorted(read) == sorted(cells)
+
+
+def test_reading_neighbours_costs_one_read_whatever_their_order():
+    source = Recording(values())
+    series = Series(source, "x")
+    for which, n in (("whole", 1), ("permuted", 1), ("downwards", 1), ("with gaps", 3), ("from the middle", 2)):
+        source.reads.clear()
+        series.read(ROWS[which], 0, 4)
+        assert len(source.reads) == n, which
+
+
+def test_blocks_in_time_major_memory_are_views():
+    x = in_order(values(), (2, 1, 0))
+    block = Series(x, "x").read(ROWS["some"], 2, 6)
+    assert np.shares_memory(block, x)
+
+
+def test_in_memory_means_a_numpy_array_that_maps_no_file(tmp_path):
+    x = values()
+    m = on_disk(x, tmp_path)
+    for source, expected in [
+        (x, True),
+        (in_order(x, (2, 0, 1))[:, 1:], True),
+        (x.tolist(), True),
+        (m, False),
+        (m[1:], False),
+        (np.asarray(m), False),
+        (np.asarray(m)[:, ::2], False),
+        (in_hdf5(x, tmp_path), False),
+        (Recording(x), False),
+    ]:
+        assert Series(source, "x").in_memory == expected, type(source)
+
+
+@pytest.mark.parametrize(
+    ("shape", "way_out"),
+    [
+        ((7,), "; one feature of one series is x[None, None]"),
+        ((7, 11), "; add the missing axis: x[None] for one feature, x[:, None] for one series"),
+        ((2, 3, 7, 11), "; reshape the leading axes into one, x.reshape(-1, N, T), and back inside the model"),
+        ((), ""),
+    ],
+)
+def test_arrays_of_other_than_three_axes_are_refused_with_the_way_out(shape, way_out):
+    with pytest.raises(ShapeError) as caught:
+        Series(np.zeros(shape), "sample x")
+    assert str(caught.value) == (
+        "sample x must have three axes (F, N, T) = (features, series, time steps), got shape " + f"{shape}{way_out}"
+    )
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((0, 2, 3), "features"), ((2, 0, 3), "series"), ((2, 3, 0), "time steps")])
+def test_empty_arrays_are_refused(shape, axis):
+    with pytest.raises(ShapeError, match=rf"x has no {axis}: shape "):
+        Series(np.zeros(shape), "x")
+
+
+@pytest.mark.parametrize("dtype", ["c16", "O", "U3", "M8[s]"])
+def test_what_is_no_real_number_is_refused(dtype):
+    with pytest.raises(DataError, match="x must hold real numbers, got dtype"):
+        Series(np.zeros((2, 3, 4), dtype), "x")
+
+
+def test_ragged_lists_are_refused():
+    with pytest.raises(ShapeError, match=r"x must be an array of shape \(F, N, T\): .*inhomogeneous"):
+        Series([[[1, 2], [3]]], "x")
+
+
+def test_a_tuple_is_several_arrays_named_by_their_place():
+    a, b = values(), values(shape=(1, N_SERIES, N_STEPS))
+    found = as_series((a, b), "x")
+    assert [s.name for s in found] == ["x[0]", "x[1]"]
+    assert [s.F for s in found] == [3, 1]
+    (alone,) = as_series(a, "y")
+    assert alone.name == "y"
+    with pytest.raises(ShapeError, match="y is an empty tuple; give at least one array"):
+        as_series((), "y")
+    with pytest.raises(ShapeError, match=r"x\[1\] must have three axes"):
+        as_series((a, b[0]), "x")
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1, 6, 11), r"x\[0\] has 7 series and x\[1\] has 6 \(axis 1 of shapes \(3, 7, 11\) and \(1, 6, 11\)\)"),
+        ((1, 7, 10), r"x\[0\] has 11 time steps and x\[1\] has 10 \(axis 2 of shapes \(3, 7, 11\) and \(1, 7, 10\)\)"),
+    ],
+)
+def test_arrays_of_other_series_or_steps_are_refused(shape, message):
+    with pytest.raises(ShapeError, match=message):
+        as_series((values(), values(shape=shape)), "x")
+    with pytest.raises(ShapeError, match="both must be"):
+        require_aligned(Series(values(), "x"), Series(values(shape=shape), "y"))

@@ -1,0 +1,148 @@
+"""The demonstration, ``python -m fluxutils_py``."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fluxutils_py.__main__ import main, read_csv
+
+
+@pytest.fixture
+def csv_file(tmp_path):
+    """Writes lines of text to a file and returns its name."""
+
+    def write(*lines):
+        path = tmp_path / "file.csv"
+        path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        return str(path)
+
+    return write
+
+
+def shown_table(text):
+    """Names and errors in the printed table."""
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| ")]
+    return {name.strip(): float(mse) for name, mse in rows[1:]}
+
+
+def test_stateful_model_is_best_on_made_data(tmp_path, capsys):
+    picture = tmp_path / "picture.png"
+    assert main(["--steps", "4000", "--epochs", "25", "--out", str(picture)]) == 0
+    text = capsys.readouterr().out
+    found = shown_table(text)
+    assert list(found) == ["stateful LSTM", "same LSTM, reset every 16 steps", "naive: the last value"]
+    assert found["stateful LSTM"] < 0.8 * found["same LSTM, reset every 16 steps"]
+    assert found["same LSTM, reset every 16 steps"] < found["naive: the last value"]
+    content = picture.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert len(content) > 20_000
+    assert f"Picture: {picture}" in text
+
+
+def test_csv_file_is_forecast_and_scored_on_its_last_fifth(tmp_path, capsys, csv_file):
+    rng = np.random.default_rng(0)
+    z = np.round(np.stack([np.sin(np.arange(403) / 3), rng.normal(size=403).cumsum()], 1), 6)
+    lines = [f"2020-01-01 {i},{a},some text,{b}" for i, (a, b) in enumerate(z)]
+    data = csv_file("date,wave,note,walk", *lines)
+    assert main(["--data", data, "--horizon", "2", "--epochs", "2", "--out", str(tmp_path / "p.png")]) == 0
+    text = capsys.readouterr().out
+    assert "next 2 steps, 2 columns, 80 times" in text  # the 81 rows from 322 on: 80 pairs of neighbours
+    z = (z - z[:241].mean(0)) / z[:241].std(0)
+    naive = np.mean([(z[t + k] - z[t]) ** 2 for t in range(321, 401) for k in (1, 2)])
+    assert shown_table(text)["naive: the last value"] == pytest.approx(naive, abs=1e-4)
+
+
+def test_same_seed_gives_the_same_table(tmp_path, capsys):
+    texts = []
+    for _ in range(2):
+        assert main(["--steps", "500", "--epochs", "2", "--seed", "3", "--out", str(tmp_path / "p.svg")]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+
+
+def test_without_matplotlib_there_is_a_table_and_a_hint(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # what makes "import matplotlib" fail
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["--steps", "500", "--epochs", "1", "--out", str(tmp_path / "p.png")]) == 0
+    text = capsys.readouterr().out
+    assert len(shown_table(text)) == 3
+    assert text.endswith("No picture: matplotlib is not installed; pip install 'fluxutils_py[plot]'\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_numeric_columns_are_read_and_missing_values_filled(csv_file):
+    values, names = read_csv(csv_file("day,a,word,b,none", "1 May,,x,1.5,", "", "2 May,2,3,NA,", "3 May,3,y,inf,NaN"))
+    assert names == ["a", "b"]
+    np.testing.assert_array_equal(values, [[2, 1.5], [2, 1.5], [3, 1.5]])
+
+
+def test_columns_of_one_name_are_all_kept(csv_file):
+    values, names = read_csv(csv_file("a,a", "1,2", "3,4"))
+    assert names == ["a", "a"]
+    np.testing.assert_array_equal(values, [[1, 2], [3, 4]])
+
+
+def test_constant_column_is_harmless(tmp_path, capsys, csv_file):
+    data = csv_file("a,b", *(f"5,{i % 7}" for i in range(170)))
+    assert main(["--data", data, "--epochs", "1", "--out", str(tmp_path / "p.png")]) == 0
+    assert np.isfinite(list(shown_table(capsys.readouterr().out).values())).all()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "{} has no column of numbers below a header, with commas between columns"),
+        (["a,b"], "{} has no column of numbers below a header, with commas between columns"),
+        (["a;b", "1;2"], "{} has no column of numbers below a header, with commas between columns"),
+        (["day", "1 May"], "{} has no column of numbers below a header, with commas between columns"),
+        (["a,b", "1,2", "3"], "{} has 1 cells in row 3 and 2 in row 1"),
+        (["a", *"12345"], "5 rows are too few: a horizon of 1 needs at least 170"),
+    ],
+)
+def test_bad_csv_file_is_said_in_one_sentence(lines, message, capsys, csv_file):
+    path = csv_file(*lines)
+    assert main(["--data", path]) == 1
+    assert capsys.readouterr().err == f"fluxutils_py: {message.format(path)}\n"
+
+
+def test_file_that_is_not_text_is_said(tmp_path, capsys):
+    path = tmp_path / "p.csv"
+    path.write_bytes(b"\x89PNG\xff")
+    assert main(["--data", str(path)]) == 1
+    assert capsys.readouterr().err.startswith(f"fluxutils_py: {path} is no CSV file: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--steps", "100"], "100 rows are too few: a horizon of 1 needs at least 170"),
+        (["--horizon", "2000"], "12000 rows are too few: a horizon of 2000 needs at least 20160"),
+        (["--out", "nowhere/p.png"], "cannot write nowhere/p.png: there is no folder nowhere"),
+    ],
+)
+def test_bad_argument_is_said_before_training(arguments, message, capsys):
+    assert main(arguments) == 1
+    assert capsys.readouterr().err == f"fluxutils_py: {message}\n"
+
+
+def test_picture_of_unknown_kind_is_said_before_training(capsys):
+    assert main(["--out", "picture"]) == 1
+    assert capsys.readouterr().err.startswith("fluxutils_py: cannot write picture: a picture's name ends in one of ")
+
+
+@pytest.mark.parametrize("name", ["--epochs", "--horizon", "--steps"])
+def test_numbers_must_be_positive(name, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([name, "0"])
+    assert f"argument {name}: invalid positive number value: '0'" in capsys.readouterr().err
+
+
+def test_module_runs_as_a_program(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "fluxutils_py", "--data", "missing.csv"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "fluxutils_py: cannot read missing.csv: No such file or directory\n"
