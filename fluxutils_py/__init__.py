@@ -9,6 +9,7 @@
 (1, 20, 50)
 """
 
+from fluxutils_py.data import h5concat, h5create, h5mmap, h5save
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.nn import (
     bmm,
@@ -29,6 +30,10 @@ __all__ = [
     "Estimator",
     "Spec",
     "bmm",
+    "h5concat",
+    "h5create",
+    "h5mmap",
+    "h5save",
     "loadstates",
     "namedparams",
     "net2grad",

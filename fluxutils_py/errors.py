@@ -4,7 +4,7 @@ Each also inherits the builtin that a caller would catch, so ``except ValueError
 NumPy, h5py and scikit-learn pass through as they are.
 """
 
-__all__ = ["DataError", "FluxUtilsError", "LoadError", "ShapeError", "SpecError"]
+__all__ = ["DataError", "FluxUtilsError", "H5DataError", "LoadError", "ShapeError", "SpecError"]
 
 
 class FluxUtilsError(Exception):
@@ -27,6 +27,14 @@ class DataError(FluxUtilsError, ValueError):
 
     Examples are NaN inputs at live steps, targets of an impossible dtype, or weights that are all zero. The message
     says where the first offending value is.
+    """
+
+
+class H5DataError(DataError):
+    """A dataset in an HDF5 file, or the file, cannot be used as asked.
+
+    The message names the file, the dataset, the reason and the way out. A file that does not exist raises
+    ``FileNotFoundError`` instead.
     """
 
 

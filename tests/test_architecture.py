@@ -30,6 +30,7 @@ FLOORS = [
     "nn",
     "data",
     "optim",
+    "audience",
     "errors",
 ]
 

@@ -67,35 +67,34 @@ class Rows:
     def shortest(self) -> int:
         return int(self.length.min())
 
+    def folded(self, batchsize: int) -> Rows:
+        """Fold the time of few long rows so that a minibatch is full.
+
+        If there are at most half as many rows as ``batchsize``, each is cut in time into ``n = batchsize // len(rows)``
+        consecutive rows (at most one per step), whose lengths differ by at most one as in ``numpy.array_split``:
+        nothing is dropped. Row ``b * n + k`` holds fold ``k`` of row ``b``. Otherwise the rows come back as they are.
+
+        Notes
+        -----
+        Source: ``rebatch`` of FluxUtils.jl (which drops the last ``T mod n`` steps, and copies the data).
+
+        Examples
+        --------
+        >>> r = Rows.whole(n_series=2, n_steps=5).folded(batchsize=4)
+        >>> r.series.tolist(), r.start.tolist(), r.length.tolist()
+        ([0, 0, 1, 1], [0, 3, 0, 3], [3, 2, 3, 2])
+        """
+        n = min(batchsize // len(self), self.longest)
+        if n < 2:
+            return self
+        folds = np.minimum(n, np.maximum(self.length, 1))  # a short series has fewer folds
+        k = np.concatenate([np.arange(f) for f in folds])
+        b = np.repeat(np.arange(len(self)), folds)
+        size, longer = self.length[b] // folds[b], self.length[b] % folds[b]  # the first `longer` have one step more
+        return Rows(self.series[b], self.start[b] + k * size + np.minimum(k, longer), size + (k < longer))
+
     def live(self, start: int, stop: int) -> np.ndarray | None:
         """Which steps exist: bool of shape (S, B), or None if all do."""
         if stop <= self.shortest:
             return None
         return np.arange(start, stop)[:, None] < self.length[None, :]
-
-
-def rebatch(rows: Rows, batchsize: int) -> Rows:
-    """Fold the time of few long series so that a minibatch is full.
-
-    If there are at most half as many rows as ``batchsize``, each is cut in time into ``n = batchsize // len(rows)``
-    consecutive rows (at most one per step), whose lengths differ by at most one as in ``numpy.array_split``: nothing is
-    dropped. Row ``b * n + k`` holds fold ``k`` of row ``b``. Otherwise the rows come back as they are.
-
-    Notes
-    -----
-    Source: ``rebatch`` of FluxUtils.jl (which drops the last ``T mod n`` steps, and copies the data).
-
-    Examples
-    --------
-    >>> r = rebatch(Rows.whole(n_series=2, n_steps=5), batchsize=4)
-    >>> r.series.tolist(), r.start.tolist(), r.length.tolist()
-    ([0, 0, 1, 1], [0, 3, 0, 3], [3, 2, 3, 2])
-    """
-    n = min(batchsize // len(rows), rows.longest)
-    if n < 2:
-        return rows
-    folds = np.minimum(n, np.maximum(rows.length, 1))  # a short series has fewer folds
-    k = np.concatenate([np.arange(f) for f in folds])
-    b = np.repeat(np.arange(len(rows)), folds)
-    size, longer = rows.length[b] // folds[b], rows.length[b] % folds[b]  # the first `longer` folds have one step more
-    return Rows(rows.series[b], rows.start[b] + k * size + np.minimum(k, longer), size + (k < longer))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import Any
 
 import numpy as np
 
+from fluxutils_py.data.hdf5map import H5Map
 from fluxutils_py.data.rows import Rows
 from fluxutils_py.errors import DataError, ShapeError
 
@@ -60,6 +62,10 @@ class Series:
             raise DataError(f"{name} must hold real numbers, got dtype {self.dtype}; convert it, as with astype")
         self.kind = "int" if self.dtype.kind in "iu" else "float"
         self.in_memory = type(array) is np.ndarray and not _maps_a_file(array)
+        self._map = array if isinstance(array, H5Map) else None
+        self._plain = None if not isinstance(array, np.ndarray) else array.view(np.ndarray)  # slices faster than a map
+        strides = (0, 0, 0) if self._plain is None else tuple(abs(n) for n in self._plain.strides)
+        self._feature_major = strides[0] > min(strides[1:])
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -75,18 +81,18 @@ class Series:
             copied once into its final place, and never to be written to. Steps past a row's end are unspecified.
         """
         size = stop - start
+        if self._map is not None:
+            self._willneed(self._map, rows, start, stop)
         if rows.common_start is not None:  # a rectangle of the array
             block = self._rectangle(rows, start, stop)
-            if isinstance(block, np.ndarray) and abs(block.strides[0]) > min(abs(n) for n in block.strides[1:]):
-                # feature-major memory: first gather in the order of the memory, the caller transposes in the cache
+            if self._feature_major:  # gather in the order of the memory first; the caller transposes in the cache
                 block = np.ascontiguousarray(block)
             if block.shape[2] < size:  # rows that end before their neighbours: the caller masks the rest
                 block = np.concatenate([block, np.zeros((*block.shape[:2], size - block.shape[2]), block.dtype)], 2)
             return block.transpose(2, 1, 0)
-        a = self.array
-        if isinstance(a, np.ndarray) and abs(a.strides[0]) <= min(abs(n) for n in a.strides[1:]):
+        if self._plain is not None and not self._feature_major:
             steps = np.minimum(rows.start[None, :] + np.arange(start, stop)[:, None], self.T - 1)  # (S, B)
-            return a.transpose(2, 1, 0)[steps, rows.series[None, :]]
+            return self._plain.transpose(2, 1, 0)[steps, rows.series[None, :]]
         out = np.zeros((self.F, len(rows), size), self.dtype)
         for which, part in rows.by_start:  # folds, each a rectangle
             block = self._rectangle(part, start, stop)
@@ -95,12 +101,12 @@ class Series:
 
     def _rectangle(self, rows: Rows, start: int, stop: int) -> np.ndarray:
         """Steps of rows that start together, as far as the array goes: shape (F, B, at most S), in its own order."""
-        begin = rows.start[0]
-        steps = slice(int(begin + start), int(max(begin + start, min(begin + stop, self.T))))
+        begin = rows.common_start or 0
+        steps = slice(begin + start, max(begin + start, min(begin + stop, self.T)))
+        if self._plain is not None:
+            return self._plain[:, rows.series if rows.common_series is None else rows.common_series, steps]
         if rows.common_series is not None:
             return np.asarray(self.array[:, rows.common_series, steps])
-        if isinstance(self.array, np.ndarray):
-            return self.array[:, rows.series, steps]
         # HDF5 wants increasing indices: read whole runs, then put them in order
         block = np.empty((self.F, len(rows), steps.stop - steps.start), self.dtype)
         order = np.argsort(rows.series, kind="stable")
@@ -108,6 +114,18 @@ class Series:
             lo = int(rows.series[run[0]])
             block[:, run] = np.asarray(self.array[:, lo : lo + len(run), steps])
         return block
+
+    def _willneed(self, a: H5Map, rows: Rows, start: int, stop: int) -> None:
+        """Have the window's part of a file read from the disk, if it is not in memory: the map does not read ahead."""
+        assert self._plain is not None
+        groups = [rows] if rows.common_start is not None else [part for _, part in rows.by_start]
+        views: list[np.ndarray] = []
+        for part in groups:
+            begin = part.common_start or 0
+            steps = slice(begin + start, begin + stop)
+            which = [part.common_series] if part.common_series is not None else [slice(n, n + 1) for n in part.series]
+            views += [self._plain[:, n, steps] for n in which]
+        a.willneed(*views)
 
 
 def as_series(value: Any, name: str) -> tuple[Series, ...]:
@@ -142,9 +160,9 @@ def require_aligned(a: Series, b: Series) -> None:
 def _maps_a_file(array: np.ndarray) -> bool:
     base: Any = array
     while base is not None:
-        if isinstance(base, np.memmap):
+        if isinstance(base, np.memmap | mmap.mmap):
             return True
-        base = getattr(base, "base", None)
+        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
     return False
 
 

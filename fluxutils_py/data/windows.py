@@ -16,6 +16,35 @@ Cut = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], np.ndarray | None, n
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a window lies.
+
+    Attributes
+    ----------
+    rows : Rows
+    start, stop : int
+        Steps of the rows, the lead included.
+    lead : int
+        Earlier steps at the beginning, through which gradients flow, but that carry no loss (``overlap``).
+    first, last : bool
+        Whether the window starts from the zero state, and whether it is the last of its group.
+    counts : bool
+        False for ``burn_in`` windows, which only move the state.
+    next_start : int or None
+        Where the next window of the group starts, if that is before the end of this one.
+    """
+
+    rows: Rows
+    start: int
+    stop: int
+    lead: int
+    first: bool
+    last: bool
+    counts: bool
+    next_start: int | None
+
+
+@dataclass(frozen=True)
 class Window:
     """One minibatch: ``S`` steps of ``B`` rows.
 
@@ -27,33 +56,17 @@ class Window:
         Weights of the steps, 0 where a step does not count; None if all count alike.
     gap : ndarray of bool, shape (S, B), or None
         Without targets: the steps that have no input, whose prediction means nothing.
-    rows : Rows
-    start : int
-        Step of the rows at which the window starts, the lead included.
-    lead : int
-        Earlier steps at the beginning, through which gradients flow, but that carry no loss (``overlap``).
-    first, last : bool
-        Whether the window starts from the zero state, and whether it is the last of its group.
-    counts : bool
-        False for ``burn_in`` windows, which only move the state.
     n_live : int
         Steps that count.
-    next_start : int or None
-        Where the next window of the group starts, if that is before the end of this one.
+    place : Place
     """
 
     x: tuple[np.ndarray, ...]
     y: tuple[np.ndarray, ...]
     w: np.ndarray | None
     gap: np.ndarray | None
-    rows: Rows
-    start: int
-    lead: int
-    first: bool
-    last: bool
-    counts: bool
     n_live: int
-    next_start: int | None
+    place: Place
 
 
 class SequenceWindows:
@@ -102,7 +115,8 @@ class SequenceWindows:
     >>> from fluxutils_py.data import as_series
     >>> x = as_series(np.zeros((4, 3, 5), dtype="float32"), "x")
     >>> for w in SequenceWindows(x, batchsize=2, seqsize=3):
-    ...     print(w.x[0].shape, w.rows.series, w.start, w.first, w.last)
+    ...     at = w.place
+    ...     print(w.x[0].shape, at.rows.series, at.start, at.first, at.last)
     (3, 2, 4) [0 1] 0 True False
     (2, 2, 4) [0 1] 3 False True
     (3, 1, 4) [2] 0 True False
@@ -160,6 +174,15 @@ class SequenceWindows:
         return sum(len(self._spans(len_)) for len_ in (g.longest for g in self._groups()))
 
     def __iter__(self) -> Iterator[Window]:
+        return map(self.read, self.places())
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether all data are; otherwise reading a window may mean waiting for a disk."""
+        return all(s.in_memory for s in (*self.x, *self.y))
+
+    def places(self) -> Iterator[Place]:
+        """Where the windows of one pass lie, in order; :meth:`read` makes windows of them. Nothing is read."""
         for group in self._groups():
             spans = self._spans(group.longest)
             for i, (start, stop, counts) in enumerate(spans):
@@ -168,11 +191,11 @@ class SequenceWindows:
                 next_start = None
                 if self.overlap and following is not None and following[2] and counts:
                     next_start = max(self.burn_in, following[0] - self.overlap)
-                x, y, w, gap, n_live = self.cut(group, start - lead, stop, lead)
-                yield Window(
-                    x, y, w, gap, group, start - lead, lead, first=i == 0, last=following is None,
-                    counts=counts, n_live=n_live, next_start=next_start,
-                )  # fmt: skip
+                yield Place(group, start - lead, stop, lead, i == 0, following is None, counts, next_start)
+
+    def read(self, place: Place) -> Window:
+        """The window at a place, from whatever thread."""
+        return Window(*self.cut(place.rows, place.start, place.stop, place.lead), place)
 
     # -- which windows there are ---------------------------------------------------------------------
 

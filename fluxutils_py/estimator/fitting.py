@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series, as_series, rebatch, require_aligned
+from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series, as_series, require_aligned
 from fluxutils_py.data.weights import blocks
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, draw_generator, require_stored
@@ -135,7 +135,7 @@ class Fit:
             weight = SampleWeight(sample_weight, x[0].N, x[0].T)
             weight.normalise(rows, y)
         if training and self.spec.rebatch:
-            rows = rebatch(rows, self.spec.batchsize)
+            rows = rows.folded(int(self.spec.batchsize))
         if self.spec.burn_in >= rows.longest:
             folded = " after folding (rebatch=True)" if rows.longest < x[0].T else ""
             raise ValueError(f"burn_in of {self.spec.burn_in} leaves nothing of series of {rows.longest} steps{folded}")

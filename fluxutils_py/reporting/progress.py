@@ -2,31 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
-
-
-def watched(verbose: Any) -> bool:
-    """Whether to show progress: ``"auto"`` means on a terminal or in a notebook, anything else its truth.
-
-    Raises
-    ------
-    ValueError
-        If ``verbose`` is another string.
-    """
-    if isinstance(verbose, str):
-        if verbose != "auto":
-            raise ValueError(f"verbose must be 'auto', True or False, got {verbose!r}")
-        return in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
-    return bool(verbose)
-
-
-def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
-    return shell is not None and getattr(shell, "kernel", None) is not None
 
 
 class ProgressBar:

@@ -104,17 +104,22 @@ class Loop:
     def _run_epoch(self, batches: Iterable[Any]) -> None:
         began = time.perf_counter()
         n_steps, n_live, total, weighted = 0, 0, 0.0, 0.0
-        for batch in batches:
-            self.info = info = self.step_fn(batch)
-            self.step += 1
-            if info.loss is not None:
-                n_steps += 1
-                n_live += info.n_live
-                total += info.loss
-                weighted += info.loss * info.n_live
-            self.hooks.run("step", self)
-            if self._stopped:
-                break
+        source = iter(batches)
+        try:
+            for batch in source:
+                self.info = info = self.step_fn(batch)
+                self.step += 1
+                if info.loss is not None:
+                    n_steps += 1
+                    n_live += info.n_live
+                    total += info.loss
+                    weighted += info.loss * info.n_live
+                self.hooks.run("step", self)
+                if self._stopped:
+                    break
+        finally:
+            if hasattr(source, "close"):  # a generator that reads ahead in the background stops now
+                source.close()
         self.record = {
             "epoch": self.epoch + 1,
             "loss": weighted / n_live if n_live else None,

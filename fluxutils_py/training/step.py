@@ -104,30 +104,30 @@ class WindowStep:
 
     def __call__(self, batch: Batch) -> StepInfo:
         w, model = batch.window, self.model
-        if w.first:
+        if w.place.first:
             reset(model)
-        elif w.lead:  # from the state that its first step had when it was last computed
+        elif w.place.lead:  # from the state that its first step had when it was last computed
             restore(model, self._next_states)
-        if w.next_start is not None:
-            mark(model, w.next_start - w.start)
-        if not w.counts or w.n_live == 0:  # the state moves on, nothing is learnt
+        if w.place.next_start is not None:
+            mark(model, w.place.next_start - w.place.start)
+        if not w.place.counts or w.n_live == 0:  # the state moves on, nothing is learnt
             with torch.no_grad():
                 run_window(model, batch.x)
             value = None
         else:
             value = self._learn(batch)
-        if w.next_start is not None:
+        if w.place.next_start is not None:
             self._next_states = marked(model)
         for layer in self._layers:
-            layer.reset() if w.last else layer.truncate()
+            layer.reset() if w.place.last else layer.truncate()
         return StepInfo(value, w.n_live if value is not None else 0)
 
     def _learn(self, batch: Batch) -> float:
         w = batch.window
         xs = batch.x
-        if w.lead:
-            run_window(self.model, _steps(xs, slice(0, w.lead)))
-            xs = _steps(xs, slice(w.lead, None))
+        if w.place.lead:
+            run_window(self.model, _steps(xs, slice(0, w.place.lead)))
+            xs = _steps(xs, slice(w.place.lead, None))
         loss = call_loss(self.loss, self.model, xs, batch.y, self._weights(batch))
         value = loss.item()
         if not math.isfinite(value):
@@ -176,8 +176,8 @@ class WindowStep:
     def _fail(self, what: str, value: float, w) -> None:  # type: ignore[no-untyped-def]
         place = ""
         if w is not None:
-            where = f"series {w.rows.series.min()} to {w.rows.series.max()}"
-            place = f" at steps {w.start + w.lead} to {w.start + w.x[0].shape[0]} of {where}"
+            where = f"series {w.place.rows.series.min()} to {w.place.rows.series.max()}"
+            place = f" at steps {w.place.start + w.place.lead} to {w.place.start + w.x[0].shape[0]} of {where}"
         raise FloatingPointError(
             f"{what} is {value}{place}; the parameters are as before this window. "
             "Lower the learning rate, set clip in the spec, or look for extreme values in the data"
@@ -208,9 +208,9 @@ def mean_loss(model: nn.Module, loss: Loss, batches: Iterable[Batch]) -> float:
         with torch.no_grad():
             for batch in batches:
                 w = batch.window
-                if w.first:
+                if w.place.first:
                     reset(model)
-                if w.n_live == 0 or not w.counts:
+                if w.n_live == 0 or not w.place.counts:
                     run_window(model, batch.x)
                     continue
                 ws = batch.w

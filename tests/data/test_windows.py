@@ -60,7 +60,7 @@ def by_hand(lengths, batchsize, seqsize, overlap=0, burn_in=0):
 
 def test_time_runs_before_series():
     x, _ = arrays()
-    got = [(w.rows.series.tolist(), w.start, w.x[0].shape[0], w.first, w.last) for w in cut(x)]
+    got = [(w.place.rows.series.tolist(), w.place.start, w.x[0].shape[0], w.place.first, w.place.last) for w in cut(x)]
     assert got == [
         *[([0, 1], 0, 3, True, False), ([0, 1], 3, 3, False, False), ([0, 1], 6, 1, False, True)],
         *[([2, 3], 0, 3, True, False), ([2, 3], 3, 3, False, False), ([2, 3], 6, 1, False, True)],
@@ -80,14 +80,20 @@ def test_windows_are_those_made_by_hand(which, batchsize, seqsize, overlap, burn
     expected = [(*w, i == 0, w is g[-1], g[i + 1] if w is not g[-1] else None) for g in groups for i, w in enumerate(g)]
     seen = np.zeros((len(rows), T), int)
     for w, (chosen, start, lead, stop, counts, first, last, after) in zip(found, expected, strict=True):
-        assert (w.start, w.lead, w.counts, w.first, w.last) == (start, lead, counts, first, last)
-        assert w.next_start == (after[1] if after is not None and after[1] < stop else None)
+        assert (w.place.start, w.place.lead, w.place.counts, w.place.first, w.place.last) == (
+            start,
+            lead,
+            counts,
+            first,
+            last,
+        )
+        assert w.place.next_start == (after[1] if after is not None and after[1] < stop else None)
         assert w.x[0].shape == (stop - start, len(chosen), 3)
         assert w.y[0].shape == (stop - start - lead, len(chosen), 2)
         n_live = 0
         for i, r in enumerate(chosen):
             s, begin, length = int(rows.series[r]), int(rows.start[r]), int(rows.length[r])
-            assert int(w.rows.series[i]) == s
+            assert int(w.place.rows.series[i]) == s
             for t in range(start, stop):
                 exists = t < length
                 plain = x[:, s, begin + t] if exists else np.zeros(3)
@@ -117,15 +123,17 @@ def test_equal_lengths_leave_nothing_to_mask(which, batchsize, seqsize, overlap,
     seen = []
     for w in found:
         assert w.w is None
-        assert w.rows.shortest == w.rows.longest
-        assert len(w.rows) <= batchsize
-        if w.first:
-            seen += zip(w.rows.series.tolist(), w.rows.start.tolist(), w.rows.length.tolist(), strict=True)
+        assert w.place.rows.shortest == w.place.rows.longest
+        assert len(w.place.rows) <= batchsize
+        if w.place.first:
+            seen += zip(
+                w.place.rows.series.tolist(), w.place.rows.start.tolist(), w.place.rows.length.tolist(), strict=True
+            )
     assert sorted(seen) == sorted(zip(rows.series, rows.start, rows.length, strict=True))
     lengths = [length for _, _, length in seen]
     assert lengths == sorted(lengths, reverse=True)
     alike = [lengths.count(n) for n in set(lengths)]
-    assert sum(w.first for w in found) == sum(-(-n // batchsize) for n in alike)  # no fuller than they could be
+    assert sum(w.place.first for w in found) == sum(-(-n // batchsize) for n in alike)  # no fuller than they could be
 
 
 def test_windows_can_be_walked_through_again():
@@ -149,15 +157,15 @@ def test_shuffling_draws_a_new_order_of_rows_and_keeps_time(equal_lengths):
     def order():
         found, expected_start, group = [], 0, None
         for w in windows:
-            if w.first:
-                found += w.rows.series.tolist()
-                expected_start, group = 0, w.rows
-            assert w.start == expected_start
-            assert w.rows is group
+            if w.place.first:
+                found += w.place.rows.series.tolist()
+                expected_start, group = 0, w.place.rows
+            assert w.place.start == expected_start
+            assert w.place.rows is group
             expected_start += w.x[0].shape[0]
-            for i, s in enumerate(w.rows.series):
-                for t in range(w.start, min(expected_start, rows.length[s])):
-                    assert w.x[0][t - w.start, i, 0] == x[0, s, t]
+            for i, s in enumerate(w.place.rows.series):
+                for t in range(w.place.start, min(expected_start, rows.length[s])):
+                    assert w.x[0][t - w.place.start, i, 0] == x[0, s, t]
         return found
 
     given = order()
@@ -204,9 +212,11 @@ def test_only_the_steps_of_the_window_being_yielded_are_read(which, batchsize, s
     walk = iter(windows)
     assert x.reads == y.reads == []
     for w in walk:
-        span = range(w.start, w.start + w.x[0].shape[0])
+        span = range(w.place.start, w.place.start + w.x[0].shape[0])
         cells = sorted(
-            (int(s), int(begin) + t) for s, begin in zip(w.rows.series, w.rows.start, strict=True) for t in span
+            (int(s), int(begin) + t)
+            for s, begin in zip(w.place.rows.series, w.place.rows.start, strict=True)
+            for t in span
         )
         for source in (x, y):
             read = sorted((s, t) for _, ns, ts in source.reads for s in ns for t in ts)
@@ -242,9 +252,11 @@ def test_weights_come_with_their_steps(which, overlap):
     weight.scale = 3.0
     total = 0
     for w in cut(x, y, weight, rows=rows, overlap=overlap):
-        start = w.start + w.lead
+        start = w.place.start + w.place.lead
         assert w.w.shape == (*w.y[0].shape[:2], 1)
-        for i, (s, begin, length) in enumerate(zip(w.rows.series, w.rows.start, w.rows.length, strict=True)):
+        for i, (s, begin, length) in enumerate(
+            zip(w.place.rows.series, w.place.rows.start, w.place.rows.length, strict=True)
+        ):
             for t in range(start, start + w.y[0].shape[0]):
                 expected = 3 * plain[s, begin + t] if t < length else 0
                 assert w.w[t - start, i, 0] == expected
@@ -267,15 +279,15 @@ def test_steps_without_a_target_do_not_count():
     dead = {(2, 4), (0, 0)}
     n_live = 0
     for w in windows:
-        stop = w.start + w.x[0].shape[0]
-        inside = [(s, t) for s, t in dead if s in w.rows.series and w.start <= t < stop]
+        stop = w.place.start + w.x[0].shape[0]
+        inside = [(s, t) for s, t in dead if s in w.place.rows.series and w.place.start <= t < stop]
         assert (w.w is None) == (not inside)
         for s, t in inside:
-            i = w.rows.series.tolist().index(s)
-            assert w.w[t - w.start, i, 0] == 0
-            assert w.y[0][t - w.start, i].tolist() == [0, 0]  # the whole step
-            assert w.x[0][t - w.start, i].tolist() == x[:, s, t].tolist()  # its input still moves the state
-        assert w.n_live == w.x[0].shape[0] * len(w.rows) - len(inside)
+            i = w.place.rows.series.tolist().index(s)
+            assert w.w[t - w.place.start, i, 0] == 0
+            assert w.y[0][t - w.place.start, i].tolist() == [0, 0]  # the whole step
+            assert w.x[0][t - w.place.start, i].tolist() == x[:, s, t].tolist()  # its input still moves the state
+        assert w.n_live == w.x[0].shape[0] * len(w.place.rows) - len(inside)
         assert w.w is None or (w.w == 0).sum() == len(inside)
         n_live += w.n_live
     assert n_live == N * T - 2
@@ -341,7 +353,7 @@ def test_windows_before_the_bad_one_are_yielded_from_a_map():
     x, y = arrays()
     x[0, 1, 5] = np.nan
     walk = iter(cut(Recording(x), Recording(y)))
-    assert next(walk).start == 0
+    assert next(walk).place.start == 0
     with pytest.raises(DataError, match="series 1, step 5"):
         next(walk)
 

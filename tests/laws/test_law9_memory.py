@@ -6,13 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py import Estimator, Spec, net2vec
+from fluxutils_py import Estimator, Spec, h5concat, h5create, h5mmap, h5save, net2vec
 from fluxutils_py.nn import LSTM
 
 from .conftest import N, T, make_task
 
 ORDERS = ["FNT", "TNF", "NTF", "NFT", "TFN", "FTN"]
-KINDS = ["array", "memmap", "npy", "h5py", "sliced", "reversed twice", "torch", "list"]
 
 
 def stored(a, order, kind, path):
@@ -39,13 +38,26 @@ def stored(a, order, kind, path):
 
 
 def convert(a, order, kind, path):
+    if kind.startswith("h5"):
+        return in_hdf5(a, order, kind, str(path) + ".h5")
     if kind == "torch":
         return torch.tensor(stored(a, order, "array", path).copy())
     if kind == "list":
         return a.tolist()
-    if kind == "h5py":
-        return h5py.File(path, "w").create_dataset("d", data=a)
     return stored(a, order, kind, path)
+
+
+def in_hdf5(a, order, kind, path):
+    if kind == "h5save":
+        h5save(path, {"d": a}, axes=order)
+        return h5mmap(path, "d", fallback="error")
+    laid = np.ascontiguousarray(a.transpose(["FNT".index(c) for c in order]))
+    if kind == "h5py":  # the open dataset itself, as (F, N, T)
+        return h5py.File(path, "w").create_dataset("d", data=a)
+    storage = {"h5chunked": {"chunks": True}, "h5gzip": {"compression": "gzip"}, "h5big-endian": {}}[kind]
+    with h5py.File(path, "w") as f:
+        f.create_dataset("d", data=laid, dtype=laid.dtype.newbyteorder(">") if "endian" in kind else None, **storage)
+    return h5mmap(path, "d", axes=order)
 
 
 CASES = [(o, k) for o in ORDERS for k in ("array", "memmap", "sliced")]
@@ -70,7 +82,9 @@ def test_fit_and_predict(order, kind, dtype, tmp_path):
     assert plain.score(task.x, task.y) == other.score(x, y)
 
 
-@pytest.mark.parametrize(("order", "kind"), [(o, k) for o in ORDERS for k in ("array", "memmap")] + [("FNT", "h5py")])
+@pytest.mark.parametrize(
+    ("order", "kind"), [(o, k) for o in ORDERS for k in ("array", "memmap", "h5save", "h5chunked")] + [("FNT", "h5py")]
+)
 def test_folds_masks_weights_and_lengths(order, kind, tmp_path):
     task = make_task(n_series=3)
     y = task.y.copy()
@@ -118,3 +132,18 @@ def test_the_users_data_are_never_written_to(task):
     model.takes_windows = True
     Estimator(model, spec=Spec(1, N, T)).fit(x, task.y).predict(x)
     assert np.array_equal(x, before)
+
+
+@pytest.mark.parametrize("virtual", [True, False])
+def test_files_put_together(task, virtual, tmp_path):
+    for i, part in enumerate(np.array_split(np.arange(N), 3)):
+        h5save(tmp_path / f"{i}.h5", {"x": task.x[:, part], "y": task.y[:, part]})
+    h5concat(tmp_path / "all.h5", [tmp_path / f"{i}.h5" for i in range(3)], dims=1, virtual=virtual)
+    x, y = h5mmap(tmp_path / "all.h5", "x"), h5mmap(tmp_path / "all.h5", "y")
+    assert isinstance(x, np.ndarray) is not virtual
+    spec = Spec(epochs=1, batchsize=8, seqsize=10, shuffle=True)
+    plain = Estimator(task.ours(), None, None, spec, random_state=0).fit(task.x, task.y)
+    other = Estimator(task.ours(), None, None, spec, random_state=0).fit(x, y)
+    assert torch.equal(net2vec(plain), net2vec(other))
+    out = h5create(tmp_path / "out.h5", "yhat", (2, N, T), "f8")
+    assert np.array_equal(other.predict(x, out=out), plain.predict(task.x))

@@ -109,7 +109,7 @@ def test_batches_are_the_windows_as_tensors():
         assert np.array_equal(batch.y.numpy(), w.y[0].astype("f8"))
         assert batch.x.dtype == batch.y.dtype == torch.float64
         assert batch.w is None
-        assert (batch.window.start, batch.window.last) == (w.start, w.last)
+        assert (batch.window.place.start, batch.window.place.last) == (w.place.start, w.place.last)
 
 
 def test_only_several_arrays_are_a_tuple():
@@ -135,8 +135,8 @@ def test_weights_and_masks_take_the_type_of_the_model(dtype):
 
 def test_each_pass_is_shuffled_anew():
     batches = TensorBatches(windows(), torch.float32, CPU, np.random.default_rng(3))
-    orders = [[int(s) for b in batches if b.window.first for s in b.window.rows.series] for _ in range(4)]
+    orders = [[int(s) for b in batches if b.window.place.first for s in b.window.place.rows.series] for _ in range(4)]
     assert all(sorted(o) == [0, 1, 2, 3, 4] for o in orders)
     assert len({tuple(o) for o in orders}) > 1
     again = TensorBatches(windows(), torch.float32, CPU, np.random.default_rng(3))
-    assert [int(s) for b in again if b.window.first for s in b.window.rows.series] == orders[0]
+    assert [int(s) for b in again if b.window.place.first for s in b.window.place.rows.series] == orders[0]

@@ -1,0 +1,366 @@
+"""Load in background threads what is needed next."""
+
+from __future__ import annotations
+
+import atexit
+import operator
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import repeat
+from queue import SimpleQueue
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+Outcome = tuple[Any, BaseException | None]
+Requests = SimpleQueue  # of (number, arguments of the call), or None: the worker that gets it ends
+
+EXIT_WAIT_S = 2.0  # for loads under way when the interpreter exits: a thread killed inside HDF5 may take it down
+NOTHING: Outcome = (None, None)  # of a call after the end
+
+
+class BackgroundDataLoader(Generic[T]):
+    """Call ``loadfun()`` in background threads, so that an item is ready when it is asked for.
+
+    Loading begins at once. Never more than ``n`` items are loaded or being loaded and not taken; whenever one is taken,
+    one more call is made. Take them with :meth:`take`, by calling the loader, or in a ``for`` loop; several threads may
+    take at the same time, each item goes to one of them.
+
+    Parameters
+    ----------
+    loadfun : callable without arguments
+        Returns the next item. ``StopIteration`` ends the loader: no further call is made, and what other calls load at
+        that time is still delivered. Any other exception, ``SystemExit`` included, is raised by the ``take`` whose
+        item it would have been; the loader goes on with the next call, so the one who takes decides whether to.
+    n : int
+        Items to keep ready, at least 1.
+    workers : int, optional
+        Threads, that is calls of ``loadfun`` at the same time; at most ``n``, which is the default (as in PrayTools).
+        With more than one, ``loadfun`` must be thread-safe (the ``__next__`` of a generator is not), and which call
+        draws which numbers from a generator that they share is a matter of chance. With 1 the calls are made one after
+        the other, and the items are those of a plain loop.
+    ordered : bool
+        Deliver in the order of the calls (default), or whatever is ready first.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``loadfun`` cannot be called, or a number is no integer or below 1.
+
+    Notes
+    -----
+    No thread stays behind: they end with the last item, at :meth:`close` (or the end of a ``with`` block), and when
+    nobody refers to the loader any more, as after breaking out of a loop over it. A call of ``loadfun`` that is under
+    way cannot be interrupted: ``close`` waits for it, a dropped loader lets its thread end after it, and the
+    interpreter waits for 2 s when it exits. In a process forked off meanwhile the loader has no threads and raises.
+
+    Source: ``BackgroundDataLoader`` of PrayTools.jl, where a ``loadfun`` that throws makes ``take!`` wait for ever, the
+    order is that of completion, and nothing stops the loads.
+
+    Examples
+    --------
+    >>> numbers = iter(range(4))
+    >>> with BackgroundDataLoader(lambda: next(numbers), n=2, workers=1) as loader:
+    ...     first = loader.take(timeout=60)
+    ...     second = loader()
+    ...     rest = list(loader)
+    >>> first, second, rest
+    (0, 1, [2, 3])
+    """
+
+    def __init__(self, loadfun: Callable[[], T], n: int, workers: int | None = None, *, ordered: bool = True) -> None:
+        self._start(loadfun, repeat(()), n, workers, ordered)
+
+    @classmethod
+    def map(
+        cls, fn: Callable[[S], T], items: Iterable[S], n: int = 1, workers: int = 1, *, ordered: bool = True
+    ) -> BackgroundDataLoader[T]:
+        """``map(fn, items)`` that works ahead: ``fn`` runs in the background, ``n`` results before they are taken.
+
+        Items are drawn in order and in the thread that takes: the first ``n`` now, one more at each take, before it
+        returns (which its timeout does not cover). ``items`` may therefore be any iterator, and be endless. An
+        exception from it is raised in the place of the item that it failed to give. ``StopIteration`` from ``fn`` is a
+        mistake and becomes a ``RuntimeError``, as in a generator.
+
+        Parameters
+        ----------
+        fn : callable of one argument
+        items : iterable
+        n, workers, ordered
+            As for the class.
+
+        Examples
+        --------
+        >>> list(BackgroundDataLoader.map(abs, [-1, 2, -3]))
+        [1, 2, 3]
+        """
+        if not callable(fn):
+            raise TypeError(f"fn must be callable, got {type(fn).__name__}")
+        self = cls.__new__(cls)
+        self._start(partial(_without_stop, fn), map(_one_argument, items), n, workers, ordered)
+        return self
+
+    def _start(self, fn: Callable[..., T], items: Iterator[tuple], n: int, workers: int | None, ordered: bool) -> None:
+        if not callable(fn):
+            raise TypeError(f"loadfun must be callable, got {type(fn).__name__}")
+        self._n = _at_least_one(n, "n")
+        self._workers = self._n if workers is None else min(self._n, _at_least_one(workers, "workers"))
+        self._fn, self._items, self._ordered = fn, items, ordered
+        self._pid = os.getpid()
+        self._changed = threading.Condition()  # guards what follows
+        self._ready: dict[int, Outcome] = {}  # by number of the call, in order of completion
+        self._drawn = self._taken = 0  # calls asked for, and outcomes handed out
+        self._ended = False  # nothing more to ask for
+        self._stopped = False  # what was asked for is not wanted any more: loadfun raised StopIteration
+        self._closed = False
+        self._drawing = threading.Lock()
+        # A waiting worker holds only the queue and the weak reference, so that a loader can be collected. put() of a
+        # SimpleQueue may be called at any moment, by the garbage collector too.
+        requests: Requests = SimpleQueue()
+        self._requests = requests
+        count = self._workers
+        ref = weakref.ref(self, lambda _: _dismiss(requests, count))
+        self._threads: list[threading.Thread] = []
+        try:
+            for i in range(count):
+                worker = _Worker(target=_work, args=(requests, ref), name=f"BackgroundDataLoader-{i}", daemon=True)
+                worker.start()
+                self._threads.append(worker)
+        except BaseException:  # no more threads to be had
+            _dismiss(requests, count)
+            raise
+        _open_loaders.add(self)
+        self._refill()
+
+    # -- taking --------------------------------------------------------------------------------------
+
+    def take(self, timeout: float | None = None) -> T:
+        """The next item; waits until it is loaded.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait at most, 0 for not at all. By default as long as it takes.
+
+        Raises
+        ------
+        StopIteration
+            After the last item.
+        TimeoutError
+            If there was no item in time. It is not lost: the next take gets it.
+        RuntimeError
+            If the loader is closed, also by another thread while this one waits; in a forked process; from within
+            ``loadfun``.
+        BaseException
+            Whatever ``loadfun`` raised in place of this item.
+        """
+        self._check_caller()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._refill()  # makes good for a refill that Ctrl-C cut short; else there is no room
+        with self._changed:
+            while (outcome := self._pop()) is None:
+                if self._ended and self._taken == self._drawn:
+                    raise StopIteration
+                if self._closed:
+                    raise RuntimeError("this BackgroundDataLoader is closed: no items can be taken from it")
+                remaining = threading.TIMEOUT_MAX if deadline is None else deadline - time.monotonic()
+                if remaining <= 0:
+                    raise TimeoutError(f"no item was ready within {timeout} s; the next take may get it")
+                self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
+        self._refill()
+        value, error = outcome
+        if error is None:
+            return value
+        try:
+            raise error
+        finally:
+            del error, outcome  # the traceback refers to this frame
+
+    def __call__(self) -> T:
+        """:meth:`take` without a timeout."""
+        return self.take()
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        return self.take()
+
+    def _pop(self) -> Outcome | None:
+        """Remove the outcome whose turn it is; None if it is not there. Under the lock."""
+        while self._ready:
+            number = self._taken if self._ordered else next(iter(self._ready))
+            if number not in self._ready:
+                break
+            outcome = self._ready.pop(number)
+            self._taken += 1
+            if outcome is not NOTHING:
+                return outcome
+        return None
+
+    # -- asking for more -----------------------------------------------------------------------------
+
+    def _has_room(self) -> bool:
+        with self._changed:
+            return not (self._closed or self._ended) and self._drawn - self._taken < self._n
+
+    def _refill(self) -> None:
+        """Ask for calls until there are ``n`` items; in the thread that takes, without holding the lock."""
+        while self._has_room():
+            if not self._drawing.acquire(blocking=False):
+                return  # another thread is drawing, and looks for room again when it is done
+            try:
+                if self._has_room():
+                    self._draw()
+            finally:
+                self._drawing.release()
+
+    def _draw(self) -> None:
+        try:
+            args = next(self._items)
+        except StopIteration:
+            with self._changed:
+                self._end()
+        except Exception as error:
+            with self._changed:
+                self._drawn += 1
+                self._put(self._drawn - 1, (None, error))
+        else:
+            with self._changed:
+                if not (self._closed or self._ended):  # else nobody would answer
+                    self._drawn += 1
+                    self._requests.put((self._drawn - 1, args))
+
+    # -- called by the workers -----------------------------------------------------------------------
+
+    def _wants(self) -> bool:
+        with self._changed:
+            return not (self._closed or self._stopped)
+
+    def _store(self, number: int, outcome: Outcome, stop: bool) -> None:
+        with self._changed:
+            if stop:
+                self._stopped = True
+                self._end()
+            self._put(number, outcome)
+
+    def _put(self, number: int, outcome: Outcome) -> None:
+        if not self._closed:
+            self._ready[number] = outcome
+            self._changed.notify_all()  # all of them: in order, those after it may be there already
+
+    def _end(self) -> None:
+        self._ended = True
+        _dismiss(self._requests, self._workers)
+        self._changed.notify_all()
+
+    # -- ending --------------------------------------------------------------------------------------
+
+    def close(self, wait: bool = True) -> None:
+        """Stop: no further call is made, items not taken are dropped, threads end. May be called again.
+
+        Parameters
+        ----------
+        wait : bool
+            Return only when the threads have ended, which takes as long as the loads under way. Within ``loadfun``
+            there is no waiting.
+        """
+        if os.getpid() != self._pid:
+            return  # the threads are the parent's, and the lock may have been held when this process was forked
+        with self._changed:
+            self._closed = True
+            dropped, self._ready = self._ready, {}
+            _dismiss(self._requests, self._workers)
+            self._changed.notify_all()
+        del dropped  # without the lock: who knows what the items do when they go
+        if wait and threading.current_thread() not in self._threads:
+            for thread in self._threads:
+                thread.join()
+
+    def __enter__(self) -> BackgroundDataLoader[T]:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _check_caller(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"this BackgroundDataLoader belongs to process {self._pid}, its threads do not exist in process "
+                f"{os.getpid()} forked off it; make a new one there"
+            )
+        if threading.current_thread() in self._threads:
+            raise RuntimeError("loadfun takes from the BackgroundDataLoader that calls it: it would wait for itself")
+
+
+class _Worker(threading.Thread):
+    """A thread of a loader: a class of its own, to be found when the interpreter exits."""
+
+
+def _work(requests: Requests, ref: weakref.ref[BackgroundDataLoader]) -> None:
+    # This frame forgets everything before it waits: an item lives no longer than it must. And it calls the function
+    # itself: the traceback of an error refers to the frames of all callers, which must not hold the loader.
+    while (request := requests.get()) is not None:
+        number, args = request
+        outcome, stop = NOTHING, False
+        loader = ref()
+        if loader is not None and loader._wants():
+            fn = loader._fn
+            del loader
+            try:
+                outcome = fn(*args), None
+            except StopIteration:
+                stop = True
+            except BaseException as error:
+                outcome = None, error
+            del fn
+            loader = ref()
+        if loader is not None:  # else the queue ends with None
+            loader._store(number, outcome, stop)
+        del loader, outcome, request, args
+
+
+def _dismiss(requests: Requests, workers: int) -> None:
+    for _ in range(workers):
+        requests.put(None)
+
+
+def _without_stop(fn: Callable[[S], T], item: S) -> T:
+    try:
+        return fn(item)
+    except StopIteration as error:
+        raise RuntimeError("fn raised StopIteration") from error
+
+
+def _one_argument(item: S) -> tuple[S]:
+    return (item,)
+
+
+def _at_least_one(value: int, name: str) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if number < 1:
+        raise ValueError(f"{name} must be at least 1, got {number}")
+    return number
+
+
+_open_loaders: weakref.WeakSet[BackgroundDataLoader] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_at_exit() -> None:
+    for loader in list(_open_loaders):
+        loader.close(wait=False)
+    deadline = time.monotonic() + EXIT_WAIT_S
+    for thread in threading.enumerate():
+        if isinstance(thread, _Worker):
+            thread.join(max(0.0, deadline - time.monotonic()))

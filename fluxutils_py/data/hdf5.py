@@ -1,0 +1,297 @@
+"""Arrays in HDF5 files: map, save, make room for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fluxutils_py.audience import progress
+from fluxutils_py.data.hdf5file import (
+    axis_letters,
+    check_name,
+    describe,
+    face,
+    find_dataset,
+    is_order,
+    open_file,
+    plain_dtype,
+    why_not_mapped,
+)
+from fluxutils_py.data.hdf5lazy import H5Lazy
+from fluxutils_py.data.hdf5map import H5Map
+from fluxutils_py.data.hdf5write import ALIGN, allocate, aside, copy_into
+from fluxutils_py.errors import H5DataError
+
+
+def h5mmap(
+    path: str | os.PathLike[str],
+    name: str,
+    axes: str | None = None,
+    mode: str = "r",
+    fallback: str = "lazy",
+    *,
+    swmr: bool = False,
+) -> Any:
+    """The array of shape (F, N, T) in an HDF5 file, without reading it.
+
+    A contiguous dataset is mapped into memory where it lies: an ndarray whose pages are read when they are touched,
+    for files of any size, written by :func:`h5save`, by h5py or by Julia's HDF5.jl. The file is closed again at once.
+    What cannot be mapped (chunked, compressed, virtual, external, compact, never written, number formats that NumPy
+    lacks) comes back as a lazy array that reads what is asked for; training from one is several times slower.
+
+    Parameters
+    ----------
+    path : path-like
+    name : str
+        Of the dataset, ``"group/x"`` in a group.
+    axes : str, optional
+        The order of the axes in the file as h5py shows it: ``"TNF"`` is what Julia writes for an array (F, N, T).
+        By default what the dataset's attribute ``axes`` says, which ``h5save`` writes; needed for three axes without
+        that attribute. Arrays of fewer or more axes come as h5py shows them, unless ``axes`` names the axes they have.
+    mode : "r" or "r+"
+        ``"r+"`` writes to the file what is written to the map, for instance by ``est.predict(x, out=...)``.
+    fallback : "lazy", "error" or "read"
+        What to do where mapping is impossible: give an :class:`H5Lazy`, say why not, or read the array into memory.
+    swmr : bool
+        Read a file, lazily, that another process is writing to in HDF5's single-writer, multiple-reader mode.
+
+    Returns
+    -------
+    H5Map, H5Lazy or ndarray
+        An empty ndarray for a dataset without elements.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    H5DataError
+        If it is no HDF5 file, is damaged or locked; if it holds no such dataset, or one that is not an array of real
+        numbers; if a file that the dataset takes data from is missing; if the order of its axes is not known; if it
+        cannot be mapped and ``fallback`` is ``"error"`` or ``mode`` is ``"r+"``.
+
+    Notes
+    -----
+    A map shows what others write to the file later. It keeps no lock, a lazy array does. Overwrite a mapped file with
+    ``h5save``, which puts a new one in its place, and never with ``h5py.File(path, "w")``: shortening a file below a
+    map kills the process that reads it (SIGBUS).
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "data.h5")
+    >>> h5save(path, {"x": np.arange(24.0).reshape(2, 3, 4)})
+    >>> x = h5mmap(path, "x")
+    >>> type(x).__name__, x.shape, float(x[1, 2, 3])
+    ('H5Map', (2, 3, 4), 23.0)
+    """
+    if mode not in ("r", "r+"):
+        raise H5DataError(
+            f"{describe(path, name)}: mode must be 'r' or 'r+', got {mode!r}; h5create makes new datasets"
+        )
+    if fallback not in ("lazy", "error", "read"):
+        raise H5DataError(f"{describe(path, name)}: fallback must be 'lazy', 'error' or 'read', got {fallback!r}")
+    with contextlib.closing(open_file(path, swmr=swmr)) as file:
+        if file.mode != "r":  # open for writing in this process: the map would miss what is not written yet
+            file.flush()
+        dataset = find_dataset(file, path, name)
+        where = describe(path, name)
+        order = face(axis_letters(dataset, axes, where), dataset.ndim)
+        dtype, shape = plain_dtype(dataset), tuple(int(n) for n in dataset.shape)
+        offset, real_path = dataset.id.get_offset(), os.path.realpath(dataset.file.filename)
+        reason = why_not_mapped(dataset) or ("is being written to in SWMR mode" if swmr else None)
+    if 0 in shape:
+        return np.empty(shape, dtype).transpose(order)
+    if reason is None:
+        strides = [dtype.itemsize * int(np.prod(shape[i + 1 :], dtype=object)) for i in range(len(shape))]
+        try:
+            return H5Map(
+                real_path, dtype, tuple(shape[i] for i in order), tuple(strides[i] for i in order), offset, mode
+            )
+        except PermissionError as error:
+            raise H5DataError(f"{where} cannot be opened for writing ({error.strerror}); use mode='r'") from error
+        except OSError as error:
+            reason = f"lies where files cannot be mapped ({error.strerror})"
+    if mode == "r+":
+        raise H5DataError(f"{where} cannot be written to in place: it {reason}; make one that can be with h5create")
+    if fallback == "error":
+        raise H5DataError(
+            f"{where} cannot be mapped: it {reason}; write it again with h5save, or pass fallback='lazy' or 'read'"
+        )
+    lazy = H5Lazy(path, name, axes, swmr=swmr)
+    if fallback == "lazy":
+        return lazy
+    with lazy:
+        return lazy[...]
+
+
+def h5create(
+    path: str | os.PathLike[str],
+    name: str,
+    shape: Sequence[int],
+    dtype: Any = "float32",
+    axes: str = "TNF",
+) -> Any:
+    """Make room for an array of shape (F, N, T) in an HDF5 file, new or existing, and map it for writing.
+
+    The dataset is contiguous, has its place in the file at once and takes room on the disk only as it is written;
+    until then it reads as zeros. Other datasets in the file stay as they are, as do maps of them.
+
+    Parameters
+    ----------
+    path : path-like
+    name : str
+        Of the new dataset; groups on the way to it are made.
+    shape : sequence of int
+    dtype : dtype
+        Of real numbers.
+    axes : str
+        Order of three axes in the file, slowest first. ``"TNF"`` is the fast one for training.
+
+    Returns
+    -------
+    H5Map
+        Of that shape, in mode ``"r+"``.
+
+    Raises
+    ------
+    H5DataError
+        If there is something of that name already, or the file is open elsewhere.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> out = h5create(os.path.join(tempfile.mkdtemp(), "predictions.h5"), "yhat", (1, 3, 4))
+    >>> out[:, 0] = 7  # as est.predict(x, out=out) would
+    >>> float(out.sum())
+    28.0
+    """
+    check_name(path, name)
+    where, dtype = describe(path, name), np.dtype(dtype)
+    shape = tuple(int(n) for n in shape)
+    if dtype.kind not in "fiub" or not shape or min(shape) < 0:
+        raise H5DataError(f"{where}: expected the shape and type of an array of real numbers, got {shape} of {dtype}")
+    order = _file_order(axes, len(shape), where)
+    new = not os.path.exists(path)
+    try:
+        with contextlib.closing(open_file(path, "a", **ALIGN)) as file:
+            if name in file:
+                raise H5DataError(
+                    f"{where} exists already; write to it with h5mmap(path, name, mode='r+'), or delete it first"
+                )
+            disk = [shape[i] for i in np.argsort(order)]
+            allocate(file, name, disk, dtype, axes if len(shape) == 3 else None)
+    except BaseException:
+        if new:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        raise
+    return h5mmap(path, name, mode="r+")
+
+
+def h5save(
+    path: str | os.PathLike[str],
+    mapping: Mapping[str, Any],
+    axes: str = "TNF",
+    *,
+    verbose: Any = "auto",
+) -> None:
+    """Write arrays to an HDF5 file from which they can be mapped.
+
+    The file is written aside and then put in place of an old one of that name: nobody sees half of it, and whoever
+    has mapped or opened the old one keeps that, so that the arrays may themselves come from there. A map of the old
+    file cannot be sent to other processes any more.
+
+    Parameters
+    ----------
+    path : path-like
+    mapping : mapping of str to array, or to another such mapping
+        Arrays of shape (F, N, T), of any kind, which may be larger than memory: they are copied block by block. A
+        mapping within the mapping becomes a group. Arrays of fewer or more axes, numbers and strings are stored as
+        they are.
+    axes : str
+        Order of three axes in the file, slowest first, and so in memory. ``"TNF"`` is the fast one for training, and
+        what Julia shows as (F, N, T). It is noted in the dataset's attribute ``axes``.
+    verbose : "auto" or bool
+        Whether to show a progress bar; by default on a terminal or in a notebook, if it takes long.
+
+    Raises
+    ------
+    H5DataError
+        If something cannot be stored. An old file of that name is still there then, and no new one.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "data.h5")
+    >>> h5save(path, {"x": np.zeros((4, 3, 5)), "train": {"n_series": 2}})
+    >>> with h5py.File(path) as f:
+    ...     f["x"].shape, f["x"].attrs["axes"], f["train/n_series"][()].item()
+    ((5, 3, 4), 'TNF', 2)
+    """
+    found = dict(_leaves(path, mapping, ""))
+    _file_order(axes, 3, os.fsdecode(path))
+    total = sum(int(np.prod(v.shape, dtype=object)) * v.dtype.itemsize for v in found.values() if v is not None)
+    with (
+        aside(path) as new,
+        h5py.File(new, "w", **ALIGN) as file,
+        progress(verbose, f"h5save {os.path.basename(os.fsdecode(path))}", total, "B") as done,
+    ):
+        for name, value in found.items():
+            try:
+                if value is None:
+                    file.require_group(name)
+                elif value.dtype.kind not in "fiub" or len(value.shape) == 0:
+                    text = value.dtype.kind == "U"
+                    data, kind = (value.astype(object), h5py.string_dtype()) if text else (value, None)
+                    file.create_dataset(name, data=data, dtype=kind)
+                else:
+                    order = _file_order(axes, len(value.shape), describe(path, name))
+                    disk = [int(value.shape[i]) for i in np.argsort(order)]
+                    dataset = allocate(file, name, disk, value.dtype, axes if len(disk) == 3 else None)
+                    copy_into(dataset, value, order, done)
+            except (TypeError, ValueError, KeyError) as error:
+                if isinstance(error, H5DataError):
+                    raise
+                raise H5DataError(
+                    f"{describe(path, name)}: cannot store {type(value).__name__} of type {value.dtype} ({error}); "
+                    "convert it to an array of numbers, or give it another name"
+                ) from error
+
+
+def _file_order(axes: str, ndim: int, where: str) -> list[int]:
+    """Which axis of the file each axis of an array is; only three axes are put into another order."""
+    if not isinstance(axes, str) or not is_order(axes, 3):
+        raise H5DataError(
+            f"{where}: axes must name F (features), N (series) and T (time steps), as 'TNF', got {axes!r}"
+        )
+    return face(axes if ndim == 3 else None, ndim)
+
+
+def _leaves(path: str | os.PathLike[str], mapping: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Names and arrays, None for an empty group."""
+    if not isinstance(mapping, Mapping):
+        raise H5DataError(
+            f"{os.fsdecode(path)}: expected a mapping of names to arrays, as {{'x': x, 'y': y}}, got "
+            f"{type(mapping).__name__}"
+        )
+    for name, value in mapping.items():
+        check_name(path, name)
+        if isinstance(value, Mapping):
+            yield prefix + name, None
+            yield from _leaves(path, value, f"{prefix}{name}/")
+            continue
+        if type(value).__module__.split(".")[0] == "torch":
+            value = value.detach().cpu().numpy()
+        if not all(hasattr(value, part) for part in ("shape", "dtype", "__getitem__")):
+            try:
+                value = np.asarray(value)
+            except ValueError as error:
+                raise H5DataError(
+                    f"{describe(path, prefix + name)}: this is no array ({error}); make it one with equal lengths"
+                ) from error
+        yield prefix + name, value

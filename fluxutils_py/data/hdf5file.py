@@ -1,0 +1,272 @@
+"""Finding a dataset in an HDF5 file, and saying what is wrong with it where it cannot be used."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fluxutils_py.errors import H5DataError
+
+LETTERS = "FNT"
+CACHE_BYTES, CACHE_SLOTS = 64 << 20, 10007  # of chunks: HDF5's own 1 MiB holds none of the usual size
+
+
+def open_file(path: str | os.PathLike[str], mode: str = "r", **options: Any) -> h5py.File:
+    """Open an HDF5 file, at its real path: sources of a virtual dataset lie beside that, not beside a link to it.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    H5DataError
+        If it cannot be opened, for whatever other reason.
+    """
+    shown = os.fsdecode(path)
+    if mode == "r" and not os.path.exists(shown):
+        raise FileNotFoundError(f"{shown}: there is no such file")
+    options = {"rdcc_nbytes": CACHE_BYTES, "rdcc_nslots": CACHE_SLOTS} | options
+    try:
+        return h5py.File(os.path.realpath(shown), mode, **options)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{shown}: there is no such file or folder") from error
+    except OSError as error:
+        raise H5DataError(f"{shown}: {_why_not(shown, str(error), error)}") from error
+
+
+def find_dataset(file: h5py.File, path: str | os.PathLike[str], name: str) -> h5py.Dataset:
+    """The dataset of that name, which holds an array of real numbers.
+
+    Raises
+    ------
+    H5DataError
+        If there is none, or it holds something else.
+    """
+    check_name(path, name)
+    try:
+        found = _open(file, name)
+    except (KeyError, OSError, RuntimeError, ValueError) as error:
+        raise H5DataError(f"{describe(path, name)} {_why_missing(file, name, error)}") from error
+    problem = _not_numbers(found)
+    if problem is not None:
+        raise H5DataError(f"{describe(path, name)} {problem}")
+    return found
+
+
+def check_name(path: str | os.PathLike[str], name: Any) -> None:
+    """Check that something can name a dataset."""
+    if not isinstance(name, str) or not name.strip("/") or "\0" in name:
+        raise H5DataError(f"{os.fsdecode(path)}: a dataset is named by a string, 'x' or 'group/x', got {name!r}")
+
+
+def describe(path: str | os.PathLike[str], name: str) -> str:
+    """How messages begin."""
+    return f"{os.fsdecode(path)}: dataset '{name}'"
+
+
+def plain_dtype(dataset: h5py.Dataset) -> np.dtype:
+    """NumPy's type of a dataset of numbers, without what h5py notes in it about enumerations."""
+    return np.dtype(dataset.dtype.str)
+
+
+def axis_letters(dataset: h5py.Dataset, axes: str | None, where: str) -> str | None:
+    """Which axis of the file is which, as ``"TNF"``; None where axes have no letters and stay as they are.
+
+    Raises
+    ------
+    H5DataError
+        If the order of three axes is not known, or not possible.
+    """
+    noted = dataset.attrs.get("axes")
+    noted = noted.decode(errors="replace") if isinstance(noted, bytes) else noted
+    known = noted if isinstance(noted, str) and is_order(noted, dataset.ndim) else None
+    if axes is None:
+        if known is None and dataset.ndim == 3:
+            found = "no attribute 'axes'" if noted is None else f"an attribute 'axes' that says {noted!r}"
+            raise H5DataError(
+                f"{where} has {found}, so the order of its axes {dataset.shape} cannot be known; "
+                "pass axes='TNF' for a file from Julia or other column-major software, axes='FNT' if h5py shows "
+                "(features, series, time steps)"
+            )
+        return known
+    if not isinstance(axes, str) or not is_order(axes, dataset.ndim):
+        raise H5DataError(
+            f"{where} has {dataset.ndim} axes, {dataset.shape}; axes must name each by one of the letters F "
+            f"(features), N (series) and T (time steps), as in {'TNF'[: dataset.ndim]!r}, got {axes!r}"
+        )
+    if known is not None and known != axes:
+        raise H5DataError(
+            f"{where} is in the order {known!r} by its own attribute 'axes', not {axes!r}; leave axes out"
+        )
+    return axes
+
+
+def is_order(axes: str, ndim: int) -> bool:
+    """Whether a string names so many different axes; three must be all of F, N, T."""
+    return len(axes) == ndim == len(set(axes)) and set(axes) <= set(LETTERS)
+
+
+def face(axes: str | None, ndim: int) -> list[int]:
+    """Which axis of the file each axis of the (F, N, T) face is: what to transpose the file's array by."""
+    return list(range(ndim)) if axes is None else sorted(range(ndim), key=lambda i: LETTERS.index(axes[i]))
+
+
+def why_not_mapped(dataset: h5py.Dataset) -> str | None:
+    """Why the bytes of a dataset cannot be used where they lie in the file; None if they can."""
+    plist = dataset.id.get_create_plist()
+    layout = plist.get_layout()
+    if dataset.file.driver not in ("sec2", "stdio", "direct"):
+        return f"comes through the file driver {dataset.file.driver!r}"
+    if layout == h5py.h5d.VIRTUAL:
+        return "is virtual: its data lie in other files"
+    if layout == h5py.h5d.CHUNKED:
+        filters = [plist.get_filter(i)[3].decode() or "a filter" for i in range(plist.get_nfilters())]
+        return "is chunked" + (f" and stored with {', '.join(filters)}" if filters else "")
+    if layout == h5py.h5d.COMPACT:
+        return "is compact: it lies within the header of the file"
+    if plist.get_external_count():
+        return "lies in external files"
+    if not dataset.id.get_type().equal(h5py.h5t.py_create(dataset.dtype, logical=True)):
+        return "has a number format that NumPy lacks"
+    if dataset.size and dataset.id.get_offset() is None:
+        return "was created but never written"
+    return None
+
+
+# -- what is wrong ------------------------------------------------------------------------------------------
+
+
+def _why_not(path: str, text: str, error: OSError) -> str:
+    if os.path.isdir(path):
+        return "this is a directory; give a file"
+    if isinstance(error, PermissionError):
+        return "no permission to open this file; change its mode or owner"
+    if isinstance(error, BlockingIOError):
+        return (
+            "the file is open for writing in another process; close it there, or set HDF5_USE_FILE_LOCKING=FALSE in "
+            "the environment if that process leaves this data alone"
+        )
+    if "read-only" in text:
+        return "the file is open for reading in this process, by h5py or as a lazy array; close that first"
+    if "open for" in text or "already open" in text:
+        return (
+            "the file is open for writing in another process, or that process died; pass swmr=True if it writes in "
+            "SWMR mode, run `h5clear -s` on the file if it died"
+        )
+    if os.path.exists(path):
+        n_bytes = os.path.getsize(path)
+        if n_bytes == 0:
+            return "the file is empty; write it again"
+        truncated = re.search(r"stored_eof = (\d+)", text)
+        if truncated:
+            return f"the file is truncated, {n_bytes} bytes of {truncated[1]}; write or copy it again"
+        if not h5py.is_hdf5(path):
+            return "this is not an HDF5 file; write one, as with h5save"
+    return f"the file cannot be opened ({text}); check it with `h5dump -H`, or write it again"
+
+
+def _why_missing(file: h5py.File, name: str, error: Exception) -> str:
+    """Follow the name part by part to the one that leads nowhere."""
+    group: Any = file
+    parts = [p for p in name.split("/") if p]
+    for i, part in enumerate(parts):
+        so_far = "/".join(parts[: i + 1])
+        if not isinstance(group, h5py.Group):
+            return f"does not exist: '{'/'.join(parts[:i])}' is no group; {_holds(file)}"
+        link = group.get(part, getlink=True)
+        if link is None:
+            similar = difflib.get_close_matches(part, group.keys(), 1)
+            meant = f"; did you mean '{'/'.join([*parts[:i], similar[0]])}'?" if similar else ""
+            return f"does not exist; {_holds(group)}{meant}"
+        try:
+            group = group[part]
+        except (KeyError, OSError, RuntimeError, ValueError) as reason:
+            if isinstance(link, h5py.SoftLink):
+                return (
+                    f"leads nowhere: '{so_far}' is a soft link to '{link.path}', which does not exist; {_holds(file)}"
+                )
+            if isinstance(link, h5py.ExternalLink):
+                target = os.path.join(os.path.dirname(file.filename), link.filename)
+                state = "does not exist; put that file back, or make a new link"
+                if os.path.exists(target):
+                    state = f"does not give it ({str(reason).strip(chr(34))}); open that file itself to see why"
+                return f"leads nowhere: '{so_far}' is an external link to '{link.path}' in {target}, which {state}"
+            return f"cannot be opened ({reason}); check the file with `h5dump -H`"
+    return f"cannot be opened ({error}); check the file with `h5dump -H`"
+
+
+def _holds(group: h5py.Group) -> str:
+    names = list(group.keys())
+    where = "the file" if group.name == "/" else f"group '{group.name}'"
+    if not names:
+        return f"{where} is empty"
+    return f"{where} holds {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
+
+
+def _not_numbers(found: Any) -> str | None:
+    """What is the matter with something that should be an array of real numbers."""
+    if isinstance(found, h5py.Group):
+        return f"is a group; name a dataset in it: {_holds(found)}"
+    if not isinstance(found, h5py.Dataset):
+        return f"is no dataset but a {type(found).__name__.lower()}; name a dataset"
+    try:
+        dtype = found.dtype
+    except TypeError as error:
+        return f"is of a type that NumPy lacks ({error}); write it again as numbers"
+    if found.shape is None:
+        return "is null: it has a type and no data; write it again with data"
+    if dtype.subdtype is not None:
+        return f"is of array type {dtype.subdtype[0]}{dtype.subdtype[1]}; write it again with one axis more"
+    if dtype.kind not in "fiub":
+        return f"is of type {_type_name(dtype)}, not of real numbers; {_cure(dtype)}"
+    if found.shape == ():
+        return "is a scalar, not an array; read it with h5py: file[name][()]"
+    return None
+
+
+def _type_name(dtype: np.dtype) -> str:
+    if h5py.check_string_dtype(dtype) is not None or dtype.kind == "S":
+        return "string"
+    if h5py.check_vlen_dtype(dtype) is not None:
+        return f"variable length ({h5py.check_vlen_dtype(dtype)})"
+    if h5py.check_ref_dtype(dtype) is not None:
+        return "reference"
+    if dtype.kind == "c":
+        return f"complex ({dtype})"
+    if dtype.names:
+        return f"compound ({', '.join(dtype.names)})"
+    return f"opaque ({dtype})"
+
+
+def _cure(dtype: np.dtype) -> str:
+    if dtype.kind == "c":
+        return "save real and imaginary part as features of their own"
+    if dtype.names:
+        return "save each field as a dataset of its own"
+    return "read it with h5py, and save numbers in its place"
+
+
+def _open(file: h5py.File, name: str) -> Any:
+    """What has that name. External files are looked for beside the HDF5 file; HDF5 takes the current directory."""
+    try:
+        found = file[name]
+    except (KeyError, OSError, RuntimeError, ValueError) as error:
+        if "prefix" not in str(error):  # of a dataset that is open already
+            raise
+        return _open_with_prefix(file, name, os.path.dirname(os.path.realpath(file.filename)))
+    if isinstance(found, h5py.Dataset) and found.external:
+        folder = os.path.dirname(os.path.realpath(found.file.filename))
+        if all(os.path.exists(os.path.join(folder, source)) for source, _, _ in found.external):
+            found.id.close()  # only the first to open it says where to look
+            return _open_with_prefix(file, name, folder)
+    return found
+
+
+def _open_with_prefix(file: h5py.File, name: str, folder: str) -> h5py.Dataset:
+    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    access.set_efile_prefix(os.fsencode(folder))
+    return h5py.Dataset(h5py.h5d.open(file.id, name.encode(), access))

@@ -1,0 +1,244 @@
+"""An array in an HDF5 file, read piece by piece as it is asked for."""
+
+from __future__ import annotations
+
+import operator
+import os
+from types import EllipsisType
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fluxutils_py.data.hdf5file import axis_letters, describe, face, find_dataset, open_file, plain_dtype
+from fluxutils_py.data.hdf5map import file_identity, require_same_file
+from fluxutils_py.data.hdf5sources import check_room_for_files, check_sources
+from fluxutils_py.errors import H5DataError
+
+_inherited: list[h5py.File] = []  # from the process that forked: to close them would release its locks
+
+
+class H5Lazy:
+    """A dataset that cannot be mapped, with the (F, N, T) face of one that can: chunked, compressed, virtual, ...
+
+    Not an ndarray: every indexing reads a fresh array. It takes integers, slices and ``...`` as NumPy does, and along
+    one axis an array of indices or booleans, in any order. ``np.asarray`` reads all of it.
+
+    It may be pickled (as the name of file and dataset), used after a fork (each process opens a file of its own) and
+    read from several threads (one after the other: HDF5 has one lock). While it is open, no other process can open
+    the file for writing; close it with :meth:`close` or ``with``. Chunks are kept in a cache of 64 MiB.
+
+    Parameters
+    ----------
+    path : path-like
+    name : str
+        Of the dataset, ``"group/x"`` in a group.
+    axes : str, optional
+        As in :func:`h5mmap`.
+    swmr : bool
+        Open a file that another process is writing to in HDF5's single-writer, multiple-reader mode. The shape stays
+        as it is now.
+
+    Attributes
+    ----------
+    shape, dtype, ndim, size, nbytes
+    path : str
+        The real path of the file.
+    name : str
+    closed : bool
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    H5DataError
+        If the dataset cannot be read; later, if it was closed or the file was replaced.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], name: str, axes: str | None = None, *, swmr: bool = False) -> None:
+        self.path, self.name, self.swmr = os.path.realpath(os.fsdecode(path)), name, swmr
+        file = open_file(path, swmr=swmr)
+        try:
+            dataset = find_dataset(file, path, name)
+            where = describe(path, name)
+            self._axes = face(axis_letters(dataset, axes, where), dataset.ndim)
+            self.dtype = plain_dtype(dataset)
+            self.shape = tuple(int(dataset.shape[i]) for i in self._axes)
+            self._virtual = dataset.is_virtual
+            check_sources(dataset, where)
+        except BaseException:
+            file.close()
+            raise
+        self.closed = False
+        self._identity = file_identity(self.path)
+        self._handle: tuple[int, h5py.File, h5py.Dataset] | None = (os.getpid(), file, dataset)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=object))
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        state = ", closed" if self.closed else ""
+        return f"H5Lazy({self.path!r}, {self.name!r}, shape={self.shape}, dtype={self.dtype}{state})"
+
+    def __getitem__(self, key: Any) -> Any:
+        picks = _picks(key, self.shape)
+        spans: list[list[slice]] = []  # what to read along each axis, in rising order
+        then: list[Any] = []  # what to pick from that
+        for pick in picks:
+            if isinstance(pick, int):
+                spans.append([slice(pick, pick + 1)])
+                then.append(0)
+            elif isinstance(pick, range):
+                up = pick if pick.step > 0 else pick[::-1]
+                spans.append([slice(up.start, up.stop, up.step)] if len(up) else [])
+                then.append(slice(None, None, 1 if pick.step > 0 else -1))
+            else:
+                rising, where = np.unique(pick, return_inverse=True)
+                runs = np.split(rising, np.flatnonzero(np.diff(rising) != 1) + 1) if len(rising) else []
+                spans.append([slice(int(run[0]), int(run[-1]) + 1) for run in runs])
+                then.append(where)
+        return self._read(spans)[tuple(then)]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("an array in a file cannot be had without copying it")
+        return np.asarray(self[...], dtype)
+
+    # -- the file ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the file in this process. Reading afterwards is an error."""
+        self.closed, handle, self._handle = True, self._handle, None
+        if handle is not None and handle[0] == os.getpid():
+            handle[1].close()
+
+    def __enter__(self) -> H5Lazy:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_handle": None}
+
+    def __copy__(self) -> H5Lazy:
+        return self.__deepcopy__({})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> H5Lazy:
+        other = object.__new__(H5Lazy)
+        other.__dict__.update(self.__getstate__())
+        return other
+
+    def _dataset(self) -> h5py.Dataset:
+        """The open dataset of this process."""
+        if self.closed:
+            raise H5DataError(f"{describe(self.path, self.name)} was closed; open it again with h5mmap")
+        handle = self._handle
+        if handle is None or handle[0] != os.getpid():
+            if handle is not None:
+                _inherited.append(handle[1])
+            require_same_file(self.path, self._identity)
+            file = open_file(self.path, swmr=self.swmr)
+            dataset = find_dataset(file, self.path, self.name)
+            check_sources(dataset, describe(self.path, self.name))
+            self._handle = handle = (os.getpid(), file, dataset)
+        return handle[2]
+
+    def _read(self, spans: list[list[slice]]) -> np.ndarray:
+        """The block where the given stretches of each axis meet; of more than one axis at most one has several."""
+        sizes = [[len(range(s.start, s.stop, s.step or 1)) for s in stretches] for stretches in spans]
+        lengths = [sum(n) for n in sizes]
+        out = np.empty([lengths[i] for i in self._order], self.dtype)
+        if out.size:
+            dataset = self._dataset()
+            split = next((axis for axis, stretches in enumerate(spans) if len(stretches) > 1), 0)
+            stop = 0
+            for stretch, n in zip(spans[split], sizes[split], strict=True):
+                start, stop = stop, stop + n
+                source = [stretch if axis == split else s[0] for axis, s in enumerate(spans)]
+                target = [slice(start, stop) if axis == split else slice(0, k) for axis, k in enumerate(lengths)]
+                self._read_part(dataset, out, tuple(source[i] for i in self._order), [target[i] for i in self._order])
+        return out.transpose(self._axes)
+
+    def _read_part(self, dataset: h5py.Dataset, out: np.ndarray, source: tuple[slice, ...], target: Any) -> None:
+        try:
+            if self.swmr:
+                dataset.refresh()
+            dataset.read_direct(out, source, tuple(target))
+            if self._virtual:
+                check_room_for_files(describe(self.path, self.name))
+        except H5DataError:
+            handle, self._handle = self._handle, None  # what was not found stays so while the file is open
+            if handle is not None:
+                handle[1].close()
+            raise
+        except (OSError, RuntimeError, TypeError, ValueError) as error:
+            if self.closed:
+                self._dataset()
+            raise H5DataError(
+                f"{describe(self.path, self.name)} cannot be read at {_shown(source)} ({error}); check the file and "
+                "its sources, or write it again"
+            ) from error
+
+    @property
+    def _order(self) -> list[int]:
+        """Which axis of the face each axis of the file is."""
+        return np.argsort(self._axes).tolist()
+
+
+def _picks(key: Any, shape: tuple[int, ...]) -> list[int | range | np.ndarray]:
+    """What an index picks along each axis: one place, a range of places, or places in any order."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    dots = [i for i, k in enumerate(keys) if isinstance(k, EllipsisType)]
+    if len(dots) > 1:
+        raise IndexError("an index can have only one '...'")
+    missing = len(shape) - len(keys) + len(dots)
+    if missing < 0:
+        raise IndexError(f"too many indices: the array has {len(shape)} axes, got {len(keys) - len(dots)} indices")
+    at = dots[0] if dots else len(keys)
+    keys[at : at + len(dots)] = [slice(None)] * missing
+    picks = [_pick(k, n, axis) for axis, (k, n) in enumerate(zip(keys, shape, strict=True))]
+    if sum(isinstance(p, np.ndarray) for p in picks) > 1:
+        raise IndexError("arrays of indices are taken along one axis only; take slices along the others")
+    return picks
+
+
+def _pick(key: Any, n: int, axis: int) -> int | range | np.ndarray:
+    if isinstance(key, slice):
+        return range(*key.indices(n))
+    try:
+        index = np.asarray([operator.index(key)])
+        single = True
+    except TypeError:
+        index, single = np.asarray(key), False
+    if index.dtype == bool:
+        if index.shape != (n,):
+            raise IndexError(f"a mask along axis {axis} must have {n} values, got shape {index.shape}")
+        return np.flatnonzero(index)
+    if index.size == 0:
+        index = index.astype(np.intp)
+    if index.ndim != 1 or index.dtype.kind not in "iu":
+        raise IndexError(
+            f"an index must be an integer, a slice, '...', or one list of integers or booleans, got {key!r}"
+        )
+    out = (index < -n) | (index >= n)
+    if out.any():
+        raise IndexError(f"index {index[out][0]} is out of bounds for axis {axis} with size {n}")
+    index = np.where(index < 0, index + n, index)
+    return int(index[0]) if single else index
+
+
+def _shown(key: tuple[slice, ...]) -> str:
+    return "[" + ", ".join(f"{s.start}:{s.stop}" + (f":{s.step}" if s.step not in (None, 1) else "") for s in key) + "]"

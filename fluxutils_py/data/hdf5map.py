@@ -1,0 +1,271 @@
+"""An array in an HDF5 file, mapped into memory where it lies."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fluxutils_py.errors import H5DataError
+
+PAGE = mmap.PAGESIZE
+AT_ONCE = 256 << 20  # bytes: asking for more at once would push out what is in use
+
+
+class Origin(NamedTuple):
+    """Where the memory of a map comes from."""
+
+    path: str
+    mode: str
+    identity: tuple[int, int, int]
+    start: int  # address at which byte 0 of the file would lie
+    memory: mmap.mmap
+    memory_start: int  # address of the first byte that is mapped
+    tells_residence: bool
+
+
+class H5Map(np.memmap):
+    """A memory map of part of a file, for which a view is as good as the whole.
+
+    What differs from ``np.memmap``: any view pickles as the place of its bytes in the file, never as data, so that it
+    reaches another process right whatever its memory order (joblib ships a *transposed* ``np.memmap`` with permuted
+    values, silently). The kernel is told not to read ahead (``MADV_RANDOM``): a window of time-major data touches a
+    few pages in every row, and reading ahead would fetch sixteen times the bytes. :meth:`willneed` asks for just the
+    pages of a window. Results of arithmetic and index arrays are plain arrays.
+
+    Parameters
+    ----------
+    path : str
+    dtype : dtype
+    shape, strides : tuple of int
+        As of any NumPy array, strides in bytes.
+    offset : int
+        Byte of the file at which element ``[0, 0, ...]`` lies; need not be aligned.
+    mode : "r" or "r+"
+
+    Raises
+    ------
+    H5DataError
+        If the file is shorter than that.
+
+    Notes
+    -----
+    A file that is truncated while it is mapped kills the process that reads it (SIGBUS), with no error to catch.
+    ``h5save`` and ``h5concat`` therefore write to a new file and move it into place: a map keeps the old one. Do not
+    overwrite a mapped file with ``h5py.File(path, "w")``.
+    """
+
+    _mmap: mmap.mmap | None  # what np.memmap has, whose type its stubs leave out
+    _origin: Origin | None
+
+    def __new__(
+        cls,
+        path: str,
+        dtype: Any,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        offset: int = 0,
+        mode: str = "r",
+    ) -> H5Map:
+        dtype = np.dtype(dtype)
+        below = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)  # negative strides reach back
+        above = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0) + dtype.itemsize
+        first = (offset + below) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        with open(path, "rb" if mode == "r" else "r+b") as file:
+            stat = os.fstat(file.fileno())
+            if offset + above > stat.st_size:
+                raise H5DataError(
+                    f"{path}: the file has {stat.st_size} bytes, the data in it reach to {offset + above}: it is "
+                    "truncated, or not completely written yet; write or copy it again, or close it where it is written"
+                )
+            access = mmap.ACCESS_READ if mode == "r" else mmap.ACCESS_WRITE
+            memory = mmap.mmap(file.fileno(), offset + above - first, access=access, offset=first)
+        if hasattr(mmap, "MADV_RANDOM"):
+            memory.madvise(mmap.MADV_RANDOM)
+        # not the mmap itself: joblib would take a plain view for one of an np.memmap, and send its strides wrong
+        raw = np.frombuffer(memory, "u1")
+        self = np.ndarray.__new__(cls, shape, dtype, raw, offset - first, strides)
+        self._mmap, self.filename, self.offset, self.mode = memory, path, offset, mode
+        start = _address(raw)
+        self._origin = Origin(path, mode, _identity(stat), start - first, memory, start, _tells_residence(path, stat))
+        return self
+
+    def __array_finalize__(self, obj: Any) -> None:
+        super().__array_finalize__(obj)
+        self._origin = getattr(obj, "_origin", None) if self._mmap is not None else None
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        if array is self or getattr(array, "_origin", None) is not None:  # given as ``out``
+            return array
+        return array[()] if return_scalar or array.ndim == 0 else np.asarray(array)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = np.ndarray.__getitem__(self, index)
+        return np.asarray(found) if isinstance(found, H5Map) and found._origin is None else found
+
+    def flush(self) -> None:
+        """Write what was changed to the disk; without it, that happens some time later."""
+        if self._origin is not None and self._origin.mode != "r":
+            self._origin.memory.flush()
+
+    # -- other processes -----------------------------------------------------------------------------
+
+    def __reduce__(self) -> Any:
+        if self._origin is None:
+            return np.array(self).__reduce__()
+        o = self._origin
+        mode = o.mode if self.flags.writeable else "r"
+        return _reopen, (o.path, self.dtype, self.shape, self.strides, _address(self) - o.start, mode, o.identity)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.__reduce__()
+
+    # -- reading from disk ---------------------------------------------------------------------------
+
+    def willneed(self, *views: np.ndarray) -> None:
+        """Ask the kernel to read the pages of views, all at once and in the background.
+
+        To be called just before the views are copied: worth a factor of five where the file is not in the page cache.
+        Where a page of theirs is, nothing is done, so that it costs microseconds.
+
+        Parameters
+        ----------
+        *views : ndarray
+            Any views of this map or of a view of it, in any memory order: a window, or the single rows of one that
+            has no slice. An array whose memory is not in the map is left alone. Of several only the first and the
+            last are looked at for whether the pages are there.
+        """
+        o, views = self._origin, tuple(view for view in views if view.size)
+        if o is None or not views or not hasattr(mmap, "MADV_WILLNEED"):
+            return
+        if (
+            o.tells_residence
+            and _probably_resident(views[0], o)
+            and (len(views) == 1 or _probably_resident(views[-1], o))
+        ):
+            return
+        starts, stops = [], []
+        for view in views:
+            runs, length = _runs(view.shape, view.strides, view.itemsize)
+            first = _address(view) - o.memory_start
+            if first + int(runs[0]) >= 0 and first + int(runs[-1]) + length <= len(o.memory):
+                starts.append((first + runs) // PAGE * PAGE)
+                stops.append(first + runs + length)
+        if starts:
+            for start, stop in _merged(np.concatenate(starts), np.concatenate(stops)):
+                o.memory.madvise(mmap.MADV_WILLNEED, start, stop - start)
+
+
+def _reopen(
+    path: str,
+    dtype: np.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    offset: int,
+    mode: str,
+    identity: tuple[int, int, int],
+) -> np.ndarray:
+    """A view of a map, in another process."""
+    if not all(shape):
+        return np.empty(shape, dtype)
+    require_same_file(path, identity)
+    return H5Map(path, dtype, shape, strides, offset, mode)
+
+
+def file_identity(path: str) -> tuple[int, int, int]:
+    """What tells a file from one that was put in its place later."""
+    return _identity(os.stat(path))
+
+
+def require_same_file(path: str, identity: tuple[int, int, int]) -> None:
+    """Check that a file is still the one that it was: the same inode, or a faithful copy of it on another machine.
+
+    Raises
+    ------
+    FileNotFoundError, H5DataError
+    """
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{path}: the file is gone since it was mapped or opened")
+    inode, size, time = file_identity(path)
+    if inode != identity[0] and (size, time) != identity[1:]:
+        raise H5DataError(
+            f"{path}: the file was replaced since it was mapped or opened, so another process cannot open the same "
+            "data; call h5mmap again after writing"
+        )
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int, int]:
+    return stat.st_ino, stat.st_size, int(stat.st_mtime)
+
+
+def _address(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]
+
+
+# -- which pages --------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def _runs(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[np.ndarray, int]:
+    """The stretches of memory that a view covers: where each begins, from its element [0, 0, ...], and their length.
+
+    Stretches with less than a page between them are one.
+    """
+    first, length, outer = 0, itemsize, []
+    for n, stride in sorted(zip(shape, strides, strict=True), key=lambda a: abs(a[1])):
+        first += min(0, (n - 1) * stride)
+        if abs(stride) - length < PAGE or n == 1:
+            length += (n - 1) * abs(stride)
+        else:
+            outer.append(np.arange(n) * abs(stride))
+    runs = np.array([first])
+    for steps in outer:
+        runs = (steps[:, None] + runs).ravel()
+    return runs, length
+
+
+def _merged(starts: np.ndarray, stops: np.ndarray) -> list[tuple[int, int]]:
+    """Stretches without those that others cover; only as many as may be asked for at once."""
+    order = np.argsort(starts, kind="stable")
+    starts, stops = starts[order], np.maximum.accumulate(stops[order])
+    begins = np.flatnonzero(np.r_[True, starts[1:] > stops[:-1]])
+    starts, stops = starts[begins], stops[np.r_[begins[1:] - 1, -1]]
+    few = np.cumsum(stops - starts) <= AT_ONCE
+    return list(zip(starts[few].tolist(), stops[few].tolist(), strict=True))
+
+
+def _probably_resident(view: np.ndarray, o: Origin) -> bool:
+    """Whether a page in the middle of a view is in memory; neighbours touch only its ends. One call, 1.5 us."""
+    assert _mincore is not None
+    byte, vector = _address(view), ctypes.create_string_buffer(1)
+    for n, stride in zip(view.shape, view.strides, strict=True):
+        byte += n // 2 * stride
+    if not 0 <= byte - o.memory_start < len(o.memory):
+        return True
+    return not _mincore(byte // PAGE * PAGE, 1, vector) and vector.raw[0] & 1 == 1
+
+
+def _find_mincore() -> Callable[..., int] | None:
+    """The call that says which pages are in memory; None where there is none, or it says so of every page."""
+    try:
+        call = ctypes.CDLL(None).mincore
+    except (AttributeError, OSError, TypeError):
+        return None
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
+    untouched, vector = mmap.mmap(-1, PAGE), ctypes.create_string_buffer(b"\1")
+    if call(_address(np.frombuffer(untouched, "u1")), PAGE, vector) or vector.raw[0] & 1:
+        return None
+    return call
+
+
+_mincore = _find_mincore()
+
+
+def _tells_residence(path: str, stat: os.stat_result) -> bool:
+    """Linux tells which pages are in memory only to those who may write to the file; to others it says: all."""
+    return _mincore is not None and (os.access(path, os.W_OK) or stat.st_uid == os.geteuid())

@@ -1,0 +1,379 @@
+"""Writing files: what h5py reads back, and what becomes of the old file."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from fluxutils_py import Estimator, Spec
+from fluxutils_py.data import H5Map, h5create, h5mmap, h5save, hdf5write
+from fluxutils_py.errors import H5DataError
+
+F, N, T = 3, 5, 7
+ORDERS = ["".join(p) for p in itertools.permutations("FNT")]
+X = np.arange(F * N * T).reshape(F, N, T).astype("f4")
+
+
+def in_memory_order(x, axes):
+    order = ["FNT".index(c) for c in axes]
+    return np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))
+
+
+def stored(path, name="x"):
+    with h5py.File(path) as file:
+        return file[name][()], dict(file[name].attrs)
+
+
+# -- what is written ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axes", ORDERS)
+@pytest.mark.parametrize("own", ORDERS)
+def test_any_order_from_any_order(tmp_path, axes, own, monkeypatch):
+    monkeypatch.setattr(hdf5write, "BLOCK_BYTES", 40)  # ten values
+    monkeypatch.setattr(hdf5write, "RUN_BYTES", 8)
+    h5save(tmp_path / "a.h5", {"x": in_memory_order(X, own)}, axes=axes)
+    found, attrs = stored(tmp_path / "a.h5")
+    assert np.array_equal(found, X.transpose(["FNT".index(c) for c in axes]))
+    assert attrs == {"axes": axes}
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "u2", "i8", "?", ">f4", ">i2"])
+def test_every_number_format(tmp_path, dtype):
+    x = (X % 2).astype(dtype)
+    h5save(tmp_path / "a.h5", {"x": x})
+    found, _ = stored(tmp_path / "a.h5")
+    assert found.dtype.str == x.dtype.str
+    assert np.array_equal(found, x.transpose(2, 1, 0))
+    assert type(h5mmap(tmp_path / "a.h5", "x")) is H5Map
+
+
+SOURCES = {
+    "list": lambda x, path: x.tolist(),
+    "torch": lambda x, path: torch.tensor(x),
+    "strided": lambda x, path: np.repeat(x, 2, 1)[:, ::2],
+    "backwards": lambda x, path: np.ascontiguousarray(x[::-1, :, ::-1])[::-1, :, ::-1],
+    "repeated": lambda x, path: np.broadcast_to(x[:, :1], x.shape),
+    "np.memmap": lambda x, path: np.load(path, mmap_mode="r"),
+    "h5py": lambda x, path: h5py.File(path.with_suffix(".h5"))["x"],
+    "map": lambda x, path: h5mmap(path.with_suffix(".h5"), "x", "FNT"),
+    "lazy": lambda x, path: h5mmap(path.with_suffix(".h5"), "chunked", "FNT"),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_every_kind_of_source_block_by_block(tmp_path, kind, monkeypatch):
+    np.save(tmp_path / "source.npy", X)
+    with h5py.File(tmp_path / "source.h5", "w") as file:
+        file["x"] = X
+        file.create_dataset("chunked", data=X, chunks=(2, 2, 2))
+    monkeypatch.setattr(hdf5write, "BLOCK_BYTES", 60)
+    h5save(tmp_path / "a.h5", {"x": SOURCES[kind](X, tmp_path / "source.npy")})
+    expected = np.repeat(X[:, :1], N, 1) if kind == "repeated" else X
+    assert np.array_equal(h5mmap(tmp_path / "a.h5", "x"), expected)
+
+
+def test_a_source_is_read_in_small_blocks_only(tmp_path, monkeypatch):
+    class Large:
+        shape, dtype, reads = (4, 30, 50), np.dtype("f4"), []
+
+        def __getitem__(self, key):
+            sizes = [len(range(*k.indices(n))) for k, n in zip(key, self.shape, strict=True)]
+            self.reads.append(np.prod(sizes) * 4)
+            return np.ones(sizes, "f4")
+
+    monkeypatch.setattr(hdf5write, "BLOCK_BYTES", 1000)
+    h5save(tmp_path / "a.h5", {"x": Large()})
+    assert max(Large.reads) <= 1000
+    assert sum(Large.reads) == 4 * 30 * 50 * 4
+    assert np.array_equal(h5mmap(tmp_path / "a.h5", "x"), np.ones(Large.shape))
+
+
+@pytest.mark.parametrize("axes", ORDERS)
+def test_blocks_are_long_in_both_memories(axes):
+    """As wide as a page in the source and in the file at the least, where the array is that wide."""
+    shape = (16, 4096, 8192)  # 2 GiB
+    x = np.broadcast_to(np.float32(0), shape)
+    own = np.lib.stride_tricks.as_strided(
+        x, shape, [4 * int(np.prod([shape["FNT".index(d)] for d in axes[axes.index(c) + 1 :]])) for c in "FNT"]
+    )
+    for file in ORDERS:
+        order = ["FNT".index(c) for c in file]
+        block = next(iter(hdf5write._blocks(own, 4, order[::-1])))
+        size = [s.stop - s.start for s in block]
+        assert np.prod(size) * 4 <= hdf5write.BLOCK_BYTES
+        assert np.prod(size) * 4 > hdf5write.BLOCK_BYTES / 4
+        for layout in (axes, file):
+            run = 4
+            for c in reversed(layout):
+                i = "FNT".index(c)
+                run *= size[i]
+                if size[i] < shape[i]:
+                    break
+            assert run >= 4096
+
+
+def test_groups_scalars_strings_and_other_shapes(tmp_path):
+    values = {
+        "x": X,
+        "train": {"x": X[:, :2], "deep": {"y": np.arange(4)}, "nothing": {}},
+        "a/b": 3.5,
+        "text": "série",
+        "texts": ["a", "bc"],
+        "bytes": np.array([b"ab", b"c"]),
+        "flag": True,
+        "matrix": np.arange(6).reshape(2, 3),
+        "four": np.arange(16.0).reshape(2, 2, 2, 2),
+        "complex": np.array([1j, 2]),
+        "empty": np.zeros((3, 0, 2)),
+    }
+    h5save(tmp_path / "a.h5", values)
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert np.array_equal(file["x"], X.transpose(2, 1, 0))
+        assert np.array_equal(file["train/x"], X[:, :2].transpose(2, 1, 0))
+        assert file["train/deep/y"][()].tolist() == [0, 1, 2, 3]
+        assert list(file["train/nothing"]) == []
+        assert file["a/b"][()] == 3.5
+        assert file["text"].asstr()[()] == "série"
+        assert file["texts"].asstr()[()].tolist() == ["a", "bc"]
+        assert file["bytes"][()].tolist() == [b"ab", b"c"]
+        assert file["flag"][()] is np.True_
+        assert np.array_equal(file["matrix"], values["matrix"])
+        assert np.array_equal(file["four"], values["four"])
+        assert np.array_equal(file["complex"], values["complex"])
+        assert file["empty"].shape == (2, 0, 3)
+        noted = []
+        file.visititems(lambda name, item: noted.append(name) if "axes" in item.attrs else None)
+        assert noted == ["empty", "train/x", "x"]
+
+
+# -- aside --------------------------------------------------------------------------------------------------
+
+
+def test_a_live_map_stays_valid_and_may_be_the_source(tmp_path):
+    path = tmp_path / "a.h5"
+    h5save(path, {"x": X, "y": X + 1})
+    x = h5mmap(path, "x")
+    h5save(path, {"x": x[:, 1:3], "y": h5mmap(path, "y")})
+    assert np.array_equal(x, X)
+    assert np.array_equal(h5mmap(path, "x"), X[:, 1:3])
+    assert np.array_equal(h5mmap(path, "y"), X + 1)
+
+
+def test_a_lazy_array_may_be_the_source(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=X, chunks=True)
+    with h5mmap(path, "x", "FNT") as x:
+        h5save(path, {"x": x})
+        assert np.array_equal(x[...], X)
+    assert type(h5mmap(path, "x")) is H5Map
+    assert np.array_equal(h5mmap(path, "x"), X)
+
+
+def test_a_reader_survives_overwriting(tmp_path):
+    """A map of a file that shrinks dies of SIGBUS: shown here with h5py, and not to happen with h5save."""
+    program = """if True:
+        import sys, numpy as np, h5py
+        from fluxutils_py.data import h5mmap, h5save
+        x = h5mmap(sys.argv[1], "x")
+        if sys.argv[2] == "h5save":
+            h5save(sys.argv[1], {"x": np.zeros((1, 1, 1))})
+        else:
+            h5py.File(sys.argv[1], "w").close()
+        print(x.sum())
+    """
+    codes = {}
+    for how in ("h5save", "h5py"):
+        h5save(tmp_path / "a.h5", {"x": np.ones((8, 64, 512))})  # 2 MiB
+        done = subprocess.run(
+            [sys.executable, "-c", program, tmp_path / "a.h5", how], capture_output=True, text=True, timeout=60
+        )
+        codes[how] = done.returncode, done.stdout
+    assert codes == {"h5save": (0, f"{8 * 64 * 512.0}\n"), "h5py": (-7, "")}
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_mode_of_the_file(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        h5save(tmp_path / "a.h5", {"x": X})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.h5").stat().st_mode & 0o777 == 0o666 & ~umask
+    (tmp_path / "a.h5").chmod(0o640)
+    h5save(tmp_path / "a.h5", {"x": X})
+    assert (tmp_path / "a.h5").stat().st_mode & 0o777 == 0o640
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link.h5").symlink_to("data/a.h5")
+    h5save(tmp_path / "link.h5", {"x": X})
+    assert (tmp_path / "link.h5").is_symlink()
+    assert np.array_equal(h5mmap(tmp_path / "data" / "a.h5", "x"), X)
+    h5save(tmp_path / "link.h5", {"x": X + 1})
+    assert (tmp_path / "link.h5").is_symlink()
+    assert np.array_equal(h5mmap(tmp_path / "link.h5", "x"), X + 1)
+
+
+class Breaks:
+    shape, dtype = (F, N, T), np.dtype("f4")
+
+    def __init__(self, error):
+        self.error = error
+
+    def __getitem__(self, key):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [OSError("no space"), KeyboardInterrupt(), MemoryError(), IndexError("oh")], ids=repr)
+@pytest.mark.parametrize("existing", [True, False])
+def test_nothing_is_left_after_an_error(tmp_path, error, existing):
+    if existing:
+        h5save(tmp_path / "a.h5", {"x": X})
+    with pytest.raises(type(error)):
+        h5save(tmp_path / "a.h5", {"y": X, "x": Breaks(error)})
+    assert os.listdir(tmp_path) == ["a.h5"] * existing
+    if existing:
+        assert np.array_equal(h5mmap(tmp_path / "a.h5", "x"), X)
+
+
+BAD = {
+    "expected a mapping of names to arrays, as {'x': x, 'y': y}, got ndarray": (X, "TNF"),
+    "a dataset is named by a string, 'x' or 'group/x', got 3": ({3: X}, "TNF"),
+    "axes must name F (features), N (series) and T (time steps), as 'TNF', got 'TN'": ({"x": X}, "TN"),
+    "dataset 'g/x': this is no array (setting an array element with a sequence. The requested array has an "
+    "inhomogeneous shape after 1 dimensions. The detected shape was (2,) + inhomogeneous part.); make it one with "
+    "equal lengths": ({"g": {"x": [[1], [1, 2]]}}, "TNF"),
+    "dataset 'x': cannot store ndarray of type object (Object dtype dtype('O') has no native HDF5 equivalent); convert "
+    "it to an array of numbers, or give it another name": ({"x": None}, "TNF"),
+    "dataset 'x/y': cannot store ndarray of type float32 (Incompatible object (Dataset) already exists); convert it to "
+    "an array of numbers, or give it another name": ({"x": X, "x/y": X}, "TNF"),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_what_cannot_be_saved(tmp_path, message):
+    mapping, axes = BAD[message]
+    with pytest.raises(H5DataError) as caught:
+        h5save(tmp_path / "a.h5", mapping, axes=axes)
+    assert str(caught.value) == f"{tmp_path}/a.h5: {message}"
+    assert os.listdir(tmp_path) == []
+
+
+def test_where_nothing_can_be_saved(tmp_path):
+    with pytest.raises(H5DataError) as caught:
+        h5save(tmp_path, {"x": X})
+    assert str(caught.value) == f"{tmp_path}: this is a directory; give the name of a file"
+    with pytest.raises(FileNotFoundError) as missing:
+        h5save(tmp_path / "no" / "a.h5", {"x": X})
+    assert str(missing.value) == f"{tmp_path}/no: there is no such folder to write a file to"
+
+
+@pytest.mark.parametrize("verbose", [False, "auto"])
+def test_no_bar_for_nobody(tmp_path, verbose, capfd):
+    h5save(tmp_path / "a.h5", {"x": X}, verbose=verbose)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_bar_for_who_is_watching(tmp_path, capfd, monkeypatch):
+    import tqdm.auto
+
+    plain = tqdm.auto.tqdm
+    monkeypatch.setattr(tqdm.auto, "tqdm", lambda **kwargs: plain(**kwargs | {"delay": 0}))
+    h5save(tmp_path / "a.h5", {"x": X, "y": X[0]}, verbose=True)
+    assert "h5save a.h5: 100%" in capfd.readouterr().err
+    with pytest.raises(ValueError, match="verbose must be 'auto', True or False, got 'yes'"):
+        h5save(tmp_path / "b.h5", {"x": X}, verbose="yes")
+    assert os.listdir(tmp_path) == ["a.h5"]
+
+
+# -- room for results ---------------------------------------------------------------------------------------
+
+
+def test_room_is_there_at_once_and_takes_none(tmp_path):
+    out = h5create(tmp_path / "a.h5", "yhat", (2, 10**4, 10**5), "f8")  # 16 GB
+    assert type(out) is H5Map
+    assert out.shape == (2, 10**4, 10**5)
+    assert (tmp_path / "a.h5").stat().st_size > 16 * 10**9
+    assert (tmp_path / "a.h5").stat().st_blocks * 512 < 10**5
+    out[1, 5000, 50_000] = 3
+    assert out[:, 5000, 50_000].tolist() == [0, 3]
+    assert (tmp_path / "a.h5").stat().st_blocks * 512 < 10**5
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert file["yhat"].shape == (10**5, 10**4, 2)
+        assert file["yhat"].attrs["axes"] == "TNF"
+        assert file["yhat"][50_000, 5000].tolist() == [0, 3]
+
+
+def test_room_beside_other_datasets(tmp_path):
+    path = tmp_path / "a.h5"
+    h5save(path, {"x": X, "n": 3})
+    x = h5mmap(path, "x")
+    out = h5create(path, "results/yhat", (1, N, T), axes="FNT")
+    assert out.dtype == "f4"
+    out[:] = 5
+    second = h5create(path, "lengths", (N,), "i8")
+    second[:] = np.arange(N)
+    assert np.array_equal(x, X)
+    assert np.array_equal(h5mmap(path, "x"), X)
+    assert (h5mmap(path, "results/yhat") == 5).all()
+    with h5py.File(path) as file:
+        assert file["n"][()] == 3
+        assert file["results/yhat"].shape == (1, N, T)
+        assert file["results/yhat"].id.get_offset() % 64 == file["lengths"].id.get_offset() % 64 == 0
+        assert file["lengths"][()].tolist() == [0, 1, 2, 3, 4]
+        assert dict(file["lengths"].attrs) == {}
+
+
+def test_room_that_cannot_be_made(tmp_path):
+    path = tmp_path / "a.h5"
+    h5save(path, {"x": X})
+    exists = "dataset 'x' exists already; write to it with h5mmap(path, name, mode='r+'), or delete it first"
+    for name, shape, dtype, message in (
+        ("x", (1, 2, 3), "f4", exists),
+        ("y", (1, 2), "S3", "dataset 'y': expected the shape and type of an array of real numbers, got (1, 2) of |S3"),
+        ("y", (), "f4", "dataset 'y': expected the shape and type of an array of real numbers, got () of float32"),
+        ("", (1, 2, 3), "f4", "a dataset is named by a string, 'x' or 'group/x', got ''"),
+    ):  # fmt: skip
+        with pytest.raises(H5DataError) as caught:
+            h5create(path, name, shape, dtype)
+        assert str(caught.value) == f"{path}: {message}"
+    with h5py.File(path), pytest.raises(H5DataError) as caught:
+        h5create(path, "y", (1, 2, 3))
+    assert str(caught.value) == (
+        f"{path}: the file is open for reading in this process, by h5py or as a lazy array; close that first"
+    )
+    with pytest.raises(H5DataError, match="axes must name F"):
+        h5create(tmp_path / "b.h5", "y", (1, 2, 3), axes="TN")
+    with pytest.raises(FileNotFoundError):
+        h5create(tmp_path / "no" / "a.h5", "y", (1, 2, 3))
+    assert os.listdir(tmp_path) == ["a.h5"]
+
+
+def test_predicting_into_a_file(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(F, N, T)).astype("f4"), rng.normal(size=(2, N, T)).astype("f4")
+    h5save(tmp_path / "a.h5", {"x": x, "y": y})
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        for name, a in (("x", x), ("y", y)):
+            file.create_dataset(name, data=a, compression="gzip").attrs["axes"] = "FNT"
+    spec = Spec(epochs=1, batchsize=2, seqsize=3, shuffle=True)
+    plain = Estimator(spec=spec, random_state=0).fit(x, y).predict(x)
+    for name, out in (
+        ("a", h5create(tmp_path / "c.h5", "yhat", (2, N, T))),
+        ("b", h5create(tmp_path / "c.h5", "zhat", (2, N, T), "f8", axes="FNT")),
+    ):
+        mx, my = h5mmap(tmp_path / f"{name}.h5", "x"), h5mmap(tmp_path / f"{name}.h5", "y")
+        est = Estimator(spec=spec, random_state=0).fit(mx, my)
+        assert est.predict(mx, out=out) is out
+        assert np.array_equal(out, plain)
+        if name == "b":
+            mx.close()
+            my.close()
