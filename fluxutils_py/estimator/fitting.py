@@ -75,7 +75,7 @@ class Fit:
         self.loss = as_loss(est.loss)
         self.x, self.y = read_pair(x, y)
         self.resume = resume and hasattr(est, "model_")
-        as_callbacks(est.callbacks), watched(est.verbose)  # are they what they should be?
+        self.callbacks, self.shown = as_callbacks(est.callbacks), watched(est.verbose)
         # of copies: the originals move on only when something has been learnt
         self.rng: np.random.Generator = (
             copy.deepcopy(est._rng) if self.resume else draw_generator(copy.deepcopy(est.random_state))
@@ -159,7 +159,7 @@ class Fit:
         """Steps per window. Validation of a mean over steps may take longer ones: nothing is kept for gradients."""
         asked = int(self.spec.seqsize or rows.longest)
         plain_mean = isinstance(self.loss, SeqLoss) and self.loss.is_mean
-        if training or not plain_mean:
+        if training or not plain_mean or hasattr(self.model, "takes_windows"):
             return asked
         return max(asked, VALIDATION // min(len(rows), int(self.spec.batchsize)))
 
@@ -242,9 +242,9 @@ class Fit:
             watchers.append(Schedule(self.scheduler, self.spec.schedule_every, lambda: self.step.updates))
         if self.spec.patience is not None:
             watchers.append(EarlyStopping(self.model, int(self.spec.patience)))
-        if watched(self.est.verbose) and self.comm.rank == 0:
+        if self.shown and self.comm.rank == 0:
             watchers.append(ProgressBar())
-        for hook in (*watchers, *as_callbacks(self.est.callbacks)):
+        for hook in (*watchers, *self.callbacks):
             loop.hooks.attach(hook)
         return loop
 
