@@ -108,6 +108,13 @@ class H5Map(np.memmap):
         found = np.ndarray.__getitem__(self, index)
         return np.asarray(found) if isinstance(found, H5Map) and found._origin is None else found
 
+    def __enter__(self) -> H5Map:
+        """As a lazy array, so that ``with h5mmap(...) as x`` serves both; a map is closed when nobody refers to it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.flush()
+
     def flush(self) -> None:
         """Write what was changed to the disk; without it, that happens some time later."""
         if self._origin is not None and self._origin.mode != "r":
@@ -127,7 +134,7 @@ class H5Map(np.memmap):
 
     # -- reading from disk ---------------------------------------------------------------------------
 
-    def willneed(self, *views: np.ndarray) -> None:
+    def willneed(self, *views: np.ndarray) -> bool:
         """Ask the kernel to read the pages of views, all at once and in the background.
 
         To be called just before the views are copied: worth a factor of five where the file is not in the page cache.
@@ -139,16 +146,21 @@ class H5Map(np.memmap):
             Any views of this map or of a view of it, in any memory order: a window, or the single rows of one that
             has no slice. An array whose memory is not in the map is left alone. Of several only the first and the
             last are looked at for whether the pages are there.
+
+        Returns
+        -------
+        bool
+            Whether anything had to be asked for.
         """
         o, views = self._origin, tuple(view for view in views if view.size)
         if o is None or not views or not hasattr(mmap, "MADV_WILLNEED"):
-            return
+            return False
         if (
             o.tells_residence
             and _probably_resident(views[0], o)
             and (len(views) == 1 or _probably_resident(views[-1], o))
         ):
-            return
+            return False
         starts, stops = [], []
         for view in views:
             runs, length = _runs(view.shape, view.strides, view.itemsize)
@@ -159,6 +171,7 @@ class H5Map(np.memmap):
         if starts:
             for start, stop in _merged(np.concatenate(starts), np.concatenate(stops)):
                 o.memory.madvise(mmap.MADV_WILLNEED, start, stop - start)
+        return bool(starts)
 
 
 def _reopen(

@@ -11,6 +11,8 @@ from fluxutils_py.data.hdf5map import H5Map
 from fluxutils_py.data.rows import Rows
 from fluxutils_py.errors import DataError, ShapeError
 
+GLANCE = 8
+
 
 class Series:
     """One array of shape (F, N, T): features, series, time steps.
@@ -31,6 +33,8 @@ class Series:
         ``"int"`` or ``"float"`` (which booleans count as).
     in_memory : bool
         Whether looking at all of it is cheap: a NumPy array that is no memory map.
+    reads_ahead : bool
+        Whether :meth:`announce` has the disk at work in the background.
 
     Raises
     ------
@@ -63,6 +67,8 @@ class Series:
         self.kind = "int" if self.dtype.kind in "iu" else "float"
         self.in_memory = type(array) is np.ndarray and not _maps_a_file(array)
         self._map = array if isinstance(array, H5Map) else None
+        self.reads_ahead = self._map is not None
+        self._announced, self._found = (0, 0, 0), 0  # the last window, and how many in a row were in memory
         self._plain = None if not isinstance(array, np.ndarray) else array.view(np.ndarray)  # slices faster than a map
         strides = (0, 0, 0) if self._plain is None else tuple(abs(n) for n in self._plain.strides)
         self._feature_major = strides[0] > min(strides[1:])
@@ -81,9 +87,8 @@ class Series:
             copied once into its final place, and never to be written to. Steps past a row's end are unspecified.
         """
         size = stop - start
-        if self._map is not None:
-            self._willneed(self._map, rows, start, stop)
-        if rows.common_start is not None:  # a rectangle of the array
+        self.announce(rows, start, stop)
+        if rows.common_start is not None and rows.common_series is not None:  # a rectangle of the array
             block = self._rectangle(rows, start, stop)
             if self._feature_major:  # gather in the order of the memory first; the caller transposes in the cache
                 block = np.ascontiguousarray(block)
@@ -115,9 +120,21 @@ class Series:
             block[:, run] = np.asarray(self.array[:, lo : lo + len(run), steps])
         return block
 
-    def _willneed(self, a: H5Map, rows: Rows, start: int, stop: int) -> None:
-        """Have the window's part of a file read from the disk, if it is not in memory: the map does not read ahead."""
-        assert self._plain is not None
+    def announce(self, rows: Rows, start: int, stop: int) -> None:
+        """Say what will be read soon: a map has its pages fetched from the disk meanwhile. Returns at once.
+
+        Where all was in memory for a while, only one window in ``GLANCE`` is looked at: a look takes longer than the
+        window, between training steps that have emptied the caches of the processor.
+        """
+        if self._map is None or self._plain is None:
+            return
+        window = (id(rows), start, stop)
+        if window == self._announced:
+            return
+        self._announced = window
+        self._found += 1
+        if self._found > GLANCE and self._found % GLANCE:
+            return
         groups = [rows] if rows.common_start is not None else [part for _, part in rows.by_start]
         views: list[np.ndarray] = []
         for part in groups:
@@ -125,7 +142,8 @@ class Series:
             steps = slice(begin + start, begin + stop)
             which = [part.common_series] if part.common_series is not None else [slice(n, n + 1) for n in part.series]
             views += [self._plain[:, n, steps] for n in which]
-        a.willneed(*views)
+        if self._map.willneed(*views):
+            self._found = 0
 
 
 def as_series(value: Any, name: str) -> tuple[Series, ...]:

@@ -177,9 +177,14 @@ class SequenceWindows:
         return map(self.read, self.places())
 
     @property
-    def in_memory(self) -> bool:
-        """Whether all data are; otherwise reading a window may mean waiting for a disk."""
-        return all(s.in_memory for s in (*self.x, *self.y))
+    def waits(self) -> bool:
+        """Whether reading a window may mean waiting for a disk, even if it was announced."""
+        return not all(s.in_memory or s.reads_ahead for s in (*self.x, *self.y))
+
+    def announce(self, place: Place) -> None:
+        """Say that the window there comes next, for maps to be read ahead."""
+        for s in (*self.x, *self.y):
+            s.announce(place.rows, place.start, place.stop)
 
     def places(self) -> Iterator[Place]:
         """Where the windows of one pass lie, in order; :meth:`read` makes windows of them. Nothing is read."""

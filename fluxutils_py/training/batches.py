@@ -51,8 +51,14 @@ class TensorBatches:
     def __iter__(self) -> Iterator[Batch]:
         self.windows.shuffle(self.rng)
         places = self.windows.places()
-        if self.windows.in_memory:
-            yield from map(self._load, places)
+        if not self.windows.waits:
+            place = next(places, None)
+            while place is not None:
+                following = next(places, None)
+                if following is not None:  # the kernel fetches its pages while this one is worked on
+                    self.windows.announce(following)
+                yield self._load(place)
+                place = following
             return
         aside = partial(self._load, aside=True)  # reads the next while one is worked on
         with BackgroundDataLoader.map(aside, places, n=1) as ahead:

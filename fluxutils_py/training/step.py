@@ -97,8 +97,12 @@ class WindowStep:
     def abandon(self) -> None:
         """After an error: forget states and waiting gradients, so that the model can be used."""
         reset(self.model)
-        self.optimizer.zero_grad()
+        self._forget_gradients()
         self._waiting = self._waiting_live = 0
+
+    def _forget_gradients(self) -> None:
+        for p in self._params:  # a tenth of the time of optimizer.zero_grad()
+            p.grad = None
 
     # -- one window ----------------------------------------------------------------------------------
 
@@ -169,7 +173,7 @@ class WindowStep:
             present = [p.grad for p in self._params if p.grad is not None]
             torch._foreach_mul_(present, self.clip / (norm + 1e-6))
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self._forget_gradients()
         self.updates += 1
         self._waiting = self._waiting_live = 0
 

@@ -304,3 +304,33 @@ def test_series_reads_a_map_as_it_reads_an_array(tmp_path, axes):
         assert np.array_equal(found, np.stack(expected, 1))
         views = [x.array[:, n, t + 30 : t + 50] for n, t in zip(rows.series, rows.start, strict=True)]
         assert set(pages_of(memory.calls)) == touched(x.array, *views)
+
+
+def test_a_map_is_a_context_like_a_lazy_array(tmp_path):
+    with saved(tmp_path) as x:
+        assert isinstance(x, H5Map)
+    assert np.isfinite(np.asarray(x)).all()  # still there: somebody refers to it
+
+
+def test_a_warm_map_is_looked_at_now_and_then_and_a_cold_one_each_time(tmp_path, monkeypatch):
+    x = saved(tmp_path, numbers("f4", (2, 3, 500)), "TNF")
+    asked = []
+    cold = {50, 51, 60}
+
+    def willneed(self, *views):
+        asked.append(window)
+        return window in cold
+
+    monkeypatch.setattr(H5Map, "willneed", willneed)
+    series, rows = Series(x, "x"), Rows.whole(3, 500)
+    for window in range(100):
+        series.announce(rows, window, window + 1)
+        expected = np.asarray(x)[:, :, window : window + 1].transpose(2, 1, 0)
+        assert np.array_equal(series.read(rows, window, window + 1), expected)  # looks no second time
+    assert asked[:8] == list(range(8))
+    assert asked[8:] == [8 * k - 1 for k in range(2, 13)]
+    asked.clear()
+    cold |= set(range(100, 130))
+    for window in range(100, 130):
+        series.announce(rows, window, window + 1)
+    assert asked[1:] == list(range(asked[0] + 1, 130))

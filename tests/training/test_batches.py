@@ -1,12 +1,13 @@
 """Arrays of any kind as tensors, and windows as batches."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series
+from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series, as_series, h5mmap, h5save
 from fluxutils_py.training.batches import TensorBatches, to_tensor
 
 CPU = torch.device("cpu")
@@ -140,3 +141,56 @@ def test_each_pass_is_shuffled_anew():
     assert len({tuple(o) for o in orders}) > 1
     again = TensorBatches(windows(), torch.float32, CPU, np.random.default_rng(3))
     assert [int(s) for b in again if b.window.place.first for s in b.window.place.rows.series] == orders[0]
+
+
+def test_the_next_window_of_a_map_is_announced_before_one_is_worked_on(tmp_path, monkeypatch):
+    h5save(tmp_path / "x.h5", {"x": np.random.default_rng(0).normal(size=(2, 5, 17)).astype("f4")})
+    windows = SequenceWindows(as_series(h5mmap(tmp_path / "x.h5", "x"), "x"), batchsize=2, seqsize=5)
+    events = []
+
+    def note(name):
+        real = getattr(SequenceWindows, name)
+
+        def noted(self, place):
+            events.append((name, place.rows.series[0], place.start))
+            return real(self, place)
+
+        monkeypatch.setattr(SequenceWindows, name, noted)
+
+    note("announce")
+    note("read")
+    places = [(p.rows.series[0], p.start) for p in windows.places()]
+    assert len(list(TensorBatches(windows, torch.float32, torch.device("cpu")))) == len(places) == 12
+    expected = []
+    for place, following in zip(places, [*places[1:], None], strict=True):
+        expected += ([("announce", *following)] if following else []) + [("read", *place)]
+    assert events == expected
+
+
+def test_lazy_arrays_are_read_in_another_thread_and_errors_come_at_their_window(tmp_path):
+    class Lazy:
+        shape, dtype = (2, 5, 17), np.dtype("f4")
+
+        def __init__(self):
+            self.threads, self.data = set(), np.random.default_rng(0).normal(size=self.shape).astype("f4")
+
+        def __getitem__(self, key):
+            if key[2].start >= 10:
+                raise OSError("the disk is gone")
+            self.threads.add(threading.current_thread())
+            return self.data[key]
+
+    lazy = Lazy()
+    windows = SequenceWindows(as_series(lazy, "x"), batchsize=2, seqsize=5)
+    got = []
+
+    def walk():
+        for batch in TensorBatches(windows, torch.float32, CPU):
+            got.append(batch.window.place.start)
+            assert np.array_equal(batch.x.numpy(), lazy.data[:, :2, got[-1] : got[-1] + 5].transpose(2, 1, 0))
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        walk()
+    assert got == [0, 5]
+    assert threading.main_thread() not in lazy.threads
+    assert not any(t.is_alive() for t in lazy.threads)
