@@ -30,8 +30,8 @@ from fluxutils_py.training.loop import StepInfo
 class WindowStep:
     """Train a model on one window after another, its state carried from each to the next.
 
-    The order within a step: forward, check that the loss is finite, gradient, check that it is finite, clip, optimizer,
-    then the state is detached, or forgotten after the last window of a group. With ``accumulate`` the optimizer steps
+    The order within a step: the state is forgotten if a group begins; forward, check that the loss is finite, gradient,
+    check that it is finite, clip, optimizer; then the state is detached. With ``accumulate`` the optimizer steps
     after so many windows, on their gradients weighted by live steps, and at the end of an epoch (:meth:`flush`).
 
     Parameters
@@ -123,7 +123,7 @@ class WindowStep:
         if w.place.next_start is not None:
             self._next_states = marked(model)
         for layer in self._layers:
-            layer.reset() if w.place.last else layer.truncate()
+            layer.truncate()
         return StepInfo(value, w.n_live if value is not None else 0)
 
     def _learn(self, batch: Batch) -> float:
