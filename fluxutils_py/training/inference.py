@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.data import SequenceWindows
+from fluxutils_py.data import Rows, SequenceWindows
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import (
     batch_dims,
@@ -24,7 +24,7 @@ from fluxutils_py.nn import (
 )
 from fluxutils_py.training.batches import to_tensor
 
-BLOCK = 64  # steps
+FULL, AT_MOST = 1 << 14, 256  # rows times steps of a block, and steps: what keeps a step's overhead small
 
 
 class StreamState(list[Tensor]):
@@ -60,8 +60,8 @@ class Predictor:
 
     A product of two matrices may round differently when there are more rows, so a step's output would depend a little
     on how many steps are computed with it. Here it does not: the blocks in which a series is computed are the same
-    however the calls cut it. They grow 1, 1, 2, 4, ... up to 64 steps and stay at that; one that the data do not fill
-    is filled up with zeros, and computed anew when the rest has come. The results for chunks of time are therefore
+    however the calls cut it. They grow from 1 step to 64, or 256 for few series; one that the data do not fill is
+    filled up with zeros, and computed anew when the rest has come. The results for chunks of time are therefore
     equal to the last bit. Models that cannot take whole windows are run step by step, where there is nothing to prove;
     one that says itself that it takes windows (``takes_windows = True``) sees windows of ``seqsize`` steps.
 
@@ -108,30 +108,31 @@ class Predictor:
 
     def _group(self, series: slice) -> Iterator[Prediction]:
         self._start(series)
+        rows = self.windows.rows[series]
         seen, held = 0, tuple[Tensor, ...]()
         if self._before is not None:
             seen, held = self._before.n_steps, tuple(p[:, series].to(self.device) for p in self._before.pending)
         at = 0  # steps of this call that are done
         while at < self.n_steps:
             k = held[0].shape[0] if held else 0
-            size = self._block(seen + at - k) - k if self._blocked else min(self._chunk, self.n_steps - at)
+            size = block_size(seen + at - k, len(rows)) - k if self._blocked else min(self._chunk, self.n_steps - at)
             with torch.no_grad():
-                prediction, held = self._run(series, at, size, held)
+                prediction, held = self._run(series, rows, at, size, held)
             yield prediction
             at = prediction.steps.stop
         self._parts.append((states(self.model), held or self._nothing_held(series)))
 
     def _run(
-        self, series: slice, at: int, size: int, held: tuple[Tensor, ...]
+        self, series: slice, rows: Rows, at: int, size: int, held: tuple[Tensor, ...]
     ) -> tuple[Prediction, tuple[Tensor, ...]]:
         """Predict the next ``size`` steps, or those that there are; ``held`` are the steps before in the same block."""
         stop = min(at + size, self.n_steps)
         missing = at + size - stop
-        values, _, _, gap, _ = self.windows.cut(self.windows.rows[series], at, stop)
+        values, _, _, gap, _ = self.windows.cut(rows, at, stop)
         xs = tuple(self._tensor(v) for v in values)
         if held:
             xs = tuple(torch.cat([h, x]) for h, x in zip(held, xs, strict=True))
-        before = snapshot(self.model)
+        before = snapshot(self.model) if missing else []
         block = tuple(torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) for x in xs) if missing else xs
         out = run_window(self.model, block[0] if len(block) == 1 else block)
         n = xs[0].shape[0]
@@ -187,7 +188,17 @@ class Predictor:
     def _tensor(self, values: np.ndarray) -> Tensor:
         return to_tensor(values, self.dtype, self.device)
 
-    @staticmethod
-    def _block(start: int) -> int:
-        """Size of the block that begins at a step: 1, 1, 2, 4, ..., 64, 64, ..."""
-        return min(max(start, 1), BLOCK)
+
+def block_size(start: int, n_series: int) -> int:
+    """Steps of the block that begins at a step: 1, 1, 2, 4, 8, 16, 16, 16, 32, 32, 64, 64, ... up to a most.
+
+    Of a series of 32 steps or more, at most a third is computed in vain.
+
+    >>> [block_size(start, 1) for start in (0, 1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 512, 768, 1024)]
+    [1, 1, 2, 4, 8, 16, 16, 16, 32, 32, 64, 256, 256, 256]
+    >>> block_size(4096, 100), block_size(4096, 100_000)
+    (128, 64)
+    """
+    most = max(64, min(AT_MOST, 1 << max(1, FULL // n_series).bit_length() - 1))
+    even = 1 << start.bit_length() - 1 if start else 1  # the largest power of two that is not above
+    return min(most, even if start < 32 else even // 2)
