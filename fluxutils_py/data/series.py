@@ -68,7 +68,7 @@ class Series:
         self.in_memory = type(array) is np.ndarray and not _maps_a_file(array)
         self._map = array if isinstance(array, H5Map) else None
         self.reads_ahead = self._map is not None
-        self._announced, self._found = (0, 0, 0), 0  # the last window, and how many in a row were in memory
+        self._found = 0  # windows in a row that were in memory
         self._plain = None if not isinstance(array, np.ndarray) else array.view(np.ndarray)  # slices faster than a map
         strides = (0, 0, 0) if self._plain is None else tuple(abs(n) for n in self._plain.strides)
         self._feature_major = strides[0] > min(strides[1:])
@@ -85,9 +85,9 @@ class Series:
         ndarray of shape (S, B, F)
             A view of the array or of a fresh block in the array's own memory order: not contiguous in general, to be
             copied once into its final place, and never to be written to. Steps past a row's end are unspecified.
+            From a map that is not in memory it comes page by page, unless it was announced.
         """
         size = stop - start
-        self.announce(rows, start, stop)
         if rows.common_start is not None and rows.common_series is not None:  # a rectangle of the array
             block = self._rectangle(rows, start, stop)
             if self._feature_major:  # gather in the order of the memory first; the caller transposes in the cache
@@ -128,10 +128,6 @@ class Series:
         """
         if self._map is None or self._plain is None:
             return
-        window = (id(rows), start, stop)
-        if window == self._announced:
-            return
-        self._announced = window
         self._found += 1
         if self._found > GLANCE and self._found % GLANCE:
             return

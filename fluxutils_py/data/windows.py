@@ -181,10 +181,10 @@ class SequenceWindows:
         """Whether reading a window may mean waiting for a disk, even if it was announced."""
         return not all(s.in_memory or s.reads_ahead for s in (*self.x, *self.y))
 
-    def announce(self, place: Place) -> None:
-        """Say that the window there comes next, for maps to be read ahead."""
+    def announce(self, rows: Rows, start: int, stop: int) -> None:
+        """Say that these steps will be read soon, for maps to be read ahead."""
         for s in (*self.x, *self.y):
-            s.announce(place.rows, place.start, place.stop)
+            s.announce(rows, start, stop)
 
     def places(self) -> Iterator[Place]:
         """Where the windows of one pass lie, in order; :meth:`read` makes windows of them. Nothing is read."""

@@ -53,6 +53,8 @@ def _live(
     """Each prediction with its targets (S, B, G) and weights (S, B), 0 where a step does not count."""
     for p in predictions:
         part = rows[p.series]
+        for s in y:
+            s.announce(part, p.steps.start, p.steps.stop)
         targets = [s.read(part, p.steps.start, p.steps.stop) for s in y]
         shape = targets[0].shape[:2]
         w = np.ones(shape) if weight is None else weight.read(part, p.steps.start, p.steps.stop)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -135,7 +135,7 @@ def _sample(xs: Sequence[Tensor]) -> list[Tensor]:
     return sample
 
 
-def _attempt(run) -> tuple[tuple[Tensor, ...] | None, Exception | None]:  # type: ignore[no-untyped-def]
+def _attempt(run: Callable[[], Outputs]) -> tuple[tuple[Tensor, ...] | None, Exception | None]:
     try:
         out = run()
     except Exception as error:  # whatever the user's model raises: the other way may work

@@ -128,6 +128,7 @@ class Predictor:
         """Predict the next ``size`` steps, or those that there are; ``held`` are the steps before in the same block."""
         stop = min(at + size, self.n_steps)
         missing = at + size - stop
+        self.windows.announce(rows, at, stop)
         values, _, _, gap, _ = self.windows.cut(rows, at, stop)
         xs = tuple(self._tensor(v) for v in values)
         if held:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fluxutils_py.data import Window
 from fluxutils_py.nn import (
     gradients,
     mark,
@@ -100,6 +102,11 @@ class WindowStep:
         self._forget_gradients()
         self._waiting = self._waiting_live = 0
 
+    def _scale_gradients(self, factor: float) -> None:
+        for p in self._params:
+            if p.grad is not None:
+                p.grad.mul_(factor)
+
     def _forget_gradients(self) -> None:
         for p in self._params:  # a tenth of the time of optimizer.zero_grad()
             p.grad = None
@@ -154,30 +161,25 @@ class WindowStep:
                 "y has NaN (steps without a target), but the loss takes no weights: give it a fourth argument, "
                 "loss(model, xs, ys, ws), or use seqloss"
             )
-        if batch.w is None and self._always_weights:
-            y = batch.y if isinstance(batch.y, Tensor) else batch.y[0]
-            return self._flat.new_ones(*y.shape[:2], 1)
-        return batch.w
+        return unit_weights(batch, self._flat) if batch.w is None and self._always_weights else batch.w
 
-    def _update(self, window=None) -> None:  # type: ignore[no-untyped-def]
-        grads = gradients(self._params)
+    def _update(self, window: Window | None = None) -> None:
         if self.accumulate > 1:
-            torch._foreach_div_(grads, self._waiting_live)
-        flat = pack(grads, self._flat)
+            self._scale_gradients(1 / self._waiting_live)
+        flat = pack(gradients(self._params), self._flat)
         norm = torch.linalg.vector_norm(flat).item()
         if not math.isfinite(norm):
             self._fail("gradient norm", norm, window)
         self._gradient_sum += flat
         self._n_gradients += 1
         if self.clip is not None and norm > self.clip:
-            present = [p.grad for p in self._params if p.grad is not None]
-            torch._foreach_mul_(present, self.clip / (norm + 1e-6))
+            self._scale_gradients(self.clip / (norm + 1e-6))
         self.optimizer.step()
         self._forget_gradients()
         self.updates += 1
         self._waiting = self._waiting_live = 0
 
-    def _fail(self, what: str, value: float, w) -> None:  # type: ignore[no-untyped-def]
+    def _fail(self, what: str, value: float, w: Window | None) -> None:
         place = ""
         if w is not None:
             where = f"series {w.place.rows.series.min()} to {w.place.rows.series.max()}"
@@ -188,7 +190,7 @@ class WindowStep:
         )
 
 
-def call_loss(loss: Loss, model: nn.Module, xs, ys, ws: Tensor | None) -> Tensor:  # type: ignore[no-untyped-def]
+def call_loss(loss: Loss, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None) -> Tensor:
     """A loss over a window, checked to be a scalar tensor."""
     value = loss(model, xs, ys) if ws is None else loss(model, xs, ys, ws)
     if not isinstance(value, Tensor):
@@ -200,6 +202,12 @@ def call_loss(loss: Loss, model: nn.Module, xs, ys, ws: Tensor | None) -> Tensor
     return value.reshape(())
 
 
+def unit_weights(batch: Batch, like: Tensor) -> Tensor:
+    """Ones (S, B, 1), for a loss that must be given weights; of the type and device of ``like``."""
+    y = batch.y if isinstance(batch.y, Tensor) else batch.y[0]
+    return like.new_ones(*y.shape[:2], 1, requires_grad=False)
+
+
 def mean_loss(model: nn.Module, loss: Loss, batches: Iterable[Batch]) -> float:
     """The loss of a model on other data, over all live steps; in evaluation mode, without a trace.
 
@@ -207,6 +215,7 @@ def mean_loss(model: nn.Module, loss: Loss, batches: Iterable[Batch]) -> float:
     """
     kept, modes = snapshot(model), [(m, m.training) for m in model.modules()]
     total, n_live = 0.0, 0
+    like, always = next(model.parameters()), needs_weights(loss)
     try:
         model.eval()
         with torch.no_grad():
@@ -217,10 +226,7 @@ def mean_loss(model: nn.Module, loss: Loss, batches: Iterable[Batch]) -> float:
                 if w.n_live == 0 or not w.place.counts:
                     run_window(model, batch.x)
                     continue
-                ws = batch.w
-                if ws is None and needs_weights(loss):
-                    y = batch.y if isinstance(batch.y, Tensor) else batch.y[0]
-                    ws = torch.ones(*y.shape[:2], 1, dtype=next(model.parameters()).dtype, device=y.device)
+                ws = unit_weights(batch, like) if batch.w is None and always else batch.w
                 total += call_loss(loss, model, batch.x, batch.y, ws).item() * w.n_live
                 n_live += w.n_live
     finally:
@@ -230,5 +236,5 @@ def mean_loss(model: nn.Module, loss: Loss, batches: Iterable[Batch]) -> float:
     return total / n_live if n_live else math.nan
 
 
-def _steps(xs, which: slice):  # type: ignore[no-untyped-def]
+def _steps(xs: Any, which: slice) -> Any:
     return xs[which] if isinstance(xs, Tensor) else tuple(x[which] for x in xs)

@@ -554,7 +554,7 @@ def test_a_load_may_close_its_own_loader(n_workers):
 
 def test_an_error_in_the_with_block_closes_and_passes_through():
     with pytest.raises(ZeroDivisionError), BackgroundDataLoader(Counter(), 2):
-        1 / 0  # noqa: B018
+        1 / 0  # noqa: B018  raises, which is all it is for
     assert not workers()
 
 

@@ -299,7 +299,8 @@ def test_series_reads_a_map_as_it_reads_an_array(tmp_path, axes):
     folds = Rows(np.repeat(np.arange(5), 3), np.tile([0, 134, 267], 5), np.tile([134, 133, 133], 5))
     for rows in (whole[10:20], whole[np.array([40, 3, 17, 18])], folds):
         memory.calls.clear()
-        found = x.read(rows, 30, 50)
+        x.announce(rows, 30, 50)
+        found = x.read(rows, 30, 50)  # asks for nothing more
         expected = [plain[:, n, t + 30 : t + 50].T for n, t in zip(rows.series, rows.start, strict=True)]
         assert np.array_equal(found, np.stack(expected, 1))
         views = [x.array[:, n, t + 30 : t + 50] for n, t in zip(rows.series, rows.start, strict=True)]
@@ -326,7 +327,7 @@ def test_a_warm_map_is_looked_at_now_and_then_and_a_cold_one_each_time(tmp_path,
     for window in range(100):
         series.announce(rows, window, window + 1)
         expected = np.asarray(x)[:, :, window : window + 1].transpose(2, 1, 0)
-        assert np.array_equal(series.read(rows, window, window + 1), expected)  # looks no second time
+        assert np.array_equal(series.read(rows, window, window + 1), expected)  # reading looks no second time
     assert asked[:8] == list(range(8))
     assert asked[8:] == [8 * k - 1 for k in range(2, 13)]
     asked.clear()

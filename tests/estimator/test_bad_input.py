@@ -127,7 +127,7 @@ def test_the_picture_sees_what_it_should():
         lambda: est.history_.append({}),
         lambda: vars(est).update(extra=1),
         lambda: torch.rand(1),
-        lambda: np.random.rand(),  # noqa: NPY002
+        lambda: np.random.rand(),  # noqa: NPY002  the check must see the legacy generator move
         lambda: PLAIN.update(more=1),
     ):
         with pytest.raises(AssertionError), nothing_changes(est):

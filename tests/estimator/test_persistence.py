@@ -52,7 +52,7 @@ def assert_same(a, b, x=X):
 
 def round_trip(est, tmp_path, x=X, y=Y, **arguments):
     """Save, load, compare; go on with both, compare again. Returns what was loaded, before going on."""
-    generators = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["pos"]  # noqa: NPY002
+    generators = torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["pos"]  # noqa: NPY002  the one to be left alone
     est.save(tmp_path / "est")
     loaded = Estimator.load(tmp_path / "est", **arguments)
     first = copy.deepcopy(loaded)

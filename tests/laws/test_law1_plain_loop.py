@@ -234,10 +234,30 @@ def test_global_generators_are_left_alone_and_random_state_rules(task):
     made = Estimator(model, spec=Spec(epochs=2, batchsize=B, seqsize=S, shuffle=True), random_state=7)
     torch.manual_seed(123)
     np.random.seed(123)  # noqa: NPY002  # the legacy global generator is what must stay
-    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002  as above
     first = net2vec(made.fit(task.x, task.y))
     assert torch.equal(before[0], torch.get_rng_state())
-    assert np.array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002
+    assert np.array_equal(before[1], np.random.get_state()[1])  # noqa: NPY002  as above
     torch.manual_seed(9)
     assert torch.equal(first, net2vec(copy.deepcopy(made).fit(task.x, task.y)))
     assert not torch.equal(first, net2vec(made.set_params(random_state=8).fit(task.x, task.y)))
+
+
+@pytest.mark.parametrize("spec", [Spec(2, 4, 5, accumulate=3), Spec(2, 4, 5, clip=1e-3)], ids=["accumulate", "clip"])
+def test_sparse_gradients_equal_dense_ones(spec):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 11, size=(1, 7, 13)), rng.normal(size=(1, 7, 13)).astype("f4")
+
+    class Words(nn.Module):
+        def __init__(self, sparse):
+            super().__init__()
+            torch.manual_seed(0)
+            self.embedding, self.lstm, self.head = nn.Embedding(11, 4, sparse=sparse), LSTM(4, 6), nn.Linear(6, 1)
+
+        def forward(self, x):
+            return self.head(self.lstm(self.embedding(x[..., 0])))
+
+    sgd = partial(torch.optim.SGD, lr=0.5)
+    dense, sparse = (net2vec(Estimator(Words(s), None, sgd, spec).fit(x, y)) for s in (False, True))
+    assert difference(dense, sparse) < 1e-6
+    assert difference(dense, net2vec(Words(False))) > 1e-4

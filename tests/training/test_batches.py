@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series, as_series, h5mmap, h5save
+from fluxutils_py.data import Place, Rows, SampleWeight, SequenceWindows, Series, as_series, h5mmap, h5save
 from fluxutils_py.training.batches import TensorBatches, to_tensor
 
 CPU = torch.device("cpu")
@@ -151,9 +151,10 @@ def test_the_next_window_of_a_map_is_announced_before_one_is_worked_on(tmp_path,
     def note(name):
         real = getattr(SequenceWindows, name)
 
-        def noted(self, place):
-            events.append((name, place.rows.series[0], place.start))
-            return real(self, place)
+        def noted(self, *arguments):
+            at = arguments[0] if name == "read" else Place(*arguments, 0, False, False, True, None)
+            events.append((name, at.rows.series[0], at.start))
+            return real(self, *arguments)
 
         monkeypatch.setattr(SequenceWindows, name, noted)
 
@@ -161,7 +162,7 @@ def test_the_next_window_of_a_map_is_announced_before_one_is_worked_on(tmp_path,
     note("read")
     places = [(p.rows.series[0], p.start) for p in windows.places()]
     assert len(list(TensorBatches(windows, torch.float32, torch.device("cpu")))) == len(places) == 12
-    expected = []
+    expected = [("announce", *places[0])]
     for place, following in zip(places, [*places[1:], None], strict=True):
         expected += ([("announce", *following)] if following else []) + [("read", *place)]
     assert events == expected
