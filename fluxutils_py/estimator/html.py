@@ -23,9 +23,9 @@ class ReadableTables(NestedParams):
     def _get_params_html(self, *args: Any, **kwargs: Any) -> Any:  # scikit-learn asks for it, since 1.7
         table = super()._get_params_html(*args, **kwargs)  # type: ignore[misc]  # BaseEstimator's
         arguments = list(inspect.signature(type(self).__init__).parameters)
-        nested = {name for name in table if "__" in name and name.partition("__")[0] in self._nested}
+        nested = {name for name in table if "__" in name and name.partition("__")[0] in self._nested()}
         given = {name for name in table.non_default if name not in nested}
-        for argument in self._nested:
+        for argument in self._nested():
             value = getattr(self, argument)
             default = {f"{argument}__{k}": v for k, v in _defaults(argument, value).items()}
             mine = {name for name in nested if name.startswith(f"{argument}__")}

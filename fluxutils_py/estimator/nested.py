@@ -60,13 +60,17 @@ class NestedParams:
     0.01
     """
 
-    _nested = ("model", "opt", "spec")
+    @classmethod
+    def _nested(cls) -> list[str]:
+        """The arguments that are looked into. A subclass may do without some of them."""
+        names: list[str] = cls._get_param_names()  # type: ignore[attr-defined]  # BaseEstimator's
+        return [name for name in ("model", "opt", "spec") if name in names]
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """All parameters by name; with ``deep``, also those inside ``model``, ``opt`` and ``spec``."""
         params: dict[str, Any] = super().get_params(deep)  # type: ignore[misc]  # BaseEstimator's
         if deep:
-            for argument in self._nested:
+            for argument in self._nested():
                 params |= _flat(argument, argument_view(argument, params[argument]).values)
         return params
 
@@ -80,12 +84,12 @@ class NestedParams:
         SpecError
             A ``ValueError``: there is no such parameter. Nothing is changed then.
         """
-        known = list(self.get_params())
+        known, seen = list(self.get_params()), self._nested()
         plain: dict[str, Any] = {}
         nested: dict[str, dict[str, Any]] = defaultdict(dict)
         for key, value in params.items():
             argument, inside, name = key.partition("__")
-            if inside and argument in self._nested:
+            if inside and argument in seen:
                 nested[argument][name] = value
             else:
                 plain[key] = value

@@ -168,7 +168,7 @@ class _Sequence(Estimator):
 
     def _hold_out(self, x: Any, y: Any, w: Any, lengths: Any) -> tuple[Any, Any, Any, Any, Any]:
         """The part of each argument to train on, and validation data of the rest."""
-        fraction = self.validation_fraction
+        fraction: Any = self.validation_fraction
         if isinstance(fraction, bool) or not isinstance(fraction, numbers.Real) or not 0 < float(fraction) < 1:
             raise ValueError(f"validation_fraction must be a number between 0 and 1, got {fraction!r}")
         inputs = read_inputs(x, self, fitted=self.warm_start and hasattr(self, "model_"))

@@ -198,6 +198,19 @@ def test_what_is_inside_a_schedule_is_found():
     assert found == {"step_size": 5, "gamma": 0.1, "last_epoch": -1}
 
 
+def test_subclasses_may_do_without_the_arguments():
+    class Flat(Estimator):
+        def __init__(self, lr=0.1, spec=None):
+            super().__init__(opt=functools.partial(AdamW, lr=lr), spec=spec)
+            self.lr = lr
+
+    est = Flat(spec={"epochs": 1, "batchsize": 2, "seqsize": 3}).set_params(lr=0.2, spec__epochs=4)
+    assert est.get_params() == {
+        "lr": 0.2, "spec": {"epochs": 4, "batchsize": 2, "seqsize": 3},
+        "spec__epochs": 4, "spec__batchsize": 2, "spec__seqsize": 3,
+    }  # fmt: skip
+
+
 def test_only_deep_asks_for_what_is_inside():
     assert list(Estimator().get_params(deep=False)) == Estimator._get_param_names()
 
