@@ -18,7 +18,7 @@ from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, draw_generator, require_stored
 from fluxutils_py.estimator.layout import MISSING, Inputs, Targets, read_inputs, read_weight, sizes
 from fluxutils_py.estimator.spec import check_int, read_spec
-from fluxutils_py.nn import SeqLoss, as_loss, reset, takes_weights, takes_windows
+from fluxutils_py.nn import SeqLoss, as_loss, reset, seeded, takes_weights, takes_windows
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.reporting import ProgressBar, watched
 from fluxutils_py.training import (
@@ -105,8 +105,7 @@ class Fit:
         self._adopt()
         devices = [self.device] if self.device.type == "cuda" else []
         try:
-            with torch.random.fork_rng(devices=devices):
-                torch.manual_seed(int(self.rng.integers(2**63)))
+            with seeded(int(self.rng.integers(2**63)), devices):
                 reset(self.model.train())
                 self.loop.run_epochs(self.batches, self.spec.epochs)
         except BaseException:
@@ -195,8 +194,7 @@ class Fit:
             return est.model_, est.optimizer_
         n_in = sizes(self.x)
         dtype = float_type(self.x)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(self.rng.integers(2**63)))
+        with seeded(int(self.rng.integers(2**63))):
             model = build_model(self.settings.model, n_in, self._n_out(), dtype, self.settings.device)
             optimizer = build_optimizer(self.settings.opt, self.settings.model, model)
         return model, optimizer

@@ -95,7 +95,7 @@ class ClassWeight:
     def __getitem__(self, key: tuple[int, slice, slice]) -> np.ndarray:
         _, series, steps = key
         block = np.asarray(self.codes[:, series, steps])[0]
-        w = np.where(block >= 0, self.of_class[block], 1.0)
+        w = np.where(block >= 0, self.of_class[np.maximum(block, 0)], 1.0)
         return w if self.weight is None else w * self.weight.block(series, steps)
 
 

@@ -380,4 +380,9 @@ def read_weight(sample_weight: Any, inputs: Inputs) -> SampleWeight | None:
             w = np.broadcast_to(np.asarray(w), (inputs.N, inputs.T))
         elif w.shape == (inputs.T, inputs.N):
             w = np.asarray(w).T
+        elif w.shape != (1, inputs.N, inputs.T):
+            raise ShapeError(
+                f"sample_weight has shape {tuple(w.shape)}; expected ({inputs.T},), ({inputs.T}, {inputs.N}) or "
+                f"(1, {inputs.N}, {inputs.T}) for {inputs.T} time steps of {inputs.N} series"
+            )
     return SampleWeight(w, inputs.N, inputs.T)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import ShapeError
+from fluxutils_py.nn.randomness import seeded
 from fluxutils_py.nn.recurrent import bare_recurrent
 from fluxutils_py.nn.states import reset
 
@@ -74,8 +75,7 @@ def prediction_copy(model: nn.Module) -> nn.Module:
 
 def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> bool:
     devices = sorted({x.device.index or 0 for x in xs if x.is_cuda})
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
-        torch.manual_seed(0)
+    with seeded(0, devices), torch.no_grad():
         trial = _copied(model).eval()
         for t in [*trial.parameters(), *trial.buffers()]:
             if t.is_floating_point():  # so that zero heads and fresh batch statistics hide no difference
