@@ -18,7 +18,7 @@ from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, draw_generator, require_stored
 from fluxutils_py.estimator.spec import check_int, read_spec
 from fluxutils_py.nn import SeqLoss, as_loss, reset, takes_weights, takes_windows
-from fluxutils_py.parallel import get_communicator
+from fluxutils_py.parallel import Threads, get_communicator, n_threads
 from fluxutils_py.reporting import ProgressBar, watched
 from fluxutils_py.training import (
     EarlyStopping,
@@ -66,7 +66,7 @@ class Fit:
     ) -> None:
         self.est = est
         self.comm = get_communicator(est.comm)
-        check_threads(est.n_jobs)
+        self.threads = Threads(n_threads(est.n_jobs))
         require_stored(spec=est.spec, loss=est.loss)
         self.spec = read_spec(est.spec)
         if epochs is not None:
@@ -98,7 +98,7 @@ class Fit:
         self._adopt()
         devices = [self.device] if self.device.type == "cuda" else []
         try:
-            with torch.random.fork_rng(devices=devices):
+            with torch.random.fork_rng(devices=devices), self.threads:
                 torch.manual_seed(int(self.rng.integers(2**63)))
                 reset(self.model.train())
                 self.loop.run_epochs(self.batches, self.spec.epochs)
@@ -227,6 +227,7 @@ class Fit:
             self.optimizer,
             clip=None if self.spec.clip is None else float(self.spec.clip),
             accumulate=int(self.spec.accumulate),
+            threads=self.threads,
         )
         loop = Loop(self.step)
         if self.resume and hasattr(self.est, "history_"):
@@ -313,12 +314,6 @@ def check_features(est: Any, x: tuple[Series, ...]) -> None:
             f"{x[0].name} has {sizes(x)} features (axis 0 of (F, N, T)), but {type(est).__name__} was fitted on "
             f"{est.n_features_in_}"
         )
-
-
-def check_threads(n_jobs: Any) -> None:
-    """Raise unless ``n_jobs`` is None or 1."""
-    if n_jobs not in (None, 1) or isinstance(n_jobs, bool):
-        raise NotImplementedError(f"n_jobs={n_jobs!r}: this version trains in one thread of control; use None or 1")
 
 
 def sizes(arrays: tuple[Series, ...]) -> Any:

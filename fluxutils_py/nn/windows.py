@@ -66,7 +66,12 @@ def prediction_copy(model: nn.Module) -> nn.Module:
 
     Predictions with it leave the model as it is, also from several threads.
     """
-    twin = reset(_copied(model, [*model.parameters(), *model.buffers()]).eval())
+    return replica(model).eval()
+
+
+def replica(model: nn.Module) -> nn.Module:
+    """A copy that shares parameters and buffers, but has a recurrent state of its own, the zero one."""
+    twin = reset(_copied(model, [*model.parameters(), *model.buffers()]))
     if model in _known:
         _known[twin] = _known[model]
     return twin

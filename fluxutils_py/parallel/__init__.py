@@ -1,5 +1,27 @@
 """Processes and threads that train together."""
 
+from fluxutils_py.parallel.andmask import maskedgrad, signalign
 from fluxutils_py.parallel.comm import Communicator, SoloComm, get_communicator
+from fluxutils_py.parallel.gradients import (
+    paralelization_stats,
+    parallelization_stats,
+    pgradient,
+    tgradient,
+    tree_reduce,
+)
+from fluxutils_py.parallel.threads import Threads, n_threads
 
-__all__ = ["Communicator", "SoloComm", "get_communicator"]
+__all__ = [
+    "Communicator",
+    "SoloComm",
+    "Threads",
+    "get_communicator",
+    "maskedgrad",
+    "n_threads",
+    "paralelization_stats",
+    "parallelization_stats",
+    "pgradient",
+    "signalign",
+    "tgradient",
+    "tree_reduce",
+]

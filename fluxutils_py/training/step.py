@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +24,11 @@ from fluxutils_py.nn import (
 )
 from fluxutils_py.nn.losses import Loss
 from fluxutils_py.nn.recurrent import State
+from fluxutils_py.parallel import Threads
 from fluxutils_py.training.batches import Batch
 from fluxutils_py.training.loop import StepInfo
+from fluxutils_py.training.replicas import Replicas, add_to
+from fluxutils_py.training.windowloss import call_loss, require_dependence, window_loss
 
 
 class WindowStep:
@@ -46,6 +48,8 @@ class WindowStep:
         Largest global norm of the gradient; larger ones are scaled down to it.
     accumulate : int
         Windows per step of the optimizer.
+    threads : Threads, optional
+        Threads at work, over which each window's series are divided; see :class:`Replicas`.
 
     Attributes
     ----------
@@ -68,9 +72,11 @@ class WindowStep:
         *,
         clip: float | None = None,
         accumulate: int = 1,
+        threads: Threads | None = None,
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.clip, self.accumulate = clip, accumulate
+        self._replicas = None if threads is None or threads.n == 1 else Replicas(model, loss, threads)
         self.updates = 0
         self._params, self._layers = list(model.parameters()), recurs(model)
         first = next((p for p in self._params if p.is_floating_point()), torch.empty(0))
@@ -134,21 +140,19 @@ class WindowStep:
         return StepInfo(value, w.n_live if value is not None else 0)
 
     def _learn(self, batch: Batch) -> float:
-        w = batch.window
-        xs = batch.x
-        if w.place.lead:
-            run_window(self.model, _steps(xs, slice(0, w.place.lead)))
-            xs = _steps(xs, slice(w.place.lead, None))
-        loss = call_loss(self.loss, self.model, xs, batch.y, self._weights(batch))
-        value = loss.item()
+        w, ws = batch.window, self._weights(batch)
+        if self._replicas is None:
+            loss = window_loss(self.loss, self.model, batch.x, batch.y, ws, w.place.lead)
+            value = loss.item()
+        else:
+            value, grads = self._replicas.gradient(batch, ws)
         if not math.isfinite(value):
             self._fail("loss", value, w)
-        if not loss.requires_grad:
-            raise ValueError(
-                "the loss does not depend on the model's parameters: compute it from the model's output, without "
-                "detach, item or numpy"
-            )
-        (loss if self.accumulate == 1 else loss * w.n_live).backward()
+        if self._replicas is None:
+            require_dependence(loss)
+            (loss if self.accumulate == 1 else loss * w.n_live).backward()
+        else:
+            add_to(self._params, grads, 1 if self.accumulate == 1 else w.n_live)
         self._waiting += 1
         self._waiting_live += w.n_live
         if self._waiting == self.accumulate:
@@ -190,18 +194,6 @@ class WindowStep:
         )
 
 
-def call_loss(loss: Loss, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None) -> Tensor:
-    """A loss over a window, checked to be a scalar tensor."""
-    value = loss(model, xs, ys) if ws is None else loss(model, xs, ys, ws)
-    if not isinstance(value, Tensor):
-        raise TypeError(f"the loss must return a scalar tensor, got {type(value).__name__}")
-    if value.numel() != 1:
-        raise ValueError(
-            f"the loss must return a scalar, got a tensor of shape {tuple(value.shape)}; average it with .mean()"
-        )
-    return value.reshape(())
-
-
 def unit_weights(batch: Batch, like: Tensor) -> Tensor:
     """Ones (S, B, 1), for a loss that must be given weights; of the type and device of ``like``."""
     y = batch.y if isinstance(batch.y, Tensor) else batch.y[0]
@@ -234,7 +226,3 @@ def mean_loss(model: nn.Module, loss: Loss, batches: Iterable[Batch]) -> float:
             m.training = mode
         restore(model, kept)
     return total / n_live if n_live else math.nan
-
-
-def _steps(xs: Any, which: slice) -> Any:
-    return xs[which] if isinstance(xs, Tensor) else tuple(x[which] for x in xs)
