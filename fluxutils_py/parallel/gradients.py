@@ -114,6 +114,8 @@ def pgradient(
     if len(shares) != len(samples):
         raise ValueError(f"there are {len(samples)} samples, but {len(shares)} weights")
     total = sum(shares)
+    if not total > 0:
+        raise ValueError(f"the weights of the samples must have a positive sum, it is {total}")
 
     def leaf(part: tuple[tuple[Any, ...], float]) -> tuple[float, Gradients]:
         sample, share = part

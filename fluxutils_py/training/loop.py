@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from fluxutils_py.training.hooks import Action, Hooks
@@ -88,21 +90,45 @@ class Loop:
 
     def run_epochs(self, batches: Iterable[Any], epochs: int) -> None:
         """Go through ``batches`` ``epochs`` times. A run that is stopped keeps the record of the epoch it broke off."""
-        self._stopped = False
         self.n_epochs = epochs
         self.steps_per_epoch = len(batches) if isinstance(batches, Sized) else None
-        try:
-            self.hooks.run("start", self)
+        with self._hooked():
             for _ in range(epochs):
                 if self._stopped:
                     break
                 self._run_epoch(batches)
+
+    def run_steps(self, batches: Iterable[Any], n: int) -> None:
+        """Take ``n`` more steps, or as many as there are batches; no epoch begins or ends.
+
+        An iterator is left where it is, and the next run goes on from there.
+        """
+        self.n_epochs = self.steps_per_epoch = None
+        with self._hooked():
+            if not self._stopped:
+                self._walk(islice(batches, n))
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        """The hooks around a run."""
+        self._stopped = False
+        try:
+            self.hooks.run("start", self)
+            yield
             self.hooks.run("end", self)
         finally:
             self.hooks.run("close", self)
 
     def _run_epoch(self, batches: Iterable[Any]) -> None:
         began = time.perf_counter()
+        losses = self._walk(batches)
+        self.record = {"epoch": self.epoch + 1, **losses, "seconds": time.perf_counter() - began}
+        self.hooks.run("epoch", self)
+        self.history.append(self.record)
+        self.epoch += 1
+
+    def _walk(self, batches: Iterable[Any]) -> dict[str, float | None]:
+        """Take a step for each batch; their mean losses."""
         n_steps, n_live, total, weighted = 0, 0, 0.0, 0.0
         source = iter(batches)
         try:
@@ -120,12 +146,7 @@ class Loop:
         finally:
             if hasattr(source, "close"):  # a generator that reads ahead in the background stops now
                 source.close()
-        self.record = {
-            "epoch": self.epoch + 1,
+        return {
             "loss": weighted / n_live if n_live else None,
             "window_loss": total / n_steps if n_steps else None,
-            "seconds": time.perf_counter() - began,
         }
-        self.hooks.run("epoch", self)
-        self.history.append(self.record)
-        self.epoch += 1
