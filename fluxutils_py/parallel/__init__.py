@@ -9,12 +9,20 @@ from fluxutils_py.parallel.gradients import (
     tgradient,
     tree_reduce,
 )
+from fluxutils_py.parallel.mpi import MPIComm, abort_on_exception
+from fluxutils_py.parallel.sync import Sync, by_rank
 from fluxutils_py.parallel.threads import Threads, n_threads
+from fluxutils_py.parallel.torchdist import TorchComm
 
 __all__ = [
     "Communicator",
+    "MPIComm",
     "SoloComm",
+    "Sync",
     "Threads",
+    "TorchComm",
+    "abort_on_exception",
+    "by_rank",
     "get_communicator",
     "maskedgrad",
     "n_threads",
