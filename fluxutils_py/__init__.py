@@ -9,8 +9,15 @@
 (1, 20, 50)
 """
 
-from fluxutils_py.data import h5concat, h5create, h5mmap, h5save
-from fluxutils_py.estimator import Estimator, Spec
+from fluxutils_py.data import h5concat, h5create, h5mmap, h5save, samples, timesteps
+from fluxutils_py.estimator import (
+    Estimator,
+    EstimatorClassifier,
+    EstimatorRegressor,
+    SequenceClassifier,
+    SequenceRegressor,
+    Spec,
+)
 from fluxutils_py.nn import (
     bmm,
     loadstates,
@@ -28,6 +35,10 @@ from fluxutils_py.nn import (
 
 __all__ = [
     "Estimator",
+    "EstimatorClassifier",
+    "EstimatorRegressor",
+    "SequenceClassifier",
+    "SequenceRegressor",
     "Spec",
     "bmm",
     "h5concat",
@@ -40,8 +51,10 @@ __all__ = [
     "net2vec",
     "notrack",
     "reset",
+    "samples",
     "seqloss",
     "states",
+    "timesteps",
     "truncate",
     "vec2net",
     "weights",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import operator
 import os
-from types import EllipsisType
 from typing import Any
 
 import h5py
@@ -13,6 +11,7 @@ import numpy as np
 from fluxutils_py.data.hdf5file import axis_letters, describe, face, find_dataset, open_file, plain_dtype
 from fluxutils_py.data.hdf5map import file_identity, require_same_file
 from fluxutils_py.data.hdf5sources import check_room_for_files, check_sources
+from fluxutils_py.data.indexing import picks
 from fluxutils_py.errors import H5DataError
 
 _inherited: list[h5py.File] = []  # from the process that forked: to close them would release its locks
@@ -93,10 +92,10 @@ class H5Lazy:
         return f"H5Lazy({self.path!r}, {self.name!r}, shape={self.shape}, dtype={self.dtype}{state})"
 
     def __getitem__(self, key: Any) -> Any:
-        picks = _picks(key, self.shape)
+        wanted = picks(key, self.shape)
         spans: list[list[slice]] = []  # what to read along each axis, in rising order
         then: list[Any] = []  # what to pick from that
-        for pick in picks:
+        for pick in wanted:
             if isinstance(pick, int):
                 spans.append([slice(pick, pick + 1)])
                 then.append(0)
@@ -196,48 +195,6 @@ class H5Lazy:
     def _order(self) -> list[int]:
         """Which axis of the face each axis of the file is."""
         return np.argsort(self._axes).tolist()
-
-
-def _picks(key: Any, shape: tuple[int, ...]) -> list[int | range | np.ndarray]:
-    """What an index picks along each axis: one place, a range of places, or places in any order."""
-    keys = list(key) if isinstance(key, tuple) else [key]
-    dots = [i for i, k in enumerate(keys) if isinstance(k, EllipsisType)]
-    if len(dots) > 1:
-        raise IndexError("an index can have only one '...'")
-    missing = len(shape) - len(keys) + len(dots)
-    if missing < 0:
-        raise IndexError(f"too many indices: the array has {len(shape)} axes, got {len(keys) - len(dots)} indices")
-    at = dots[0] if dots else len(keys)
-    keys[at : at + len(dots)] = [slice(None)] * missing
-    picks = [_pick(k, n, axis) for axis, (k, n) in enumerate(zip(keys, shape, strict=True))]
-    if sum(isinstance(p, np.ndarray) for p in picks) > 1:
-        raise IndexError("arrays of indices are taken along one axis only; take slices along the others")
-    return picks
-
-
-def _pick(key: Any, n: int, axis: int) -> int | range | np.ndarray:
-    if isinstance(key, slice):
-        return range(*key.indices(n))
-    try:
-        index = np.asarray([operator.index(key)])
-        single = True
-    except TypeError:
-        index, single = np.asarray(key), False
-    if index.dtype == bool:
-        if index.shape != (n,):
-            raise IndexError(f"a mask along axis {axis} must have {n} values, got shape {index.shape}")
-        return np.flatnonzero(index)
-    if index.size == 0:
-        index = index.astype(np.intp)
-    if index.ndim != 1 or index.dtype.kind not in "iu":
-        raise IndexError(
-            f"an index must be an integer, a slice, '...', or one list of integers or booleans, got {key!r}"
-        )
-    out = (index < -n) | (index >= n)
-    if out.any():
-        raise IndexError(f"index {index[out][0]} is out of bounds for axis {axis} with size {n}")
-    index = np.where(index < 0, index + n, index)
-    return int(index[0]) if single else index
 
 
 def _shown(key: tuple[slice, ...]) -> str:

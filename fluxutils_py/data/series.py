@@ -33,8 +33,10 @@ class Series:
         ``"int"`` or ``"float"`` (which booleans count as).
     in_memory : bool
         Whether looking at all of it is cheap: a NumPy array that is no memory map.
-    reads_ahead : bool
-        Whether :meth:`announce` has the disk at work in the background.
+    at_hand : bool
+        Whether reading a window never waits: the array is in memory, or :meth:`announce` has the disk at work.
+    missing : int or None
+        The label of a step that has none.
 
     Raises
     ------
@@ -65,9 +67,10 @@ class Series:
         if self.dtype.kind not in "fiub":
             raise DataError(f"{name} must hold real numbers, got dtype {self.dtype}; convert it, as with astype")
         self.kind = "int" if self.dtype.kind in "iu" else "float"
-        self.in_memory = type(array) is np.ndarray and not _maps_a_file(array)
+        self.in_memory = in_memory(array)
         self._map = array if isinstance(array, H5Map) else None
-        self.reads_ahead = self._map is not None
+        self.at_hand = self.in_memory or self._map is not None or getattr(array, "at_hand", False)
+        self.missing: int | None = None
         self._found = 0  # windows in a row that were in memory
         self._plain = None if not isinstance(array, np.ndarray) else array.view(np.ndarray)  # slices faster than a map
         strides = (0, 0, 0) if self._plain is None else tuple(abs(n) for n in self._plain.strides)
@@ -171,13 +174,16 @@ def require_aligned(a: Series, b: Series) -> None:
             )
 
 
-def _maps_a_file(array: np.ndarray) -> bool:
+def in_memory(array: Any) -> bool:
+    """Whether an array is a NumPy array whose values are in memory, not in a file that is mapped."""
+    if type(array) is not np.ndarray:
+        return False
     base: Any = array
     while base is not None:
         if isinstance(base, np.memmap | mmap.mmap):
-            return True
+            return False
         base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
-    return False
+    return True
 
 
 def _from_lists(value: Any, name: str) -> np.ndarray:

@@ -38,12 +38,14 @@ class SampleWeight:
             weight = weight.detach().cpu().numpy()
         w = weight if hasattr(weight, "shape") else np.asarray(weight)
         shape = tuple(w.shape)
+        self._per_series: np.ndarray | None = None
         if shape == (1, n_series, n_steps):
             self._read = lambda s, t: np.asarray(w[0, s, t])
         elif shape == (n_series, n_steps):
             self._read = lambda s, t: np.asarray(w[s, t])
         elif shape == (n_series,):
-            self._read = lambda s, t: np.repeat(np.asarray(w[s])[:, None], max(t.stop - t.start, 0), 1)
+            self._per_series = each = np.asarray(w)
+            self._read = lambda s, t: np.repeat(each[s][:, None], max(t.stop - t.start, 0), 1)
         else:
             raise ShapeError(
                 f"sample_weight has shape {shape}; expected ({n_series},), ({n_series}, {n_steps}) or "
@@ -70,11 +72,30 @@ class SampleWeight:
             for y in ys:
                 if y.kind == "float":
                     live &= ~np.isnan(np.asarray(y.array[:, series, steps])).any(0)
+                elif y.missing is not None:
+                    live &= (np.asarray(y.array[:, series, steps]) != y.missing).all(0)
             total += float(w[live].sum())
             count += int(live.sum())
         if count == 0:
             raise DataError("sample_weight leaves nothing to learn from: every step has weight 0 or no target")
         self.scale = count / total
+
+    def counting(self, rows: Rows) -> Rows:
+        """The rows of series whose weight is not 0, where weights are of whole series; else all."""
+        return rows if self._per_series is None else rows[np.asarray(self._per_series > 0)[rows.series]]
+
+    def largest(self) -> np.ndarray:
+        """The largest weight of each series, shape (N,)."""
+        if self._per_series is not None:
+            return self._per_series
+        out = np.zeros(self.n_series)
+        for series, steps in blocks(self.n_series, self.n_steps):
+            out[series] = np.maximum(out[series], self._read(series, steps).max(1))
+        return out
+
+    def block(self, series: slice, steps: slice) -> np.ndarray:
+        """Weights as they were given, shape (B, S)."""
+        return self._read(series, steps)
 
     def read(self, rows: Rows, start: int, stop: int) -> np.ndarray:
         """Scaled weights of the given rows, shape (S, B); a fresh array. Steps past a row's end are unspecified."""

@@ -179,7 +179,7 @@ class SequenceWindows:
     @property
     def waits(self) -> bool:
         """Whether reading a window may mean waiting for a disk, even if it was announced."""
-        return not all(s.in_memory or s.reads_ahead for s in (*self.x, *self.y))
+        return not all(s.at_hand for s in (*self.x, *self.y))
 
     def announce(self, rows: Rows, start: int, stop: int) -> None:
         """Say that these steps will be read soon, for maps to be read ahead."""
@@ -239,6 +239,8 @@ class SequenceWindows:
         for s, v in zip(self.y, y, strict=True):
             if id(s) not in self._checked and s.kind == "float":
                 live = _both(live, ~np.isnan(v).any(-1))
+            elif s.missing is not None:
+                live = _both(live, (v != s.missing).all(-1))
         w = None
         if self.weight is not None:
             w = self.weight.read(rows, start, stop)

@@ -98,7 +98,7 @@ def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optim
     if not params:
         raise ValueError("the model has no trainable parameters: set requires_grad on those to be learnt")
     if opt is None:
-        return _adamw(params)
+        return adamw(params)
     if isinstance(opt, torch.optim.Optimizer):
         made: Any = rebind(opt, model, built)
     elif callable(opt) and not (isinstance(opt, type) and not issubclass(opt, torch.optim.Optimizer)):
@@ -162,11 +162,12 @@ def draw_generator(random_state: Any) -> np.random.Generator:
         ) from None
 
 
-def _adamw(params: list[nn.Parameter]) -> torch.optim.Optimizer:
+def adamw(params: list[nn.Parameter], lr: float = 1e-3, **settings: Any) -> torch.optim.Optimizer:
+    """AdamW, fused where torch has that for the device and type."""
     try:
-        return torch.optim.AdamW(params, fused=True)
-    except RuntimeError:  # no fused kernel for this device or type
-        return torch.optim.AdamW(params)
+        return torch.optim.AdamW(params, lr, fused=True, **settings)
+    except RuntimeError:
+        return torch.optim.AdamW(params, lr, **settings)
 
 
 def _open_arguments(f: Callable[..., Any]) -> set[str]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 from sklearn.base import BaseEstimator, clone
+from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, optim
 
-from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series, as_series, require_aligned
-from fluxutils_py.errors import ShapeError
-from fluxutils_py.estimator.fitting import Fit, check_features, read_lengths
+from fluxutils_py.data import Rows, SampleWeight
+from fluxutils_py.estimator.fitting import run_fit
+from fluxutils_py.estimator.layout import Inputs, Targets, read_inputs, read_targets, read_weight
 from fluxutils_py.estimator.output import Output
 from fluxutils_py.estimator.persistence import load_estimator, save_estimator
+from fluxutils_py.estimator.predicting import Predictions, Transform
 from fluxutils_py.estimator.scoring import pooled_accuracy, pooled_r2
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.nn import SeqLoss, as_loss
-from fluxutils_py.training import Predictor, StreamState
 
 
 class Estimator(BaseEstimator):
@@ -55,6 +57,10 @@ class Estimator(BaseEstimator):
         left as they were. None: different each time.
     verbose : "auto" or bool
         Whether to show a progress bar; "auto": on a terminal or in a notebook.
+    target : "auto" or "step"
+        What a plain vector or matrix ``y`` holds, if the inputs are series of several steps. "auto": one row per
+        series, learnt at its last step. "step": all steps, (N, G * T), as ``samples(y)`` looks once another tool, such
+        as ``TransformedTargetRegressor``, has made a matrix of it.
 
     Attributes
     ----------
@@ -71,7 +77,11 @@ class Estimator(BaseEstimator):
         Epochs so far.
     history_ : list of dict
         Per epoch: ``epoch, loss, window_loss, seconds`` and what hooks added (``validation_loss``, ``lr``).
-    n_features_in_, n_outputs_ : int, or tuple of int for several inputs or outputs
+    n_features_in_ : int, or tuple of int for several inputs
+        Features per step; of a matrix or a view, its columns.
+    feature_names_in_ : ndarray of str
+        Of a data frame.
+    n_outputs_ : int, or tuple of int for several outputs
 
     Notes
     -----
@@ -89,6 +99,12 @@ class Estimator(BaseEstimator):
     (1, 20, 50)
     """
 
+    # scikit-learn's routing of metadata takes any other name than X for metadata
+    __metadata_request__fit = {"x": UNUSED}  # noqa: RUF012  the protocol wants a dict
+    __metadata_request__partial_fit = {"x": UNUSED}  # noqa: RUF012
+    __metadata_request__predict = {"x": UNUSED}  # noqa: RUF012
+    __metadata_request__score = {"x": UNUSED}  # noqa: RUF012
+
     def __init__(
         self,
         model: Any = None,
@@ -103,6 +119,7 @@ class Estimator(BaseEstimator):
         warm_start: bool = False,
         random_state: Any = None,
         verbose: Any = "auto",
+        target: str = "auto",
     ) -> None:
         self.model = model
         self.loss = loss
@@ -115,6 +132,7 @@ class Estimator(BaseEstimator):
         self.warm_start = warm_start
         self.random_state = random_state
         self.verbose = verbose
+        self.target = target
 
     def fit(
         self,
@@ -125,21 +143,27 @@ class Estimator(BaseEstimator):
         validation_data: Any = None,
         epochs: int | None = None,
         lengths: Any = None,
-    ) -> Estimator:
+    ) -> Self:
         """Train on series.
 
         Parameters
         ----------
-        x : array of shape (F, N, T), or a tuple of such
+        x : array of shape (F, N, T), tuple of such, view, or matrix
             Inputs: features, series, time steps. NumPy arrays or memory maps in any memory order, h5py datasets, or
             anything with ``shape`` that takes three slices; only the window at hand is read. Fastest in time-major
             memory, ``(T, N, F)`` in C order, transposed. float64 gives float64 parameters, integers stay integers.
-        y : array of shape (G, N, T), or a tuple of such
+            :func:`fluxutils_py.samples` and :func:`fluxutils_py.timesteps` of such an array, or parts of them, are
+            for tools that split; between the gaps of ``timesteps`` the state is forgotten. A matrix or data frame has
+            one row per series of a single step, and is float64 unless it is float32.
+        y : array of shape (G, N, T), tuple of such, view, vector or matrix
             Targets. A step with a NaN target carries no loss; its inputs still move the state (if they are NaN, the
-            step counts as zeros).
+            step counts as zeros). Rows of ``samples(y)``, ``timesteps(y)``, or of a plain vector or matrix belong to
+            the rows of ``x``. A vector (N,) or matrix (N, G) for series of several steps is one target per series, to
+            be predicted at its last step; see ``target``.
         sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
             Weights of series or steps, scaled to mean 1 over the steps that count. Steps of weight 0 do not count.
-        validation_data : (x, y) or (x, y, sample_weight), optional
+            For ``timesteps``, (T,) or (T, N).
+        validation_data : (x, y), (x, y, sample_weight) or (x, y, sample_weight, lengths), optional
             Series for the validation loss after each epoch, which never disturbs training.
         epochs : int, optional
             In place of the spec's, for this call.
@@ -160,16 +184,16 @@ class Estimator(BaseEstimator):
         KeyboardInterrupt
             Passed on; what was learnt until then stays, and the estimator can be used.
         """
-        Fit(self, x, y, sample_weight, validation_data, lengths, epochs, resume=self.warm_start).run()
+        run_fit(self, x, y, sample_weight, validation_data, lengths, epochs, resume=self.warm_start)
         return self
 
-    def partial_fit(self, x: Any, y: Any, sample_weight: Any = None, *, lengths: Any = None) -> Estimator:
+    def partial_fit(self, x: Any, y: Any, sample_weight: Any = None, *, lengths: Any = None) -> Self:
         """Train for one more epoch, on these series, from where the last ``fit`` or ``partial_fit`` ended.
 
         Model, optimizer, learning-rate schedule, random generator and history go on; the state starts from zero. The
         first call builds them. Parameters as in :meth:`fit`.
         """
-        Fit(self, x, y, sample_weight, None, lengths, epochs=1, resume=True).run()
+        run_fit(self, x, y, sample_weight, None, lengths, epochs=1, resume=True)
         return self
 
     def predict(
@@ -188,9 +212,10 @@ class Estimator(BaseEstimator):
 
         Parameters
         ----------
-        x : array of shape (F, N, T), or a tuple of such
+        x : array of shape (F, N, T), tuple of such, view, or matrix
             As in :meth:`fit`; any N and T. A step without any input (all features NaN) moves the state as zeros do,
-            and its prediction is NaN.
+            and its prediction is NaN. Each stretch of ``timesteps(x, context=k)`` is warmed through the ``k`` steps
+            before it.
         out : array of shape (G, N, T), or a tuple of such, optional
             Where to write: a NumPy array, a memory map, an h5py dataset, or anything that takes slices.
         state : StreamState or list of Tensor, optional
@@ -205,7 +230,9 @@ class Estimator(BaseEstimator):
         Returns
         -------
         ndarray of shape (G, N, T) in time-major memory, or ``out``; a tuple for several outputs
-            With ``return_state``, a pair of that and the state.
+            For a view, the matrix with the view's rows: (N, G * T) or (T, G * N). For a matrix, (N, G). Where targets
+            were one per series, (N, G). A vector where the targets were one. With ``return_state``, a pair of that
+            and the state.
 
         Raises
         ------
@@ -214,31 +241,28 @@ class Estimator(BaseEstimator):
         ValueError
             If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` holds single NaNs or infinities.
         """
-        predictor, _ = self._predictor(x, state, lengths)
-        output = Output(out, predictor.n_series, predictor.n_steps)
-        for prediction in predictor:
-            output.write(prediction)
-        return (output.result(), predictor.state()) if return_state else output.result()
+        result, predictions = self._run(x, out, state=state, lengths=lengths, transform=self._answer)
+        return (result, predictions.state()) if return_state else result
 
     def score(self, x: Any, y: Any, sample_weight: Any = None, *, lengths: Any = None) -> float:
         """How good predictions are, pooled over all live steps of all series; higher is better.
 
-        The coefficient of determination R2 (1 is perfect, 0 as good as each feature's mean); with a cross-entropy loss
-        and integer targets, the share of steps whose label is right. Steps without a target do not count. Parameters
-        as in :meth:`fit`.
+        The coefficient of determination R2 (1 is perfect, 0 as good as each feature's mean); of classifiers, or with a
+        cross-entropy loss and integer targets, the share of steps whose label is right. Steps without a target do not
+        count. Parameters as in :meth:`fit`.
         """
-        predictor, x_series = self._predictor(x, None, lengths)
-        targets = as_series(y, "y")
-        require_aligned(x_series, targets[0])
-        rows = Rows.whole(x_series.N, x_series.T, read_lengths(lengths, x_series))
-        weight = None
-        if sample_weight is not None:
-            weight = SampleWeight(sample_weight, x_series.N, x_series.T)
+        check_is_fitted(self, "model_")
+        inputs = read_inputs(x, self, fitted=True)
+        predictions = Predictions(self.model_, inputs, read_spec(self._settings().spec), None, lengths)
+        targets = self._read_targets(y, inputs, lengths, getattr(self, "classes_", None), strict=False).series
+        rows = Rows.whole(inputs.N, inputs.T, predictions.lengths)
+        weight = read_weight(sample_weight, inputs)
+        if weight is not None:
             weight.normalise(rows, targets)
-        loss = as_loss(self.loss)
+        loss = as_loss(self._settings().loss)
         if isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int":
-            return pooled_accuracy(predictor, targets, rows, weight, loss.ignore_index)
-        return pooled_r2(predictor, targets, rows, weight)
+            return pooled_accuracy(predictions, targets, rows, weight, loss.ignore_index)
+        return pooled_r2(predictions, targets, rows, weight)
 
     def save(self, path: Any) -> None:
         """Write the fitted estimator to one file, aside and then moved into place; see :meth:`load`.
@@ -273,25 +297,62 @@ class Estimator(BaseEstimator):
         """
         return load_estimator(cls, path, arguments)
 
-    # -- inside ----------------------------------------------------------------------------------------
+    # -- inside: what the kinds of estimators differ in --------------------------------------------------
 
-    def _predictor(self, x: Any, state: Any, lengths: Any) -> tuple[Predictor, Series]:
+    def _settings(self) -> Any:
+        """Something with the attributes of an Estimator before it is fitted: model, loss, opt, spec, ..."""
+        return self
+
+    def _read_targets(
+        self, y: Any, inputs: Inputs, lengths: Any, classes: np.ndarray | None, strict: bool = True, name: str = "y"
+    ) -> Targets:
+        loss = as_loss(self._settings().loss)
+        kind = "integers" if isinstance(loss, SeqLoss) and loss.classes else "numbers"
+        return read_targets(y, inputs, self, lengths, kind=kind, name=name)
+
+    def _find_classes(self, y: Any, inputs: Inputs, weight: SampleWeight | None, resume: bool) -> np.ndarray | None:
+        """The labels that there are, of classifiers."""
+        return None
+
+    def _weigh(self, weight: SampleWeight | None, targets: Targets, classes: np.ndarray | None) -> SampleWeight | None:
+        """The weights of the steps, with those of their classes."""
+        return weight
+
+    def _answer(self, outputs: np.ndarray) -> np.ndarray:
+        """What ``predict`` makes of the model's outputs (S, B, G)."""
+        return outputs
+
+    def _run(
+        self, x: Any, out: Any, *, state: Any = None, lengths: Any = None, transform: Transform | None = None
+    ) -> tuple[Any, Predictions]:
+        """Predictions in the form that the inputs have."""
         check_is_fitted(self, "model_")
-        series = as_series(x, "x")
-        check_features(self, series)
-        if state is not None and not isinstance(state, StreamState | list | tuple):
-            raise ShapeError(f"state must be what predict(..., return_state=True) returned, got {type(state).__name__}")
-        spec = read_spec(self.spec)
-        rows = Rows.whole(series[0].N, series[0].T, read_lengths(lengths, series[0]))
-        windows = SequenceWindows(
-            series, batchsize=int(spec.batchsize), seqsize=int(spec.seqsize or series[0].T), rows=rows
-        )
-        windows.check()
-        return Predictor(self.model_, windows, state), series[0]
+        inputs = read_inputs(x, self, fitted=True)
+        found = Predictions(self.model_, inputs, read_spec(self._settings().spec), state, lengths, transform)
+        if self._per_series and inputs.form != "timesteps":
+            if out is not None:
+                raise ValueError("out is for predictions of every step, but this estimator predicts one per series")
+            result: Any = found.last_steps()
+        else:
+            output = Output(out, inputs.N, inputs.T)
+            for prediction in found:
+                output.write(prediction)
+            result = output.result()
+            if out is None and isinstance(result, np.ndarray):
+                result = inputs.flat(result)
+        vector = out is None and self._y_ndim == 1 and result.ndim == 2 and result.shape[1] == 1
+        return (result[:, 0] if vector else result), found
 
-    def __sklearn_clone__(self) -> Estimator:
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.target_tags.required = True
+        tags.target_tags.multi_output = True
+        return tags
+
+    def __sklearn_clone__(self) -> Self:
         arguments = {name: getattr(self, name) for name in self._get_param_names()}
-        if isinstance(self.opt, optim.Optimizer):  # one copy, so that the optimizer stays bound to the model
+        if isinstance(arguments.get("opt"), optim.Optimizer):  # one copy: the optimizer stays bound to the model
             arguments |= copy.deepcopy({"model": self.model, "opt": self.opt})
             kept = {"model", "opt"}
         else:

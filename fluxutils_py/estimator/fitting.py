@@ -12,13 +12,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series, as_series, require_aligned
+from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series
 from fluxutils_py.data.weights import blocks
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, draw_generator, require_stored
+from fluxutils_py.estimator.layout import Inputs, Targets, read_inputs, read_weight, sizes
+from fluxutils_py.estimator.ranks import agree_on_fit, own_device
 from fluxutils_py.estimator.spec import check_int, read_spec
 from fluxutils_py.nn import SeqLoss, as_loss, reset, takes_weights, takes_windows
-from fluxutils_py.parallel import Threads, get_communicator, n_threads
+from fluxutils_py.parallel import Sync, Threads, n_threads
 from fluxutils_py.reporting import ProgressBar, watched
 from fluxutils_py.training import (
     EarlyStopping,
@@ -33,6 +35,12 @@ from fluxutils_py.training.batches import to_tensor
 
 VALIDATION = 1 << 14  # rows times steps computed together
 FLOATS = {"float16": torch.float32, "float32": torch.float32, "bool": torch.float32, "float64": torch.float64}
+
+
+def run_fit(est: Any, *args: Any, **kwargs: Any) -> None:
+    """Fit, alone or with the ranks that ``est.comm`` means; arguments as for :class:`Fit`."""
+    with Sync.of(est._settings().comm, "fit") as sync:
+        Fit(est, *args, **kwargs, sync=sync).run()
 
 
 class Fit:
@@ -51,6 +59,9 @@ class Fit:
         None: as the spec says.
     resume : bool
         Go on with the estimator's model and optimizer, if it has any.
+    sync : Sync, optional
+        The ranks that fit together. Every one is given the same arguments, and takes its part of each minibatch, which
+        is ``batchsize`` series for each of them.
     """
 
     def __init__(
@@ -63,33 +74,42 @@ class Fit:
         lengths: Any = None,
         epochs: int | None = None,
         resume: bool = False,
+        sync: Sync | None = None,
     ) -> None:
-        self.est = est
-        self.comm = get_communicator(est.comm)
-        self.threads = Threads(n_threads(est.n_jobs))
-        require_stored(spec=est.spec, loss=est.loss)
-        self.spec = read_spec(est.spec)
+        self.sync = Sync() if sync is None else sync
+        self.est, self.settings = est, est._settings()
+        self.threads = Threads(n_threads(self.settings.n_jobs))
+        require_stored(spec=self.settings.spec, loss=self.settings.loss)
+        if self.settings.target not in ("auto", "step"):
+            raise ValueError(f"target must be 'auto' or 'step', got {self.settings.target!r}")
+        self.spec = read_spec(self.settings.spec)
         if epochs is not None:
             check_int("epochs", epochs, 1)
             self.spec = dataclasses.replace(self.spec, epochs=int(epochs))
-        self.loss = as_loss(est.loss)
-        self.x, self.y = read_pair(x, y)
+        self.batchsize = int(self.spec.batchsize) * self.sync.size
+        self.loss = as_loss(self.settings.loss)
         self.resume = resume and hasattr(est, "model_")
-        self.callbacks, self.shown = as_callbacks(est.callbacks), watched(est.verbose)
+        self.inputs = read_inputs(x, est, fitted=self.resume)
+        weight = read_weight(sample_weight, self.inputs)
+        self.classes = est._find_classes(y, self.inputs, weight, self.resume) if y is not None else None
+        self.targets = est._read_targets(y, self.inputs, lengths, self.classes)
+        self.x, self.y = self.inputs.series, self.targets.series
+        self.callbacks, self.shown = as_callbacks(self.settings.callbacks), watched(self.settings.verbose)
         # of copies: the originals move on only when something has been learnt
-        self.rng: np.random.Generator = (
-            copy.deepcopy(est._rng) if self.resume else draw_generator(copy.deepcopy(est.random_state))
-        )
-        self.windows = self._cut(self.x, self.y, sample_weight, lengths, training=True)
+        self.rng: np.random.Generator = self.sync.share(
+            copy.deepcopy(est._rng) if self.resume else draw_generator(copy.deepcopy(self.settings.random_state))
+        )[0]
+        self.windows = self._cut(self.inputs, self.targets, weight, lengths, training=True)
         self.model, self.optimizer = self._build()
         first = next(self.model.parameters())
         self.dtype, self.device = first.dtype, first.device
-        self.batches = TensorBatches(self.windows, self.dtype, self.device, self.rng if self.spec.shuffle else None)
+        self.batches = self._batches(self.windows, self.rng if self.spec.shuffle else None)
         self.validation = self._validation(validation_data)
         self._try_model()
         self._settings = [dict(group) for group in self.optimizer.param_groups]  # a new scheduler changes them
         self.scheduler = self._schedule()
         self.loop = self._hooked_loop()
+        agree_on_fit(self)
 
     def run(self) -> None:
         """Train."""
@@ -99,11 +119,12 @@ class Fit:
         devices = [self.device] if self.device.type == "cuda" else []
         try:
             with torch.random.fork_rng(devices=devices), self.threads:
-                torch.manual_seed(int(self.rng.integers(2**63)))
+                torch.manual_seed((int(self.rng.integers(2**63)) + self.sync.rank) % 2**63)
                 reset(self.model.train())
                 self.loop.run_epochs(self.batches, self.spec.epochs)
         except BaseException:
             self.step.abandon()
+            self.step.updates = self.sync.mend(self.model, self.optimizer, self.step.updates)
             if self.step.updates == 0:  # nothing was learnt: as if it had not been tried
                 vars(est).clear()
                 vars(est).update(before)
@@ -117,25 +138,32 @@ class Fit:
             reset(self.model)
             self.model.eval()
             if vars(est).get("_rng") is self.rng and not self.resume:
-                draw_generator(est.random_state)  # a generator of the user's moves on, as its copy did
+                draw_generator(self.settings.random_state)  # a generator of the user's moves on, as its copy did
 
     # -- building ------------------------------------------------------------------------------------
 
     def _cut(
-        self, x: tuple[Series, ...], y: tuple[Series, ...], sample_weight: Any, lengths: Any, training: bool
+        self, inputs: Inputs, targets: Targets, weight: SampleWeight | None, lengths: Any, training: bool
     ) -> SequenceWindows:
-        rows = Rows.whole(x[0].N, x[0].T, read_lengths(lengths, x[0]))
+        x, y = inputs.series, targets.series
+        rows, whole = inputs.rows(lengths), inputs.whole(lengths)
         weighable = takes_weights(self.loss)
-        if sample_weight is not None and not weighable:
+        if weight is not None and not weighable:
             raise ValueError(f"sample_weight is given, but {no_weights(self.loss)}")
-        if rows.shortest != rows.longest and not weighable:
+        if whole.shortest != whole.longest and not weighable:
             raise ValueError(f"the series differ in length, but {no_weights(self.loss)}")
-        weight = None
-        if sample_weight is not None:
-            weight = SampleWeight(sample_weight, x[0].N, x[0].T)
-            weight.normalise(rows, y)
-        if training and self.spec.rebatch:
-            rows = rows.folded(int(self.spec.batchsize))
+        if targets.per_series and not weighable:
+            raise ValueError(f"y has one target per series, at its last step, but {no_weights(self.loss)}")
+        if isinstance(self.loss, SeqLoss) and self.loss.classes:
+            for s in y:
+                s.missing = self.loss.ignore_index if s.kind == "int" else None
+        weight = self.est._weigh(weight, targets, self.classes)
+        if weight is not None:
+            weight.normalise(whole, y)
+            if inputs.form == "rows":  # as if rows of weight 0 were not there: minibatches too
+                rows = weight.counting(rows)
+        if training and self.spec.rebatch and not targets.per_series:
+            rows = rows.folded(self.batchsize)
         if self.spec.burn_in >= rows.longest:
             folded = " after folding (rebatch=True)" if rows.longest < x[0].T else ""
             raise ValueError(f"burn_in of {self.spec.burn_in} leaves nothing of series of {rows.longest} steps{folded}")
@@ -143,7 +171,7 @@ class Fit:
             x,
             y,
             weight,
-            batchsize=int(self.spec.batchsize),
+            batchsize=self.batchsize,
             seqsize=self._seqsize(rows, training),
             overlap=int(self.spec.overlap) if training else 0,
             burn_in=int(self.spec.burn_in),
@@ -161,26 +189,30 @@ class Fit:
         plain_mean = isinstance(self.loss, SeqLoss) and self.loss.is_mean
         if training or not plain_mean or hasattr(self.model, "takes_windows"):
             return asked
-        return max(asked, VALIDATION // min(len(rows), int(self.spec.batchsize)))
+        return max(asked, VALIDATION // min(len(rows), self.batchsize))
 
     def _build(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         est = self.est
         if self.resume:
-            check_features(est, self.x)
             if not hasattr(est, "optimizer_"):
-                return est.model_, build_optimizer(est.opt, est.model, est.model_)
+                return est.model_, build_optimizer(self.settings.opt, self.settings.model, est.model_)
             return est.model_, est.optimizer_
         n_in = sizes(self.x)
-        n_out = n_classes(self.y[0]) if self._classifies() else sizes(self.y)
         dtype = float_type(self.x)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(self.rng.integers(2**63)))
-            model = build_model(est.model, n_in, n_out, dtype, est.device)
-            optimizer = build_optimizer(est.opt, est.model, model)
+            device = own_device(self.settings.device, self.sync)
+            model = build_model(self.settings.model, n_in, self._n_out(), dtype, device)
+            optimizer = build_optimizer(self.settings.opt, self.settings.model, model)
         return model, optimizer
 
-    def _classifies(self) -> bool:
-        return isinstance(self.loss, SeqLoss) and self.loss.classes and self.y[0].kind == "int"
+    def _n_out(self) -> Any:
+        """How many outputs the model needs."""
+        if self.classes is not None:
+            return len(self.classes)
+        if isinstance(self.loss, SeqLoss) and self.loss.classes and self.y[0].kind == "int":
+            return n_classes(self.y[0])
+        return sizes(self.y)
 
     def _schedule(self) -> Any:
         if self.resume and getattr(self.est, "_scheduler", None) is not None:
@@ -197,14 +229,20 @@ class Fit:
     def _validation(self, data: Any) -> Validation | None:
         if data is None:
             return None
-        if not isinstance(data, tuple | list) or len(data) not in (2, 3):
-            raise ValueError("validation_data must be (x, y) or (x, y, sample_weight)")
-        x, y = read_pair(data[0], data[1], "validation ")
-        for ours, theirs in ((self.x, x), (self.y, y)):
+        if not isinstance(data, tuple | list) or len(data) not in (2, 3, 4):
+            raise ValueError("validation_data must be (x, y), (x, y, sample_weight) or (x, y, sample_weight, lengths)")
+        x, y, sample_weight, lengths = (*data, None, None)[:4]
+        inputs = read_inputs(x, self.est, fitted=False, name="validation x")
+        targets = self.est._read_targets(y, inputs, lengths, self.classes, name="validation y")
+        for ours, theirs in ((self.x, inputs.series), (self.y, targets.series)):
             if [s.F for s in ours] != [s.F for s in theirs]:
                 raise ShapeError(f"{theirs[0].name} has {sizes(theirs)} features, the training data have {sizes(ours)}")
-        windows = self._cut(x, y, data[2] if len(data) == 3 else None, None, training=False)
-        return Validation(self.model, self.loss, TensorBatches(windows, self.dtype, self.device))
+        windows = self._cut(inputs, targets, read_weight(sample_weight, inputs), lengths, training=False)
+        return Validation(self.model, self.loss, self._batches(windows), self.sync)
+
+    def _batches(self, windows: SequenceWindows, rng: np.random.Generator | None = None) -> TensorBatches:
+        """This rank's part of the windows."""
+        return TensorBatches(windows, self.dtype, self.device, rng, rank=self.sync.rank, size=self.sync.size)
 
     def _try_model(self) -> None:
         """Learn whether the model takes whole windows, and that it runs at all, before anything is changed.
@@ -228,8 +266,9 @@ class Fit:
             clip=None if self.spec.clip is None else float(self.spec.clip),
             accumulate=int(self.spec.accumulate),
             threads=self.threads,
+            sync=self.sync,
         )
-        loop = Loop(self.step)
+        loop = Loop(self.step, self.sync)
         if self.resume and hasattr(self.est, "history_"):
             loop.epoch, loop.history = self.est.n_iter_, list(self.est.history_)
             loop.step = self.est._n_steps
@@ -243,7 +282,7 @@ class Fit:
             watchers.append(Schedule(self.scheduler, self.spec.schedule_every, lambda: self.step.updates))
         if self.spec.patience is not None:
             watchers.append(EarlyStopping(self.model, int(self.spec.patience)))
-        if self.shown and self.comm.rank == 0:
+        if self.shown and self.sync.rank == 0:
             watchers.append(ProgressBar())
         for hook in (*watchers, *self.callbacks):
             loop.hooks.attach(hook)
@@ -255,10 +294,15 @@ class Fit:
         est = self.est
         est.model_, est.optimizer_ = self.model, self.optimizer
         est._rng, est._scheduler = self.rng, self.scheduler
-        est.n_features_in_, est.n_outputs_ = sizes(self.x), sizes(self.y)
-        if self._classifies() and not self.resume:
-            est.n_outputs_ = n_classes(self.y[0])
+        est._per_series, est._y_ndim = self.targets.per_series, self.targets.ndim
         if not self.resume:
+            est.n_features_in_, est._n_inputs, est._form = self.inputs.columns, sizes(self.x), self.inputs.form
+            est.n_outputs_ = self._n_out()
+            vars(est).pop("feature_names_in_", None)
+            if self.inputs.names is not None:
+                est.feature_names_in_ = self.inputs.names
+            if self.classes is not None:
+                est.classes_ = self.classes
             est.loss_, est.n_iter_, est._n_steps = math.nan, 0, 0
             est.grad_ = torch.zeros(sum(p.numel() for p in self.model.parameters()), dtype=self.dtype)
             est.loss_curve_, est.validation_loss_curve_, est.history_ = [], [], []
@@ -282,43 +326,6 @@ class Fit:
 
 
 # -- reading arguments ---------------------------------------------------------------------------------
-
-
-def read_pair(x: Any, y: Any, prefix: str = "") -> tuple[tuple[Series, ...], tuple[Series, ...]]:
-    """Inputs and targets, aligned."""
-    if y is None:
-        raise ValueError("requires y to be passed, but the target y is None")
-    xs, ys = as_series(x, f"{prefix}x"), as_series(y, f"{prefix}y")
-    require_aligned(xs[0], ys[0])
-    return xs, ys
-
-
-def read_lengths(lengths: Any, x: Series) -> np.ndarray | None:
-    """Lengths of the series, checked: N integers from 1 to T."""
-    if lengths is None:
-        return None
-    found = np.asarray(lengths)
-    if found.shape != (x.N,) or found.dtype.kind not in "iu":
-        raise ShapeError(
-            f"lengths must be {x.N} integers, one per series; got shape {found.shape} of dtype {found.dtype}"
-        )
-    if found.min() < 1 or found.max() > x.T:
-        raise DataError(f"lengths must be from 1 to T={x.T}, got {found.min()} to {found.max()}")
-    return found.astype(int)
-
-
-def check_features(est: Any, x: tuple[Series, ...]) -> None:
-    """Raise unless ``x`` has as many inputs and features as the estimator was fitted on."""
-    if sizes(x) != est.n_features_in_:
-        raise ShapeError(
-            f"{x[0].name} has {sizes(x)} features (axis 0 of (F, N, T)), but {type(est).__name__} was fitted on "
-            f"{est.n_features_in_}"
-        )
-
-
-def sizes(arrays: tuple[Series, ...]) -> Any:
-    """Number of features: an int, or a tuple of them for several arrays."""
-    return arrays[0].F if len(arrays) == 1 else tuple(a.F for a in arrays)
 
 
 def n_classes(y: Series) -> int:

@@ -24,30 +24,33 @@ from fluxutils_py.nn import SeqLoss, seqloss
 
 KIND, FORMAT = "fluxutils_py estimator", 1
 PLAIN = (bool, int, float, str, type(None), np.bool_, np.integer, np.floating)  # NumPy's are stored as Python's
-SETTINGS = ("comm", "n_jobs", "warm_start", "random_state", "verbose")
+NO_SETTINGS = ("model", "loss", "opt", "spec", "device", "callbacks")  # code, or for another machine
 FITTED = (
     *("loss_", "loss_curve_", "validation_loss_curve_", "n_iter_", "history_"),
-    *("n_features_in_", "n_outputs_", "_n_steps"),
+    *("n_features_in_", "n_outputs_", "_n_steps", "_n_inputs", "_form", "_per_series", "_y_ndim"),
 )
+ARRAYS = ("classes_", "feature_names_in_")  # of numbers or strings, if there
 
 
 def save_estimator(est: Any, path: Any) -> None:
     """Write a fitted estimator; see ``Estimator.save``."""
     optimizer = getattr(est, "optimizer_", None)
+    own = hasattr(est, "model") and est.model is not None  # else it is built from the settings
     content = {
         "kind": KIND,
         "format": FORMAT,
         "class": type(est).__name__,
-        "model": None if est.model is None else describe_module(est.model_),
-        "model_name": None if est.model is None else _name(est.model),
+        "model": describe_module(est.model_) if own else None,
+        "model_name": _name(est.model) if own else None,
         "parameters": {k: v.detach() for k, v in est.model_.state_dict().items()},
         "dtype": str(next(est.model_.parameters()).dtype).removeprefix("torch."),
-        "loss": describe_loss(est.loss),
-        "opt": describe_opt(est.opt),
+        "loss": describe_loss(getattr(est, "loss", None)),
+        "opt": describe_opt(getattr(est, "opt", None)),
         "optimizer": None if optimizer is None else describe_optimizer(optimizer, est.model_),
-        "spec": describe_spec(est.spec),
-        "settings": {k: v for k in SETTINGS if isinstance(v := getattr(est, k), PLAIN)},
+        "spec": describe_spec(getattr(est, "spec", None)),
+        "settings": {k: v for k in est._get_param_names() if k not in NO_SETTINGS and _is_plain(v := getattr(est, k))},
         "fitted": {k: _plain(getattr(est, k)) for k in FITTED},
+        "arrays": {k: (_kind(a), a.tolist()) for k in ARRAYS if (a := getattr(est, k, None)) is not None},
         "grad": est.grad_,
         "generator": _plain(est._rng.bit_generator.state),
         "scheduler": None if est._scheduler is None else _plain(est._scheduler.state_dict()),
@@ -71,25 +74,28 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
             "loss": _made(build_loss, *c["loss"]),
             "opt": _made(build_opt, *c["opt"]),
             "spec": _made(build_spec, *c["spec"]),
-            **{k: v for k, v in c["settings"].items() if k in SETTINGS},
+            **{k: v for k, v in c["settings"].items() if k not in NO_SETTINGS},
         }
+        stored = {k: v for k, v in stored.items() if k in known}
         fitted = {k: c["fitted"][k] for k in FITTED}
         generator, dtype = _generator(c["generator"]), getattr(torch, c["dtype"])
         if not isinstance(dtype, torch.dtype):
             raise LoadError(f"{path} is damaged (no dtype: {c['dtype']!r})")
     est = cls(**{**stored, **arguments})
-    if isinstance(est.model, NotStored):
+    asked = est._settings()
+    if isinstance(asked.model, NotStored):
         raise LoadError(
             f"{path} holds the parameters of a model of its author's own, {c['model_name']}, not its code: "
             f"give the model too, {cls.__name__}.load(path, model=...)"
         )
     with torch.random.fork_rng(devices=[]):
-        model = build_model(est.model, fitted["n_features_in_"], fitted["n_outputs_"], dtype, est.device)
+        model = build_model(asked.model, fitted["_n_inputs"], fitted["n_outputs_"], dtype, asked.device)
     with _reading(path):
         compare_parameters(c["parameters"], model.state_dict(), path)
         model.load_state_dict(c["parameters"])
         est.model_ = model.eval()
         vars(est).update(fitted)
+        vars(est).update({k: np.array(v, dtype=d) for k, (d, v) in c["arrays"].items() if k in ARRAYS})
         est.grad_ = c["grad"].to(next(model.parameters()).device)
         est._rng = generator
         _restore_optimizer(est, c, "opt" in arguments)
@@ -121,7 +127,8 @@ def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> None:
     groups = [{"params": [params[i] for i in group]} for group in c["optimizer"]["groups"]]
     accepted = inspect.signature(cls).parameters
     est.optimizer_ = cls(groups, **{k: v for k, v in c["optimizer"]["defaults"].items() if k in accepted})
-    factory = est.spec.get("scheduler") if isinstance(est.spec, dict) else getattr(est.spec, "scheduler", None)
+    spec = est._settings().spec
+    factory = spec.get("scheduler") if isinstance(spec, dict) else getattr(spec, "scheduler", None)
     if c["scheduler"] is not None and factory is not None and not isinstance(factory, NotStored):
         est._scheduler = factory(est.optimizer_)
         est._scheduler.load_state_dict(c["scheduler"])
@@ -360,6 +367,16 @@ def _made(build: Callable[[Any], Any], recipe: Any, argument: str, name: str) ->
 def _name(value: Any) -> str:
     cls = value if hasattr(value, "__qualname__") else type(value)
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _kind(array: np.ndarray) -> str:
+    return "O" if array.dtype.kind in "OUT" else array.dtype.str
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(v, PLAIN) for pair in value.items() for v in pair)
+    return isinstance(value, PLAIN)
 
 
 def _plain(value: Any) -> Any:

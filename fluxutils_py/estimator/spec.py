@@ -133,9 +133,7 @@ def _check(spec: Spec) -> None:
         value = getattr(spec, name)
         if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
             raise SpecError(f"spec.{name} must be True or False, got {value!r}")
-    clip: Any = spec.clip
-    if clip is not None and (isinstance(clip, bool) or not isinstance(clip, numbers.Real) or not float(clip) > 0):
-        raise SpecError(f"spec.clip must be a positive number or None, got {clip!r}")
+    check_positive("spec.clip", spec.clip, optional=True)
     if spec.scheduler is not None and not callable(spec.scheduler):
         raise SpecError(
             f"spec.scheduler must be a function of the optimizer that returns a scheduler, got {spec.scheduler!r}; "
@@ -152,3 +150,11 @@ def check_int(what: str, value: Any, least: int, optional: bool = False) -> None
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
         raise SpecError(f"{what} must be {kind}{' or None' if optional else ''}, got {value!r}")
+
+
+def check_positive(what: str, value: Any, optional: bool = False) -> None:
+    """Raise :class:`SpecError` unless ``value`` is a number above 0 (or None, if that is allowed)."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) > 0:
+        raise SpecError(f"{what} must be a positive number{' or None' if optional else ''}, got {value!r}")

@@ -1,7 +1,7 @@
 """Processes and threads that train together."""
 
 from fluxutils_py.parallel.andmask import maskedgrad, signalign
-from fluxutils_py.parallel.comm import Communicator, SoloComm, get_communicator
+from fluxutils_py.parallel.comm import Communicator, SoloComm, get_communicator, local_rank
 from fluxutils_py.parallel.gradients import (
     paralelization_stats,
     parallelization_stats,
@@ -24,6 +24,7 @@ __all__ = [
     "abort_on_exception",
     "by_rank",
     "get_communicator",
+    "local_rank",
     "maskedgrad",
     "n_threads",
     "paralelization_stats",

@@ -1,0 +1,180 @@
+"""Some series and steps of an array, and functions of them, read when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fluxutils_py.data.hdf5map import H5Map
+from fluxutils_py.data.indexing import chosen, picks, runs
+from fluxutils_py.data.series import in_memory
+
+Index = range | np.ndarray  # places along an axis, in any order
+Function = Callable[[np.ndarray], np.ndarray]
+
+
+class LazyArray:
+    """An (F, N, T) array made of some series and some steps of another one, and of functions applied on reading.
+
+    It takes indices as NumPy does (one array of indices at most) and returns NumPy arrays, which may be views of the
+    source and are not to be written to; ``np.asarray`` reads it all. It may be pickled: a source in a file goes as the
+    file's name.
+
+    Parameters
+    ----------
+    source : array of shape (F, N, T)
+    series, steps : range or ndarray of int, optional
+        Which, in order. None: all.
+    functions : tuple of callables
+        Each takes and returns blocks of shape (F, n, t), for any n and t; F may change.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+    """
+
+    ndim = 3
+
+    def __init__(
+        self, source: Any, series: Index | None = None, steps: Index | None = None, functions: tuple[Function, ...] = ()
+    ) -> None:
+        self.source, self.functions = source, functions
+        self.series: Index = range(source.shape[1]) if series is None else series
+        self.steps: Index = range(source.shape[2]) if steps is None else steps
+        trial = self._apply(np.zeros((source.shape[0], 1, 1), source.dtype))
+        self.shape = (trial.shape[0], len(self.series), len(self.steps))
+        self.dtype = trial.dtype
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether reading never waits for a disk."""
+        return getattr(self.source, "at_hand", in_memory(self.source))
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=object))
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        return f"LazyArray(shape={self.shape}, dtype={self.dtype}, of {type(self.source).__name__})"
+
+    def __getitem__(self, key: Any) -> Any:
+        wanted = picks(key, self.shape)
+        f, n, t = (range(p, p + 1) if isinstance(p, int) else p for p in wanted)
+        block = self._apply(read(self.source, chosen(self.series, n), chosen(self.steps, t)))
+        block = block[_index(f)]
+        return block[tuple(0 if isinstance(p, int) else slice(None) for p in wanted)]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("an array that is read lazily cannot be had without copying it")
+        return np.array(self[...], dtype)
+
+    def __reduce__(self) -> Any:
+        return LazyArray, (portable(self.source), self.series, self.steps, self.functions)
+
+    def _apply(self, block: np.ndarray) -> np.ndarray:
+        for f in self.functions:
+            block = f(block)
+        return block
+
+
+def select(source: Any, series: Index | None, steps: Index | None, functions: tuple[Function, ...] = ()) -> Any:
+    """Some series and steps of an (F, N, T) array: a NumPy view if there can be one, else a :class:`LazyArray`."""
+    series = None if _is_all(series, source.shape[1]) else series
+    steps = None if _is_all(steps, source.shape[2]) else steps
+    if series is None and steps is None and not functions:
+        return source
+    plain = all(i is None or (isinstance(i, range) and len(i)) for i in (series, steps))
+    if isinstance(source, np.ndarray) and plain and not functions:
+        return source[:, _index(series), _index(steps)]
+    return LazyArray(source, series, steps, functions)
+
+
+def read(source: Any, series: Index, steps: Index) -> np.ndarray:
+    """A block of shape (F, n, t) of any array that takes three slices, in whatever memory order it comes."""
+    if len(series) == 0 or len(steps) == 0:
+        return np.empty((source.shape[0], len(series), len(steps)), source.dtype)
+    if isinstance(source, np.ndarray):
+        if isinstance(series, range) or isinstance(steps, range):
+            return np.asarray(source[:, _index(series), _index(steps)])
+        return np.asarray(source[:, series[:, None], steps[None, :]])
+    columns = []
+    for t in runs(steps):
+        span = slice(int(steps[t.start]), int(steps[t.stop - 1]) + 1)
+        if isinstance(source, LazyArray):
+            columns.append(source[:, _index(series), span])
+            continue
+        stretches = (slice(int(series[n.start]), int(series[n.stop - 1]) + 1) for n in runs(series))
+        blocks = [np.asarray(source[:, n, span]) for n in stretches]
+        columns.append(blocks[0] if len(blocks) == 1 else np.concatenate(blocks, 1))
+    return columns[0] if len(columns) == 1 else np.concatenate(columns, 2)
+
+
+def portable(source: Any) -> Any:
+    """What to pickle in place of an array: for one in a file, the place of its bytes, never the data.
+
+    ``np.memmap`` would go as data; and joblib ships one that is transposed with permuted values.
+    """
+    if isinstance(source, h5py.Dataset):
+        return _Stored(source)
+    if isinstance(source, H5Map):
+        return source
+    root: Any = source
+    while isinstance(root, np.ndarray) and isinstance(root.base, np.ndarray):
+        root = root.base
+    if not isinstance(root, np.memmap) or getattr(root, "filename", None) is None:
+        return source
+    if root.mode == "c":  # changes stay in this process: the file does not have them
+        return source
+    ahead = source.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    return _Mapped(str(root.filename), source.dtype, source.shape, source.strides, root.offset + ahead)
+
+
+class _Mapped:
+    """A memory map as the place of its bytes; unpickling maps the file again."""
+
+    def __init__(self, *place: Any) -> None:
+        self.place = place
+
+    def __reduce__(self) -> Any:
+        return H5Map, self.place
+
+
+class _Stored:
+    """An h5py dataset as the names of its file and of itself; unpickling opens the file for reading."""
+
+    def __init__(self, dataset: h5py.Dataset) -> None:
+        self.place = (dataset.file.filename, dataset.name)
+
+    def __reduce__(self) -> Any:
+        return _open_dataset, self.place
+
+
+def _open_dataset(path: str, name: str) -> h5py.Dataset:
+    return h5py.File(path, "r")[name]
+
+
+def _is_all(index: Index | None, n: int) -> bool:
+    return index is None or (isinstance(index, range) and index == range(n))
+
+
+def _index(index: Index | None) -> Any:
+    """What NumPy takes: a slice where it can be one."""
+    if index is None:
+        return slice(None)
+    if not isinstance(index, range):
+        return index
+    if index.step > 0 or len(index) == 0:
+        return slice(index.start, index.stop, index.step)
+    return np.asarray(index)

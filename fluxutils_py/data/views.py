@@ -1,0 +1,302 @@
+"""(F, N, T) arrays that scikit-learn sees as matrices: one row per series, or one row per time step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any, NamedTuple, Self
+
+import h5py
+import numpy as np
+
+from fluxutils_py.data.hdf5lazy import H5Lazy
+from fluxutils_py.data.indexing import chosen, pick, runs
+from fluxutils_py.data.lazy import Function, Index, LazyArray, portable, select
+from fluxutils_py.data.series import Series
+from fluxutils_py.errors import DataError, ShapeError
+
+
+class Stretch(NamedTuple):
+    """Steps of a view that follow each other in time.
+
+    ``array`` is (F, N, lead + n), lazily: the ``n`` steps after ``lead`` earlier ones that only warm the state.
+    ``at`` is where the ``n`` steps stand in the view.
+    """
+
+    array: Any
+    lead: int
+    at: slice
+
+
+class SequenceView:
+    """A matrix to scikit-learn, an (F, N, T) array to an estimator; made by :func:`samples` and :func:`timesteps`.
+
+    It has ``shape``, ``dtype``, ``len`` and rows to be indexed, which are views again: nothing is read. NumPy reads
+    all of it (``np.asarray``). It may be pickled; data in a file go as the file's name.
+
+    Attributes
+    ----------
+    shape : (rows, columns)
+    native : array of shape (F, N, T)
+        What the rows hold: a NumPy view, or an array that reads lazily.
+    """
+
+    ndim = 2
+    axis: int  # of the native array, along which there are rows
+    device = "cpu"  # what scikit-learn's array API dispatch asks for
+
+    def __init__(self, array: Any, index: Index | None = None, functions: tuple[Function, ...] = ()) -> None:
+        self.array = array
+        self.index: Index = range(array.shape[self.axis]) if index is None else index
+        self.functions = functions
+        self._per_step = LazyArray(array, range(0), range(0), functions)  # for its F and dtype
+        self.dtype: np.dtype = self._per_step.dtype
+
+    @property
+    def native(self) -> Any:
+        return self._native(self.index)
+
+    @property
+    def n_features(self) -> int:
+        """F, the features of a series at one step."""
+        return self._per_step.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.index), self.n_features * self.array.shape[3 - self.axis]
+
+    @property
+    def size(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __repr__(self) -> str:
+        of = f"(F, N, T)=({self.n_features}, {self.array.shape[1]}, {self.array.shape[2]})"
+        return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, of {of})"
+
+    def __getitem__(self, key: Any) -> Any:
+        key, columns = _split(key)
+        which = pick(key, len(self), 0)
+        if isinstance(which, int):
+            return np.asarray(self._with(self.index[which : which + 1]))[0][columns]
+        rows = self._with(chosen(self.index, which))
+        return rows if isinstance(columns, slice) and columns == slice(None) else np.asarray(rows)[:, columns]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[i] for i in range(len(self)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("a view of sequences cannot be had as a matrix without copying it")
+        return np.array(self.flat(np.asarray(self.native)), dtype)
+
+    def __array_namespace__(self, api_version: str | None = None) -> ModuleType:
+        return np
+
+    def take(self, indices: Any, axis: int | None = None, out: Any = None, mode: str = "raise") -> Any:
+        """Rows by their numbers, as a view; columns (``axis=1``) are read."""
+        return self[np.asarray(indices)] if axis in (None, 0) else self[:, indices]
+
+    def __reduce__(self) -> Any:
+        return type(self), (portable(self.array), self.index, self.functions)
+
+    def map(self, function: Function) -> Self:
+        """The same view of a function of the array, applied to what is read.
+
+        ``function`` takes and returns blocks (F, n, t) of any number of series and steps; F may change. To be used
+        with several processes it must be picklable.
+        """
+        return self._rebuilt(self.index, (*self.functions, function))
+
+    def _with(self, index: Index) -> Self:
+        return self._rebuilt(index, self.functions)
+
+    def _rebuilt(self, index: Index, functions: tuple[Function, ...]) -> Self:
+        return type(self)(self.array, index, functions)
+
+    def _native(self, index: Index) -> Any:
+        raise NotImplementedError
+
+    def stretches(self) -> list[Stretch]:
+        """What may be walked through in one go."""
+        return [Stretch(self.native, 0, slice(0, self.array.shape[2]))]
+
+    @staticmethod
+    def flat(array: np.ndarray) -> np.ndarray:
+        """The rows of an (F, N, T) array, a view if its memory order allows."""
+        raise NotImplementedError
+
+    @staticmethod
+    def unflat(rows: np.ndarray, n_features: int) -> np.ndarray:
+        """The inverse of :meth:`flat`."""
+        raise NotImplementedError
+
+
+class SamplesView(SequenceView):
+    """One row per series: (N, F * T), column ``f * T + t``."""
+
+    axis = 1
+
+    def _native(self, index: Index) -> Any:
+        return select(self.array, index, None, self.functions)
+
+    @staticmethod
+    def flat(array: np.ndarray) -> np.ndarray:
+        return array.transpose(1, 0, 2).reshape(array.shape[1], -1)
+
+    @staticmethod
+    def unflat(rows: np.ndarray, n_features: int) -> np.ndarray:
+        n = rows.shape[1] // n_features
+        return rows.reshape(len(rows), n_features, n).transpose(1, 0, 2)
+
+
+class TimestepsView(SequenceView):
+    """One row per time step: (T, F * N), column ``f * N + n``."""
+
+    axis = 2
+
+    def __init__(
+        self, array: Any, index: Index | None = None, functions: tuple[Function, ...] = (), context: int = 0
+    ) -> None:
+        super().__init__(array, index, functions)
+        self.context = context
+        if len(self.index) > 1 and not (np.diff(np.asarray(self.index)) > 0).all():
+            raise ValueError(
+                "time steps must stay in their order: a state that runs forward cannot be carried through steps that "
+                "are shuffled, reversed or repeated; split with TimeSeriesSplit or KFold(shuffle=False), or use "
+                "samples(x) to split between series"
+            )
+
+    def __reduce__(self) -> Any:
+        return type(self), (portable(self.array), self.index, self.functions, self.context)
+
+    def _rebuilt(self, index: Index, functions: tuple[Function, ...]) -> Self:
+        return type(self)(self.array, index, functions, self.context)
+
+    def _native(self, index: Index) -> Any:
+        return select(self.array, None, index, self.functions)
+
+    def runs(self) -> list[slice]:
+        """The stretches of rows that follow each other in time: between them the state is forgotten."""
+        return runs(self.index)
+
+    def stretches(self) -> list[Stretch]:
+        found = []
+        for at in self.runs():
+            start, stop = int(self.index[at.start]), int(self.index[at.stop - 1]) + 1
+            lead = min(self.context, start)
+            found.append(Stretch(self._native(range(start - lead, stop)), lead, at))
+        return found
+
+    @staticmethod
+    def flat(array: np.ndarray) -> np.ndarray:
+        return array.transpose(2, 0, 1).reshape(array.shape[2], -1)
+
+    @staticmethod
+    def unflat(rows: np.ndarray, n_features: int) -> np.ndarray:
+        n = rows.shape[1] // n_features
+        return rows.reshape(len(rows), n_features, n).transpose(1, 2, 0)
+
+
+def samples(x: Any) -> SamplesView:
+    """An (F, N, T) array as a matrix of one row per series, for anything that splits, shuffles or counts samples.
+
+    scikit-learn sees ``(N, F * T)`` (column ``f * T + t``); estimators of this package see ``(F, N, T)`` again.
+    Indexing rows gives a view, and nothing is read. Never hand a three-dimensional array itself to a splitter, a
+    search or a pipeline that splits: scikit-learn splits along the first axis, which are the features.
+
+    Parameters
+    ----------
+    x : array of shape (F, N, T)
+        NumPy array or memory map, h5py dataset, torch tensor, or what ``h5mmap`` returns. Not copied.
+
+    Returns
+    -------
+    SamplesView
+        Predictions for it, and targets as ``samples(y)``, are matrices with the same rows. A target per series may be
+        a plain array of shape (N,) or (N, G).
+
+    Raises
+    ------
+    ShapeError, DataError
+        If ``x`` is no numeric array of three axes.
+
+    Examples
+    --------
+    >>> x = np.arange(24.0).reshape(2, 3, 4)  # F, N, T
+    >>> v = samples(x)
+    >>> v.shape, v[1:].native.shape
+    ((3, 8), (2, 2, 4))
+    >>> np.asarray(v)[0]
+    array([ 0.,  1.,  2.,  3., 12., 13., 14., 15.])
+    """
+    return SamplesView(_three_axes(x, "samples"))
+
+
+def timesteps(x: Any, context: int = 0) -> TimestepsView:
+    """An (F, N, T) array as a matrix of one row per time step, for splitting in time.
+
+    scikit-learn sees ``(T, F * N)`` (column ``f * N + n``); estimators of this package see ``(F, N, T)`` again. Where
+    a split leaves a gap, the state starts anew. Rows must stay in their order.
+
+    Parameters
+    ----------
+    x : array of shape (F, N, T)
+        As in :func:`samples`.
+    context : int
+        Before the first step of each stretch is predicted, the state is warmed by up to so many earlier steps of
+        ``x``, also by those that a split has put elsewhere. Inputs only: of targets, nothing leaks. With 0, every
+        stretch starts from the zero state. Training always does.
+
+    Returns
+    -------
+    TimestepsView
+        Targets as ``timesteps(y)``, or, for one series, a plain array of shape (T,) or (T, G).
+
+    Raises
+    ------
+    ShapeError, DataError
+        If ``x`` is no numeric array of three axes.
+    ValueError
+        If ``context`` is negative; on indexing, if steps would be out of order.
+
+    Examples
+    --------
+    >>> from sklearn.model_selection import TimeSeriesSplit
+    >>> v = timesteps(np.zeros((2, 3, 10)), context=4)
+    >>> [(v[a].shape, v[b].native.shape) for a, b in TimeSeriesSplit(2).split(v)]
+    [((4, 6), (2, 3, 3)), ((7, 6), (2, 3, 3))]
+    """
+    if isinstance(context, bool) or not isinstance(context, int | np.integer) or context < 0:
+        raise ValueError(f"context must be a number of steps, 0 or more, got {context!r}")
+    return TimestepsView(_three_axes(x, "timesteps"), context=int(context))
+
+
+def _three_axes(x: Any, name: str) -> Any:
+    if isinstance(x, SequenceView):
+        raise DataError(f"{name} takes an array of shape (F, N, T), got a view of one; its array is x.native")
+    if isinstance(x, tuple):
+        raise ShapeError(f"{name} takes one array of shape (F, N, T), got a tuple of {len(x)}; stack their features")
+    array = Series(x, "x").array
+    lazy = isinstance(array, np.ndarray | H5Lazy | LazyArray | h5py.Dataset)
+    return array if lazy else LazyArray(array)
+
+
+def _split(key: Any) -> tuple[Any, Any]:
+    """An index of a matrix as one of rows and one of columns."""
+    if not isinstance(key, tuple):
+        return (slice(None) if key is Ellipsis else key), slice(None)
+    keys = [k for k in key if k is not Ellipsis]
+    if len(keys) > 2:
+        raise IndexError(f"too many indices: a view of sequences is two-dimensional, got {len(keys)}")
+    if len(keys) == 2:
+        return keys[0], keys[1]
+    if not keys:
+        return slice(None), slice(None)
+    return (slice(None), keys[0]) if len(key) == 2 and key[0] is Ellipsis else (keys[0], slice(None))

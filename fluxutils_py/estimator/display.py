@@ -1,0 +1,208 @@
+"""Loss curves as a picture."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+
+class LossCurveDisplay:
+    """The loss per epoch: training as a line, validation dashed in the same colour.
+
+    Made by :meth:`from_estimator` or :meth:`from_cv_results`; follows scikit-learn's display convention. Needs
+    matplotlib.
+
+    Parameters
+    ----------
+    loss_curve : list of float, or list of such
+        Training loss after each epoch; of one fit, or of each of several.
+    validation_loss_curve : the same, or None
+        Validation loss. NaN (or, for one of several fits, None) where there is none.
+    name : str, list of str, or None
+        What the legend calls the fits. None: "training" and "validation" for one, "fold 0", "fold 1", ... for several.
+
+    Attributes
+    ----------
+    line_, validation_line_ : matplotlib Line2D, or list of such
+        The lines, one per fit. Where there is no validation loss, None.
+    ax_ : matplotlib Axes
+    figure_ : matplotlib Figure
+
+    Examples
+    --------
+    >>> display = LossCurveDisplay(loss_curve=[3.0, 2.0, 1.5], validation_loss_curve=[3.5, 2.5, 2.25])
+    >>> display.plot().ax_.get_xlabel()  # doctest: +SKIP
+    'epoch'
+    """
+
+    def __init__(self, *, loss_curve: Any, validation_loss_curve: Any = None, name: Any = None) -> None:
+        self.loss_curve = loss_curve
+        self.validation_loss_curve = validation_loss_curve
+        self.name = name
+
+    @classmethod
+    def from_estimator(
+        cls, estimator: Any, *, ax: Any = None, name: str | None = None, curve_kwargs: Any = None
+    ) -> Self:
+        """Draw the loss of a fitted estimator.
+
+        Parameters
+        ----------
+        estimator : object
+            Anything with ``loss_curve_``; a pipeline that ends in one; a search whose best estimator is one.
+        ax : matplotlib Axes, optional
+            Where to draw. None: a new figure.
+        name : str, optional
+            For the legend. None: the estimator's class.
+        curve_kwargs : dict, optional
+            How to draw the lines: keywords of matplotlib's ``plot``.
+
+        Raises
+        ------
+        sklearn.exceptions.NotFittedError
+            Before ``fit``.
+        TypeError
+            If the estimator keeps no loss curve.
+        """
+        fitted = _with_curve(estimator)
+        training, validation = _curves(fitted)
+        display = cls(
+            loss_curve=training, validation_loss_curve=validation, name=type(fitted).__name__ if name is None else name
+        )
+        return display.plot(ax, curve_kwargs=curve_kwargs)
+
+    @classmethod
+    def from_cv_results(
+        cls,
+        cv_results: Mapping[str, Any],
+        *,
+        ax: Any = None,
+        name: str | Sequence[str] | None = None,
+        curve_kwargs: Any = None,
+    ) -> Self:
+        """Draw the losses of the folds of a cross-validation.
+
+        Parameters
+        ----------
+        cv_results : dict
+            What ``cross_validate(..., return_estimator=True)`` returned.
+        ax : matplotlib Axes, optional
+        name : str or list of str, optional
+            One before "fold 0", "fold 1", ..., or one in place of each.
+        curve_kwargs : dict or list of dict, optional
+            How to draw all folds, or each.
+
+        Raises
+        ------
+        ValueError
+            If the fitted estimators are not among the results, or the number of names or keywords is wrong.
+        """
+        if "estimator" not in cv_results:
+            raise ValueError(
+                f"cv_results has no 'estimator' (found: {', '.join(cv_results)}): "
+                "call cross_validate(..., return_estimator=True)"
+            )
+        curves = [_curves(_with_curve(e)) for e in cv_results["estimator"]]
+        validation = [v for _, v in curves]
+        display = cls(
+            loss_curve=[t for t, _ in curves],
+            validation_loss_curve=validation if any(v is not None for v in validation) else None,
+            name=name,
+        )
+        return display.plot(ax, curve_kwargs=curve_kwargs)
+
+    def plot(self, ax: Any = None, *, name: str | Sequence[str] | None = None, curve_kwargs: Any = None) -> Self:
+        """Draw, on ``ax`` or in a new figure; parameters as in :meth:`from_cv_results`.
+
+        Raises
+        ------
+        ImportError
+            Without matplotlib.
+        """
+        try:
+            from matplotlib import pyplot as plt  # an extra
+            from matplotlib.cbook import normalize_kwargs
+            from matplotlib.lines import Line2D
+            from matplotlib.ticker import MaxNLocator
+        except ImportError as error:
+            raise ImportError(
+                "LossCurveDisplay needs matplotlib, which is not installed: pip install 'fluxutils_py[plot]'"
+            ) from error
+        several = len(self.loss_curve) > 0 and isinstance(self.loss_curve[0], Sequence | np.ndarray)
+        training = self.loss_curve if several else [self.loss_curve]
+        validation = self.validation_loss_curve if several else [self.validation_loss_curve]
+        validation = validation or [None] * len(training)
+        styles = _one_each({} if curve_kwargs is None else curve_kwargs, len(training), "curve_kwargs")
+        name = self.name if name is None else name
+        names = _one_each(name, len(training), "name")
+        if several and (name is None or isinstance(name, str)):
+            names = [f"{name}, fold {i}" if name else f"fold {i}" for i in range(len(training))]
+
+        if ax is None:
+            _, ax = plt.subplots(layout="constrained")
+            ax.spines[["top", "right"]].set_visible(False)
+        line: list[Any] = []
+        dashed: list[Any] = []
+        for curve, valid, style, label in zip(training, validation, styles, names, strict=True):
+            kind = "" if several else "training" if label is None else ", training"
+            style = {"label": f"{label or ''}{kind}", **normalize_kwargs(style, Line2D)}
+            line += _draw(ax, curve, style)
+            if valid is None:
+                dashed.append(None)
+                continue
+            kind = "validation" if label is None else f"{label}, validation"
+            look = {"color": line[-1].get_color(), "linestyle": "--", "label": None if several else kind}
+            dashed += _draw(ax, valid, style | look)
+        if several and any(dashed):
+            ax.plot([], [], color="0.4", linestyle="--", label="validation")  # one entry for all that are dashed
+        ax.set(xlabel="epoch", ylabel="loss")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.legend(frameon=False)
+        self.ax_, self.figure_ = ax, ax.figure
+        self.line_: Any = line if several else line[0]
+        self.validation_line_: Any = (dashed if several else dashed[0]) if any(dashed) else None
+        return self
+
+
+def _draw(ax: Any, curve: Sequence[float], style: dict[str, Any]) -> list[Any]:
+    epochs = range(1, len(curve) + 1)
+    point = {"marker": "o"} if len(curve) == 1 else {}  # a line of one point cannot be seen
+    lines: list[Any] = ax.plot(epochs, curve, **point | style)
+    return lines
+
+
+def _with_curve(estimator: Any) -> Any:
+    """The fitted estimator that has a loss curve: of a pipeline the last step, of a search the best."""
+    while not hasattr(estimator, "loss_curve_"):
+        check_is_fitted(estimator)
+        if hasattr(estimator, "steps"):
+            estimator = estimator.steps[-1][1]
+        elif hasattr(estimator, "best_estimator_"):
+            estimator = estimator.best_estimator_
+        else:
+            raise TypeError(
+                "LossCurveDisplay needs a fitted estimator with loss_curve_, or a pipeline or search that ends in one; "
+                f"{type(estimator).__name__} has none"
+            )
+    return estimator
+
+
+def _curves(estimator: Any) -> tuple[list[float], list[float] | None]:
+    """Training and validation loss per epoch."""
+    training, validation = estimator.loss_curve_, getattr(estimator, "validation_loss_curve_", None)
+    if validation and len(validation) < len(training):  # some fits had validation data, some not
+        validation = [record.get("validation_loss", math.nan) for record in estimator.history_]
+    return training, validation or None
+
+
+def _one_each(given: Any, n: int, what: str) -> list[Any]:
+    """A list of ``n``: as given, or of ``n`` times the same."""
+    if not isinstance(given, list | tuple):
+        return [given] * n
+    if len(given) != n:
+        raise ValueError(f"{what} has {len(given)} entries for {n} loss curves; give one, or one for each")
+    return list(given)

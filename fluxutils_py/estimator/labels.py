@@ -1,0 +1,103 @@
+"""Labels of any type as integers from 0, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.utils import compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+
+from fluxutils_py.data import SampleWeight
+from fluxutils_py.data.weights import blocks
+from fluxutils_py.errors import DataError
+from fluxutils_py.estimator.layout import MISSING
+
+
+class Encoder:
+    """Makes integers of labels: their places among ``classes``, ``MISSING`` where there is none (NaN).
+
+    Parameters
+    ----------
+    classes : ndarray, sorted
+    strict : bool
+        Whether an unknown label is an error; else it is -1.
+    """
+
+    def __init__(self, classes: np.ndarray, strict: bool = True) -> None:
+        self.classes, self.strict = classes, strict
+
+    def __call__(self, labels: np.ndarray) -> np.ndarray:
+        there = _present(labels)
+        found = np.searchsorted(self.classes, np.where(there, labels, self.classes[0]))
+        codes = np.minimum(found, len(self.classes) - 1).astype(np.int64)
+        unknown = there & (self.classes[codes] != labels)
+        if unknown.any():
+            if self.strict:
+                raise ValueError(
+                    f"y has labels {np.unique(labels[unknown]).tolist()} that are not in the classes "
+                    f"{self.classes.tolist()}; name all of them at the first call, partial_fit(x, y, classes=...)"
+                )
+            codes[unknown] = -1
+        return np.where(there, codes, MISSING)
+
+
+def find_classes(labels: Any, weight: SampleWeight | None) -> np.ndarray:
+    """The labels that occur in an array (1, N, T) where the weight is not 0, sorted. One pass in blocks.
+
+    Raises
+    ------
+    DataError, ValueError
+        If there are none, or they are no labels, such as numbers with fractions.
+    """
+    found: list[np.ndarray] = []
+    for series, steps in blocks(labels.shape[1], labels.shape[2]):
+        block = np.asarray(labels[:, series, steps])[0]
+        counts = _present(block)
+        if weight is not None:
+            counts &= weight.block(series, steps) > 0
+        found.append(np.unique(block[counts]))
+    classes = np.unique(np.concatenate(found))
+    if len(classes) == 0:
+        raise DataError("there is nothing to learn from: no step of y that counts has a label")
+    check_classification_targets(classes)
+    return classes
+
+
+class ClassWeight:
+    """The weights of steps times those of their classes, as an array (1, N, T) that is computed when it is read.
+
+    Parameters
+    ----------
+    class_weight : "balanced" or dict of class to weight
+        "balanced": inversely proportional to how often a class occurs, counted with the weights of the steps.
+    classes : ndarray
+    codes : array of int, shape (1, N, T)
+    weight : SampleWeight, optional
+    """
+
+    ndim, dtype = 3, np.dtype(float)
+
+    def __init__(self, class_weight: Any, classes: np.ndarray, codes: Any, weight: SampleWeight | None) -> None:
+        self.codes, self.weight, self.shape = codes, weight, tuple(codes.shape)
+        self.of_class = np.ones(len(classes))
+        if class_weight == "balanced":
+            counts = np.zeros(len(classes))
+            for series, steps in blocks(*self.shape[1:]):
+                block = np.asarray(codes[:, series, steps])[0]
+                w = np.ones(block.shape) if weight is None else weight.block(series, steps)
+                counts += np.bincount(block[block >= 0], w[block >= 0], len(classes))
+            there = counts > 0
+            self.of_class[there] = counts.sum() / (there.sum() * counts[there])
+        else:
+            self.of_class = compute_class_weight(class_weight, classes=classes, y=classes)
+
+    def __getitem__(self, key: tuple[int, slice, slice]) -> np.ndarray:
+        _, series, steps = key
+        block = np.asarray(self.codes[:, series, steps])[0]
+        w = np.where(block >= 0, self.of_class[block], 1.0)
+        return w if self.weight is None else w * self.weight.block(series, steps)
+
+
+def _present(labels: np.ndarray) -> np.ndarray:
+    return ~np.isnan(labels) if labels.dtype.kind == "f" else np.ones(labels.shape, bool)

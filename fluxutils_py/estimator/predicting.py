@@ -1,0 +1,126 @@
+"""Predictions for inputs of any form, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from fluxutils_py.data import Rows, SequenceWindows, Series, Stretch
+from fluxutils_py.data.lazy import select
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.estimator.layout import Inputs, read_lengths
+from fluxutils_py.estimator.spec import Spec
+from fluxutils_py.training import Prediction, Predictor, StreamState
+
+Transform = Callable[[np.ndarray], np.ndarray]
+
+
+class Predictions:
+    """What a model gives for inputs: iterate over it for blocks of series and steps.
+
+    Views of time steps are walked through stretch by stretch, each from the state that its context left.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Left as it is.
+    inputs : Inputs
+    spec : Spec
+        Its batchsize and seqsize are used.
+    state : StreamState or list of Tensor, optional
+        Where to go on, in place of the zero state and of any context.
+    lengths : array of int, optional
+    transform : callable, optional
+        Of each block of outputs (S, B, G).
+
+    Raises
+    ------
+    ShapeError, DataError, ValueError
+        On construction, if something does not fit.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Inputs,
+        spec: Spec,
+        state: Any = None,
+        lengths: Any = None,
+        transform: Transform | None = None,
+    ) -> None:
+        if state is not None and not isinstance(state, StreamState | list | tuple):
+            raise ShapeError(f"state must be what predict(..., return_state=True) returned, got {type(state).__name__}")
+        self.model, self.inputs, self.spec, self.transform = model, inputs, spec, transform
+        self.lengths = read_lengths(lengths, inputs)
+        self._stretches = inputs.stretches()
+        if state is not None and len(self._stretches) > 1:
+            raise ValueError(
+                f"state is where one stretch of time goes on, but the steps of x have {len(self._stretches) - 1} gaps; "
+                "predict each stretch by itself"
+            )
+        if state is not None:
+            self._stretches = [without_lead(s) for s in self._stretches]
+        self._ready = [self._predictor(s, state) for s in self._stretches[:1]]  # errors come before the first block
+        self._last = self._ready[0]
+
+    def __iter__(self) -> Iterator[Prediction]:
+        for i, stretch in enumerate(self._stretches):
+            predictor = self._last = self._ready[0] if i == 0 else self._predictor(stretch, None)
+            for p in predictor:
+                yield from self._placed(p, stretch)
+
+    def state(self) -> StreamState:
+        """Where the last stretch ended."""
+        return self._last.state()
+
+    def last_steps(self) -> np.ndarray:
+        """The outputs at the last step of each series, (N, G)."""
+        n = self.inputs.N
+        last = np.full(n, self.inputs.T - 1) if self.lengths is None else self.lengths - 1
+        found: np.ndarray | None = None
+        for p in self:
+            (y,) = _one(p.y)
+            if found is None:
+                found = np.empty((n, y.shape[2]), y.dtype)
+            at = last[p.series] - p.steps.start
+            here = np.flatnonzero((at >= 0) & (at < len(y)))
+            found[p.series.start + here] = y[at[here], here]
+        assert found is not None
+        return found
+
+    def _predictor(self, stretch: Stretch, state: Sequence[Tensor] | None) -> Predictor:
+        names = [s.name for s in self.inputs.series]
+        x = tuple(Series(a, name) for a, name in zip(stretch.array, names, strict=True))
+        rows = Rows.whole(x[0].N, x[0].T, self.lengths)
+        seqsize = int(self.spec.seqsize or x[0].T)
+        windows = SequenceWindows(x, batchsize=int(self.spec.batchsize), seqsize=seqsize, rows=rows)
+        windows.check()
+        return Predictor(self.model, windows, state)
+
+    def _placed(self, p: Prediction, stretch: Stretch) -> Iterator[Prediction]:
+        """The part of a block that comes after the lead, where it stands in the inputs."""
+        skip = max(0, stretch.lead - p.steps.start)
+        y = tuple(v[skip:] for v in p.y)
+        if len(y[0]) == 0:
+            return
+        if self.transform is not None:
+            y = tuple(self.transform(v) for v in y)
+        start = stretch.at.start + p.steps.start + skip - stretch.lead
+        yield Prediction(y, p.series, slice(start, start + len(y[0])))
+
+
+def without_lead(stretch: Stretch) -> Stretch:
+    """A stretch without the steps that warm the state."""
+    if stretch.lead == 0:
+        return stretch
+    arrays = tuple(select(a, None, range(stretch.lead, a.shape[2])) for a in stretch.array)
+    return Stretch(arrays, 0, stretch.at)
+
+
+def _one(outputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
+    if len(outputs) != 1:
+        raise ShapeError(f"the model gives {len(outputs)} outputs; one target per series is for models of one output")
+    return (outputs[0],)

@@ -1,0 +1,106 @@
+"""What several ranks agree on before they work together."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+
+from fluxutils_py.data import SequenceWindows, Series
+from fluxutils_py.parallel import Sync, local_rank
+
+
+def agree_on_fit(fit: Any) -> None:
+    """Raise on every rank unless all ranks have built the same :class:`Fit`; then give all the model of rank 0.
+
+    A rank is told apart by what it would compute: model, optimizer, spec, sizes and beginnings of the data, versions.
+
+    Raises
+    ------
+    RankError
+        Naming the first thing that differs, and what it is on each rank.
+    """
+    sync = fit.sync
+    if sync.solo:
+        return
+    sync.agree(
+        {
+            "the version of fluxutils_py": _version(),
+            "the version of torch": torch.__version__,
+            "the epochs so far": getattr(fit.est, "n_iter_", 0) if fit.resume else 0,
+            **{f"spec.{f.name}": _plain(getattr(fit.spec, f.name)) for f in dataclasses.fields(fit.spec)},
+            "the loss": _plain(fit.loss),
+            **_data("", fit.windows),
+            **({} if fit.validation is None else _data("validation ", fit.validation.batches.windows)),
+            **_parameters(fit.model),
+            "the optimizer": type(fit.optimizer).__name__,
+            "its settings": [
+                {k: _plain(v) for k, v in group.items() if k != "params"} for group in fit.optimizer.param_groups
+            ],
+            "hooks that all ranks need": [type(w).__name__ for w in (fit.validation, fit.scheduler) if w is not None],
+        }
+    )
+    sync.broadcast(list(fit.model.parameters()) + list(fit.model.buffers()))
+    n = len(fit.windows.rows)
+    if n < sync.size and sync.rank == 0:
+        warnings.warn(f"{sync.size} ranks share {n} series: some have nothing to do", UserWarning, stacklevel=5)
+
+
+def own_device(device: Any, sync: Sync) -> Any:
+    """The device of this rank: of several ranks with ``device="cuda"``, each takes a GPU of its machine in turn."""
+    if sync.solo or device is None or str(device) != "cuda" or torch.cuda.device_count() < 2:
+        return device
+    return f"cuda:{local_rank() % torch.cuda.device_count()}"
+
+
+def _parameters(model: Any) -> dict[str, str]:
+    found = {
+        f"parameter {i}": f"{name} {tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' (frozen)'}"
+        for i, (name, p) in enumerate(model.named_parameters())
+    }
+    buffers = {f"buffer {i}": f"{name} {tuple(b.shape)} {b.dtype}" for i, (name, b) in enumerate(model.named_buffers())}
+    return {**found, **buffers}
+
+
+def _data(what: str, windows: SequenceWindows) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind, arrays in (("x", windows.x), ("y", windows.y)):
+        for i, s in enumerate(arrays):
+            name = f"{what}{kind}" + (f"[{i}]" if len(arrays) > 1 else "")
+            found[f"the shape of {name}"] = (s.F, s.N, s.T)
+            found[f"the dtype of {name}"] = s.dtype.newbyteorder("=")
+            found[f"the values of {name} (digest of some)"] = _sample(s, windows)
+    found[f"the {what}rows"] = _digest(windows.rows.series, windows.rows.start, windows.rows.length)
+    found[f"the {what}weights"] = None if windows.weight is None else windows.weight.scale
+    return found
+
+
+def _sample(s: Series, windows: SequenceWindows) -> str:
+    """A few steps of the first and the last row: enough to notice that ranks were each given data of their own."""
+    ends = [s.read(windows.rows[which], 0, min(3, windows.rows.longest)) for which in (slice(0, 1), slice(-1, None))]
+    return _digest(*ends)
+
+
+def _digest(*arrays: np.ndarray) -> str:
+    found = hashlib.sha256()
+    for a in arrays:
+        found.update(np.ascontiguousarray(a).tobytes())
+    return found.hexdigest()[:12]
+
+
+def _plain(value: Any) -> str:
+    """A text that is the same on every rank if the value is: no addresses in memory."""
+    text = repr(value)
+    return text if " at 0x" not in text else getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _version() -> str:
+    try:
+        return version("fluxutils_py")
+    except PackageNotFoundError:
+        return "not installed"

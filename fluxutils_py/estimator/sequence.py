@@ -1,0 +1,328 @@
+"""Ready-made estimators: recurrent networks with flat hyper-parameters."""
+
+from __future__ import annotations
+
+import copy
+import math
+import numbers
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Self
+
+import numpy as np
+import torch.nn.functional as F
+from sklearn.model_selection import train_test_split
+from sklearn.utils import _safe_indexing
+from torch import nn
+
+from fluxutils_py.data import SequenceView, samples, timesteps
+from fluxutils_py.errors import SpecError
+from fluxutils_py.estimator.building import adamw, draw_generator
+from fluxutils_py.estimator.estimator import Estimator
+from fluxutils_py.estimator.layout import read_inputs
+from fluxutils_py.estimator.spec import Spec, check_int, check_positive
+from fluxutils_py.estimator.typed import EstimatorClassifier, EstimatorRegressor
+from fluxutils_py.nn import GRU, LSTM, RNN
+
+CELLS: dict[str, Callable[..., nn.Module]] = {"lstm": LSTM, "gru": GRU, "rnn": RNN}
+
+PARAMETERS = """hidden_size : int
+        Units of each recurrent layer.
+    num_layers : int
+    cell : {cells}, or a class
+        The recurrent layer. A class is called as ``cell(n_in, n_out, num_layers, dropout)``.
+    dropout : float
+        Probability of dropping an output between two layers, in training.
+    lr : float
+        Learning rate of AdamW.
+    weight_decay : float
+        Of AdamW.
+    epochs, batchsize, seqsize, shuffle, overlap, burn_in, clip
+        As in :class:`Spec`. ``seqsize=None`` is the whole series.
+    n_timesteps : int or None
+        For matrices: each row is a series of so many steps, column ``f * n_timesteps + t`` its feature ``f`` at step
+        ``t``. None: one step.
+    target : "auto" or "step"
+        As in :class:`Estimator`.
+    early_stopping : bool
+        Hold out a part of the data (series, stratified by their labels in classification; of one series, and of
+        ``timesteps``, the last steps), and stop when the loss on it has not fallen for ``n_iter_no_change`` epochs;
+        the best weights are kept. Not used if ``validation_data`` are given, which then decide.
+    validation_fraction : float
+        How much to hold out.
+    n_iter_no_change : int
+    comm, n_jobs, device, callbacks, warm_start, random_state, verbose
+        As in :class:`Estimator`."""
+
+
+def network(
+    n_in: int, n_out: int, *, cell: Callable[..., nn.Module], hidden_size: int, num_layers: int, dropout: float
+) -> nn.Module:
+    """Recurrent layers and a linear head."""
+    return nn.Sequential(cell(n_in, hidden_size, num_layers, dropout), nn.Linear(hidden_size, n_out))
+
+
+class _Sequence(Estimator):
+    """What both ready-made estimators do."""
+
+    def __init__(
+        self,
+        hidden_size: int = 32,
+        num_layers: int = 1,
+        cell: Any = "lstm",
+        *,
+        dropout: float = 0.0,
+        lr: float = 1e-2,
+        weight_decay: float = 0.01,
+        epochs: int = 100,
+        batchsize: int = 256,
+        seqsize: int | None = None,
+        shuffle: bool = False,
+        overlap: int = 0,
+        burn_in: int = 0,
+        clip: float | None = None,
+        n_timesteps: int | None = None,
+        target: str = "auto",
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        comm: Any = "auto",
+        n_jobs: int | None = None,
+        device: Any = None,
+        callbacks: Any = None,
+        warm_start: bool = False,
+        random_state: Any = None,
+        verbose: Any = "auto",
+    ) -> None:
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.cell = cell
+        self.dropout = dropout
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.epochs = epochs
+        self.batchsize = batchsize
+        self.seqsize = seqsize
+        self.shuffle = shuffle
+        self.overlap = overlap
+        self.burn_in = burn_in
+        self.clip = clip
+        self.n_timesteps = n_timesteps
+        self.target = target
+        self.early_stopping = early_stopping
+        self.validation_fraction = validation_fraction
+        self.n_iter_no_change = n_iter_no_change
+        self.comm = comm
+        self.n_jobs = n_jobs
+        self.device = device
+        self.callbacks = callbacks
+        self.warm_start = warm_start
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(
+        self,
+        x: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        validation_data: Any = None,
+        epochs: int | None = None,
+        lengths: Any = None,
+    ) -> Self:
+        if self.early_stopping and validation_data is None:
+            x, y, sample_weight, lengths, validation_data = self._hold_out(x, y, sample_weight, lengths)
+        return super().fit(x, y, sample_weight, validation_data=validation_data, epochs=epochs, lengths=lengths)
+
+    fit.__doc__ = Estimator.fit.__doc__
+
+    def _settings(self) -> Any:
+        cell = CELLS.get(self.cell) if isinstance(self.cell, str) else self.cell
+        if not callable(cell):
+            raise ValueError(f"cell must be one of {', '.join(map(repr, CELLS))}, or a class, got {self.cell!r}")
+        for name in ("hidden_size", "num_layers", "n_iter_no_change"):
+            check_int(name, getattr(self, name), 1)
+        check_int("n_timesteps", self.n_timesteps, 1, optional=True)
+        check_positive("lr", self.lr)
+        for name, most in (("dropout", 1), ("weight_decay", math.inf)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) <= most:
+                raise SpecError(f"{name} must be a number from 0 to {most}, got {value!r}")
+        own = ("cell", "hidden_size", "num_layers", "dropout")
+        names = ("epochs", "batchsize", "seqsize", "shuffle", "overlap", "burn_in", "clip")
+        # without early stopping, given validation data are only looked at
+        patience = int(self.n_iter_no_change) if self.early_stopping else None
+        return SimpleNamespace(
+            model=partial(network, **{name: getattr(self, name) for name in own} | {"cell": cell}),
+            loss=self._default_loss(),
+            opt=partial(adamw, lr=self.lr, weight_decay=self.weight_decay),
+            spec=Spec(**{name: getattr(self, name) for name in names}, patience=patience),
+            **{k: v for k, v in self.get_params(deep=False).items() if k not in (*own, *names)},
+        )
+
+    def _default_loss(self) -> Any:
+        return None
+
+    # -- early stopping --------------------------------------------------------------------------------
+
+    def _hold_out(self, x: Any, y: Any, w: Any, lengths: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """The part of each argument to train on, and validation data of the rest."""
+        fraction: Any = self.validation_fraction
+        if isinstance(fraction, bool) or not isinstance(fraction, numbers.Real) or not 0 < float(fraction) < 1:
+            raise ValueError(f"validation_fraction must be a number between 0 and 1, got {fraction!r}")
+        inputs = read_inputs(x, self, fitted=self.warm_start and hasattr(self, "model_"))
+        in_time = inputs.form == "timesteps" or inputs.N == 1
+        n = inputs.T if in_time else inputs.N
+        held = math.ceil(n * float(fraction))
+        if held >= n:
+            raise ValueError(
+                f"early_stopping holds out {held} of n_samples={n}{' time steps' if in_time else ''}, which leaves "
+                "nothing to train on; give more data, or early_stopping=False"
+            )
+        if in_time:
+            parts: Any = (np.arange(n - held), np.arange(n - held, n))
+            if lengths is not None:
+                raise ValueError("early_stopping of one series holds out its last steps; cut it, in place of lengths")
+        else:
+            seed = int(draw_generator(copy.deepcopy(self.random_state)).integers(2**31))
+            strata = self._strata(y, inputs.N)
+            parts = train_test_split(np.arange(n), test_size=held, random_state=seed, stratify=strata)
+            parts = [np.sort(part) for part in parts]  # neighbours in a file stay neighbours
+        face = timesteps if in_time else samples
+        (x, xv), (y, yv) = _divided(x, parts, face), _divided(y, parts, face)
+        w, wv = (None, None) if w is None else _divided(w, parts, face)
+        lengths, lv = (None, None) if lengths is None else _divided(lengths, parts, face)
+        return x, y, w, lengths, (xv, yv, wv, lv)
+
+    def _strata(self, y: Any, n_series: int) -> Any:
+        return None
+
+
+def _divided(a: Any, parts: Any, face: Callable[[Any], SequenceView]) -> list[Any]:
+    """Both parts of an argument of any form."""
+    if isinstance(a, tuple):
+        return [tuple(pair) for pair in zip(*(_divided(one, parts, face) for one in a), strict=True)]
+    if not isinstance(a, SequenceView) and len(getattr(a, "shape", ())) == 3:
+        view = face(a)
+        return [view[part].native for part in parts]
+    return [_safe_indexing(a, part) for part in parts]
+
+
+class SequenceRegressor(_Sequence, EstimatorRegressor):
+    __doc__ = f"""A recurrent network for regression, ready to be used.
+
+    Parameters
+    ----------
+    {PARAMETERS.format(cells=", ".join(f'"{name}"' for name in CELLS))}
+
+    Notes
+    -----
+    The loss is the squared error. Inputs, targets, attributes and methods are those of :class:`EstimatorRegressor`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(3, 40, 20))  # (F, N, T)
+    >>> y = x.cumsum(2).mean(0, keepdims=True)  # (1, N, T)
+    >>> SequenceRegressor(8, epochs=3, seqsize=10).fit(x, y).predict(x).shape
+    (1, 40, 20)
+    >>> SequenceRegressor(8, epochs=3).fit(x, y[0, :, -1]).predict(x).shape  # one target per series
+    (40,)
+    """
+
+
+class SequenceClassifier(_Sequence, EstimatorClassifier):
+    __doc__ = f"""A recurrent network for classification, ready to be used.
+
+    Parameters
+    ----------
+    {PARAMETERS.format(cells=", ".join(f'"{name}"' for name in CELLS))}
+    class_weight : "balanced", dict of label to weight, or None
+        What the steps of a class weigh, times their ``sample_weight``. "balanced": inversely proportional to how often
+        the class occurs.
+
+    Notes
+    -----
+    The loss is the cross-entropy. Inputs, targets, attributes and methods are those of :class:`EstimatorClassifier`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(1, 60, 20))  # (F, N, T)
+    >>> y = np.where(x[0].mean(1) > 0, "up", "down")  # one label per series
+    >>> est = SequenceClassifier(8, epochs=3, random_state=0).fit(x, y)
+    >>> est.predict_proba(x).shape, est.classes_
+    ((60, 2), array(['down', 'up'], dtype='<U4'))
+    """
+
+    def __init__(
+        self,
+        hidden_size: int = 32,
+        num_layers: int = 1,
+        cell: Any = "lstm",
+        *,
+        dropout: float = 0.0,
+        lr: float = 1e-2,
+        weight_decay: float = 0.01,
+        epochs: int = 100,
+        batchsize: int = 256,
+        seqsize: int | None = None,
+        shuffle: bool = False,
+        overlap: int = 0,
+        burn_in: int = 0,
+        clip: float | None = None,
+        class_weight: Any = None,
+        n_timesteps: int | None = None,
+        target: str = "auto",
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        comm: Any = "auto",
+        n_jobs: int | None = None,
+        device: Any = None,
+        callbacks: Any = None,
+        warm_start: bool = False,
+        random_state: Any = None,
+        verbose: Any = "auto",
+    ) -> None:
+        super().__init__(
+            hidden_size,
+            num_layers,
+            cell,
+            dropout=dropout,
+            lr=lr,
+            weight_decay=weight_decay,
+            epochs=epochs,
+            batchsize=batchsize,
+            seqsize=seqsize,
+            shuffle=shuffle,
+            overlap=overlap,
+            burn_in=burn_in,
+            clip=clip,
+            n_timesteps=n_timesteps,
+            target=target,
+            early_stopping=early_stopping,
+            validation_fraction=validation_fraction,
+            n_iter_no_change=n_iter_no_change,
+            comm=comm,
+            n_jobs=n_jobs,
+            device=device,
+            callbacks=callbacks,
+            warm_start=warm_start,
+            random_state=random_state,
+            verbose=verbose,
+        )
+        self.class_weight = class_weight
+
+    def _default_loss(self) -> Any:
+        return F.cross_entropy
+
+    def _strata(self, y: Any, n_series: int) -> Any:
+        if isinstance(y, SequenceView) or len(getattr(y, "shape", (0,))) == 3:
+            return None
+        labels = np.asarray(y).ravel()
+        counts = np.unique(labels, return_counts=True)[1]
+        held = math.ceil(n_series * self.validation_fraction)
+        enough = counts.min() > 1 and len(counts) <= min(held, n_series - held)
+        return labels if len(labels) == n_series and enough else None

@@ -1,0 +1,170 @@
+"""Estimators that scikit-learn knows as regressors and as classifiers."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Self
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.metadata_routing import UNUSED
+from torch import Tensor
+
+from fluxutils_py.data import SampleWeight
+from fluxutils_py.errors import DataError
+from fluxutils_py.estimator.building import adamw
+from fluxutils_py.estimator.estimator import Estimator
+from fluxutils_py.estimator.fitting import run_fit
+from fluxutils_py.estimator.labels import ClassWeight, Encoder, find_classes
+from fluxutils_py.estimator.layout import Inputs, Targets, read_labels, read_targets
+from fluxutils_py.estimator.spec import Spec
+
+
+def with_ready_settings(est: Any) -> SimpleNamespace:
+    """The settings of an estimator, with defaults that learn something where it leaves all to us."""
+    settings = SimpleNamespace(**est.get_params(deep=False))
+    if settings.spec is None:
+        settings.spec = Spec(epochs=100)
+    if settings.opt is None and settings.model is None:
+        settings.opt = partial(adamw, lr=0.01)
+    return settings
+
+
+class EstimatorRegressor(RegressorMixin, Estimator):
+    """An :class:`Estimator` that scikit-learn knows as a regressor: of numbers, per step or per series.
+
+    Parameters, attributes and methods are those of :class:`Estimator`, but for two defaults: ``spec=None`` is 100
+    epochs, and ``opt=None``, for the model that ``model=None`` is, AdamW with a learning rate of 0.01. ``score`` is R2
+    pooled over series and time.
+
+    Examples
+    --------
+    >>> from sklearn.model_selection import cross_val_score
+    >>> from fluxutils_py import samples
+    >>> x = np.random.default_rng(0).normal(size=(3, 40, 20)).astype("float32")  # (F, N, T)
+    >>> est = EstimatorRegressor(spec={"epochs": 2, "batchsize": 10, "seqsize": 10})
+    >>> len(cross_val_score(est, samples(x), samples(x[:1]), cv=4))
+    4
+    """
+
+    score = Estimator.score  # the mixin's would average over columns
+
+    def _settings(self) -> Any:
+        return with_ready_settings(self)
+
+
+class EstimatorClassifier(ClassifierMixin, Estimator):
+    """An :class:`Estimator` that scikit-learn knows as a classifier: of labels of any type, per step or per series.
+
+    Parameters, attributes and methods are those of :class:`EstimatorRegressor`, and:
+
+    - the model gives one score (logit) per class, and ``n_out`` is the number of classes; ``loss=None`` is
+      cross-entropy; a loss of your own is given the places of the labels among ``classes_``;
+    - ``y`` holds labels: one per step, (1, N, T), ``samples(y)`` or ``timesteps(y)``; or one per series, (N,);
+    - ``predict`` gives labels in the same form, ``predict_proba`` probabilities: (K, N, T) for ``(F, N, T)``; one row
+      of K columns per series or sample; of views with a label per step, rows of K * T or K * N columns;
+    - ``score`` is the share of labels that are right, pooled over series and time.
+
+    A step without any input has NaN for probabilities; its label means nothing.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (K,)
+    """
+
+    __metadata_request__predict_proba = {"x": UNUSED}  # noqa: RUF012  the protocol wants a dict
+    __metadata_request__predict_log_proba = {"x": UNUSED}  # noqa: RUF012
+    __metadata_request__decision_function = {"x": UNUSED}  # noqa: RUF012
+    score = Estimator.score  # streams
+
+    def partial_fit(
+        self, x: Any, y: Any, sample_weight: Any = None, *, classes: Any = None, lengths: Any = None
+    ) -> Self:
+        """Train for one more epoch; see :meth:`Estimator.partial_fit`.
+
+        ``classes`` are all labels that there will ever be; to be given at the first call if ``y`` does not hold them.
+        """
+        self._announced = None if classes is None else np.unique(classes)
+        try:
+            run_fit(self, x, y, sample_weight, None, lengths, epochs=1, resume=True)
+        finally:
+            del self._announced
+        return self
+
+    def predict_proba(self, x: Any, out: Any = None, *, lengths: Any = None) -> Any:
+        """Probabilities of the classes, in the order of ``classes_``; see :class:`EstimatorClassifier` for shapes."""
+        return self._run(x, out, lengths=lengths, transform=self._probabilities)[0]
+
+    def predict_log_proba(self, x: Any, out: Any = None, *, lengths: Any = None) -> Any:
+        """Logarithms of :meth:`predict_proba`."""
+        return self._run(x, out, lengths=lengths, transform=lambda o: _log_softmax(o).numpy())[0]
+
+    def decision_function(self, x: Any, out: Any = None, *, lengths: Any = None) -> Any:
+        """Scores of the classes before the softmax; of two classes, how far the second's is above the first's."""
+        found = self._run(x, out, lengths=lengths, transform=self._margins)[0]
+        if out is None and len(self.classes_) == 2 and isinstance(found, np.ndarray) and found.ndim == 2:
+            return found[:, 0] if found.shape[1] == 1 else found
+        return found
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = False
+        return tags
+
+    def _weigh(self, weight: SampleWeight | None, targets: Targets, classes: np.ndarray | None) -> SampleWeight | None:
+        class_weight = getattr(self._settings(), "class_weight", None)
+        if class_weight is None or classes is None:
+            return weight
+        (codes,) = targets.series
+        return SampleWeight(ClassWeight(class_weight, classes, codes.array, weight), codes.N, codes.T)
+
+    def _settings(self) -> Any:
+        settings = with_ready_settings(self)
+        if settings.loss is None:
+            settings.loss = F.cross_entropy
+        return settings
+
+    def _read_targets(
+        self, y: Any, inputs: Inputs, lengths: Any, classes: np.ndarray | None, strict: bool = True, name: str = "y"
+    ) -> Targets:
+        encode = None if classes is None else Encoder(classes, strict)
+        return read_targets(y, inputs, self, lengths, kind="labels", encode=encode, name=name)
+
+    def _find_classes(self, y: Any, inputs: Inputs, weight: SampleWeight | None, resume: bool) -> np.ndarray | None:
+        announced = getattr(self, "_announced", None)
+        if resume:
+            if announced is not None and not np.array_equal(announced, self.classes_):
+                raise ValueError(
+                    f"classes={announced.tolist()}, but the first call had {self.classes_.tolist()}; they cannot change"
+                )
+            return self.classes_
+        if announced is not None:
+            return announced
+        return find_classes(*read_labels(y, inputs, weight))
+
+    def _answer(self, outputs: np.ndarray) -> np.ndarray:
+        self._require_scores(outputs)
+        return self.classes_[outputs.argmax(-1)][:, :, None]
+
+    def _probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        return _log_softmax(outputs).exp().numpy()
+
+    def _margins(self, outputs: np.ndarray) -> np.ndarray:
+        self._require_scores(outputs)
+        return outputs[:, :, 1:] - outputs[:, :, :1] if len(self.classes_) == 2 else outputs
+
+    def _require_scores(self, outputs: np.ndarray) -> None:
+        if outputs.shape[-1] != len(self.classes_):
+            raise DataError(
+                f"the model gives {outputs.shape[-1]} scores for {len(self.classes_)} classes; a class or function as "
+                "model is told their number as n_out"
+            )
+
+
+def _log_softmax(outputs: np.ndarray) -> Tensor:
+    return torch.log_softmax(torch.from_numpy(np.ascontiguousarray(outputs)), -1)
