@@ -11,8 +11,8 @@ from torch import nn
 from fluxutils_py.data import dividebatch
 from fluxutils_py.parallel import (
     Threads,
-    parallelization_stats,
     paralelization_stats,
+    parallelization_stats,
     pgradient,
     tgradient,
     tree_reduce,

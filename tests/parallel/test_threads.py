@@ -79,11 +79,12 @@ def test_an_error_is_raised_when_all_have_stopped_and_no_thread_is_left(failing)
         time.sleep(0.02)
         ended.append(i)
 
-    with pytest.raises(KeyError, match=str(failing)), Threads(3) as threads:
-        try:
+    with Threads(3) as threads:
+        with pytest.raises(KeyError, match=str(failing)):
             threads.map(work, range(3))
-        finally:
-            assert sorted(ended) == [i for i in range(3) if i != failing]
+        assert sorted(ended) == [i for i in range(3) if i != failing]
+        raised = threading.active_count()
+    assert raised > before
     assert threading.active_count() == before
     assert torch.get_num_threads() == 2
 
