@@ -41,8 +41,11 @@ class Estimator(BaseEstimator):
         ``epochs``, ``batchsize``, ``seqsize`` and what :class:`fluxutils_py.Spec` lists. None: its defaults.
     comm : "auto" or None
         Kept for training over several ranks; this version trains in one process.
-    n_jobs : None or 1
-        Kept for training in several threads.
+    n_jobs : int or None
+        Threads to train in: the series of each minibatch are divided over them. -1: as many as there are cores; None:
+        1, on torch's own threads. The result is that of one thread, to rounding, and bit-identical from run to run
+        (with dropout too, though the numbers drawn are others). A ``loss`` of your own must be a mean over the live
+        steps of its window, and thread-safe; batch normalisation is refused.
     device : str, torch.device or None
         Where to train. None: where the model is.
     callbacks : callable, object, or list of such
