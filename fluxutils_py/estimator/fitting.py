@@ -40,7 +40,7 @@ FLOATS = {"float16": torch.float32, "float32": torch.float32, "bool": torch.floa
 def run_fit(est: Any, *args: Any, **kwargs: Any) -> None:
     """Fit, alone or with the ranks that ``est.comm`` means; arguments as for :class:`Fit`."""
     with Sync.of(est._settings().comm, "fit") as sync:
-        Fit(est, *args, **kwargs, sync=sync).run()
+        Fit(est, *args, **kwargs | {"sync": sync}).run()
 
 
 class Fit:

@@ -9,6 +9,11 @@ from fluxutils_py.parallel.gradients import (
     tgradient,
     tree_reduce,
 )
+from fluxutils_py.parallel.integrity import (
+    assert_replica_integrity,
+    gather_from_jax_processes,
+    gather_from_processes,
+)
 from fluxutils_py.parallel.mpi import MPIComm, abort_on_exception
 from fluxutils_py.parallel.sync import Sync, by_rank
 from fluxutils_py.parallel.threads import Threads, n_threads
@@ -22,7 +27,10 @@ __all__ = [
     "Threads",
     "TorchComm",
     "abort_on_exception",
+    "assert_replica_integrity",
     "by_rank",
+    "gather_from_jax_processes",
+    "gather_from_processes",
     "get_communicator",
     "local_rank",
     "maskedgrad",
