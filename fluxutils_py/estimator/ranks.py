@@ -43,9 +43,12 @@ def agree_on_fit(fit: Any) -> None:
             **({} if fit.validation is None else _data("validation ", fit.validation.batches.windows)),
             **_parameters(fit.model),
             "the optimizer": type(fit.optimizer).__name__,
-            "its settings": [
-                {k: _plain(v) for k, v in group.items() if k != "params"} for group in fit.optimizer.param_groups
-            ],
+            **{
+                f"{name} of the optimizer's group {i}": _plain(value)
+                for i, group in enumerate(fit.optimizer.param_groups)
+                for name, value in group.items()
+                if name != "params"
+            },
             "hooks that all ranks need": [type(w).__name__ for w in (fit.validation, fit.scheduler) if w is not None],
         }
     )
