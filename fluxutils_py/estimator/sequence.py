@@ -24,6 +24,7 @@ from fluxutils_py.estimator.layout import read_inputs
 from fluxutils_py.estimator.spec import Spec, check_int, check_positive
 from fluxutils_py.estimator.typed import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.nn import GRU, LSTM, RNN
+from fluxutils_py.parallel import Sync
 
 CELLS: dict[str, Callable[..., nn.Module]] = {"lstm": LSTM, "gru": GRU, "rnn": RNN}
 
@@ -185,7 +186,8 @@ class _Sequence(Estimator):
             if lengths is not None:
                 raise ValueError("early_stopping of one series holds out its last steps; cut it, in place of lengths")
         else:
-            seed = int(draw_generator(copy.deepcopy(self.random_state)).integers(2**31))
+            with Sync.of(self.comm, "fit") as sync:  # of several ranks, that of the first
+                (seed, *_) = sync.share(int(draw_generator(copy.deepcopy(self.random_state)).integers(2**31)))
             strata = self._strata(y, inputs.N)
             parts = train_test_split(np.arange(n), test_size=held, random_state=seed, stratify=strata)
             parts = [np.sort(part) for part in parts]  # neighbours in a file stay neighbours
