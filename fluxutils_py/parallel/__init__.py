@@ -18,6 +18,7 @@ from fluxutils_py.parallel.mpi import MPIComm, abort_on_exception
 from fluxutils_py.parallel.sync import Sync, by_rank
 from fluxutils_py.parallel.threads import Threads, n_threads
 from fluxutils_py.parallel.torchdist import TorchComm
+from fluxutils_py.parallel.tpmap import tpmap
 
 __all__ = [
     "Communicator",
@@ -40,5 +41,6 @@ __all__ = [
     "pgradient",
     "signalign",
     "tgradient",
+    "tpmap",
     "tree_reduce",
 ]

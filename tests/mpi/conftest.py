@@ -42,21 +42,27 @@ def run(command, timeout, environment=None):
     return started.returncode, out, err
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def start():
-    """``start(command, timeout=60)``: run a command, killed with all its children when the time is over."""
-    return lambda command, timeout=60, **environment: run([str(c) for c in command], timeout, environment)
+    """``start(command, timeout=60)``: run a command; it and its children are killed when the time is over."""
+    return lambda command, timeout=240, **environment: run([str(c) for c in command], timeout, environment)
 
 
-@pytest.fixture
-def mpirun():
-    """``mpirun(program, n, *args)``: run a program of programs/ on n ranks; it must end well, and in time."""
+@pytest.fixture(scope="session")
+def mpirun_command():
+    """How mpirun is called here."""
     pytest.importorskip("mpi4py")
     if launcher() is None:
         pytest.skip("no mpirun that can start programs")
+    return launcher()
 
-    def started(program, n, *args, timeout=60, status=0, options=()):
-        command = [*launcher(), "-n", str(n), sys.executable, *options, PROGRAMS / program, *args]
+
+@pytest.fixture(scope="session")
+def mpirun(mpirun_command):
+    """``mpirun(program, n, *args)``: run a program of programs/ on n ranks; it must end well, and in time."""
+
+    def started(program, n, *args, timeout=240, status=0, options=()):
+        command = [*mpirun_command, "-n", str(n), sys.executable, *options, PROGRAMS / program, *args]
         code, out, err = run([str(c) for c in command], timeout)
         assert code == status, f"{program} on {n} ranks ended with {code}\n{out[-3000:]}\n{err[-6000:]}"
         return out, err
