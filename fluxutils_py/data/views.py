@@ -12,7 +12,7 @@ import numpy as np
 from fluxutils_py.data.hdf5lazy import H5Lazy
 from fluxutils_py.data.indexing import chosen, picks, runs
 from fluxutils_py.data.lazy import Function, Index, LazyArray, portable, select
-from fluxutils_py.data.series import Series
+from fluxutils_py.data.series import three_axes
 from fluxutils_py.errors import DataError, ShapeError
 
 
@@ -231,7 +231,7 @@ def samples(x: Any) -> SamplesView:
     Raises
     ------
     ShapeError, DataError
-        If ``x`` is no numeric array of three axes.
+        If ``x`` is no array of numbers, or of labels, with three axes.
 
     Examples
     --------
@@ -268,7 +268,7 @@ def timesteps(x: Any, context: int = 0) -> TimestepsView:
     Raises
     ------
     ShapeError, DataError
-        If ``x`` is no numeric array of three axes.
+        If ``x`` is no array of numbers, or of labels, with three axes.
     ValueError
         If ``context`` is negative; on indexing, if steps would be out of order.
 
@@ -289,6 +289,8 @@ def _three_axes(x: Any, name: str) -> Any:
         raise DataError(f"{name} takes an array of shape (F, N, T), got a view of one; its array is x.native")
     if isinstance(x, tuple):
         raise ShapeError(f"{name} takes one array of shape (F, N, T), got a tuple of {len(x)}; stack their features")
-    array = Series(x, "x").array
+    array = three_axes(x, "x")
+    if np.dtype(getattr(array, "dtype", float)).kind in "cMmV":
+        raise DataError(f"x must hold real numbers, or labels, got dtype {array.dtype}; convert it, as with astype")
     lazy = isinstance(array, np.ndarray | H5Lazy | LazyArray | h5py.Dataset)
     return array if lazy else LazyArray(array)

@@ -268,7 +268,7 @@ class Estimator(ReadableTables, BaseEstimator):
             check_is_fitted(self, "model_")
             inputs = read_inputs(x, self, fitted=True)
             predictions = Predictions(self.model_, inputs, read_spec(self._settings().spec), None, lengths, sync=sync)
-            targets = self._read_targets(y, inputs, lengths, getattr(self, "classes_", None), strict=False).series
+            targets = self._read_targets(y, inputs, lengths, getattr(self, "classes_", None), unknown=-1).series
             rows = Rows.whole(inputs.N, inputs.T, predictions.lengths)
             weight = read_weight(sample_weight, inputs)
             if weight is not None:
@@ -320,7 +320,13 @@ class Estimator(ReadableTables, BaseEstimator):
         return self
 
     def _read_targets(
-        self, y: Any, inputs: Inputs, lengths: Any, classes: np.ndarray | None, strict: bool = True, name: str = "y"
+        self,
+        y: Any,
+        inputs: Inputs,
+        lengths: Any,
+        classes: np.ndarray | None,
+        unknown: int | None = None,
+        name: str = "y",
     ) -> Targets:
         loss = as_loss(self._settings().loss)
         kind = "integers" if isinstance(loss, SeqLoss) and loss.classes else "numbers"
