@@ -15,7 +15,7 @@ from torch import nn
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import adamw
 from fluxutils_py.estimator.estimator import Estimator
-from fluxutils_py.estimator.fitting import Fit
+from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.spec import Spec, check_int, check_positive
 from fluxutils_py.estimator.typed import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.nn import GRU, LSTM, RNN
@@ -127,7 +127,12 @@ class _Sequence(Estimator):
         lengths: Any = None,
     ) -> Self:
         held = self.validation_fraction if self.early_stopping and validation_data is None else None
-        Fit(self, x, y, sample_weight, validation_data, lengths, epochs, self.warm_start, held).run()
+        run_fit(
+            self,
+            *(x, y, sample_weight, validation_data, lengths, epochs),
+            resume=self.warm_start,
+            validation_fraction=held,
+        )
         return self
 
     fit.__doc__ = Estimator.fit.__doc__

@@ -16,7 +16,7 @@ from fluxutils_py.data import SampleWeight
 from fluxutils_py.errors import DataError
 from fluxutils_py.estimator.building import adamw, default_model
 from fluxutils_py.estimator.estimator import Estimator
-from fluxutils_py.estimator.fitting import Fit
+from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.labels import ClassWeight, Encoder, find_classes
 from fluxutils_py.estimator.layout import Inputs, Targets, read_labels, read_targets
 from fluxutils_py.estimator.spec import Spec
@@ -88,7 +88,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         """
         self._announced = None if classes is None else np.unique(classes)
         try:
-            Fit(self, x, y, sample_weight, None, lengths, epochs=1, resume=True).run()
+            run_fit(self, x, y, sample_weight, None, lengths, epochs=1, resume=True)
         finally:
             del self._announced
         return self

@@ -2,7 +2,7 @@
 
 from fluxutils_py.nn.losses import SeqLoss, as_loss, needs_weights, seqloss, takes_weights
 from fluxutils_py.nn.ops import batched_gemm, batched_gemm_, bmm, contract
-from fluxutils_py.nn.parameters import module_of, namedparams, namedweights, notrack, weights
+from fluxutils_py.nn.parameters import gradinfo, module_of, namedparams, namedweights, notrack, weights
 from fluxutils_py.nn.randomness import seeded
 from fluxutils_py.nn.recurrent import GRU, LSTM, RNN, Recur, bare_recurrent, wrap_recurrent
 from fluxutils_py.nn.states import (
@@ -18,7 +18,7 @@ from fluxutils_py.nn.states import (
     truncate,
 )
 from fluxutils_py.nn.vectors import gradients, net2grad, net2vec, pack, vec2net
-from fluxutils_py.nn.windows import prediction_copy, run_window, takes_windows
+from fluxutils_py.nn.windows import prediction_copy, replica, run_window, takes_windows
 
 __all__ = [
     "GRU",
@@ -34,6 +34,7 @@ __all__ = [
     "bmm",
     "contract",
     "gradients",
+    "gradinfo",
     "loadstates",
     "mark",
     "marked",
@@ -47,6 +48,7 @@ __all__ = [
     "pack",
     "prediction_copy",
     "recurs",
+    "replica",
     "reset",
     "restore",
     "run_window",
