@@ -42,6 +42,12 @@ def require_stored(**arguments: Any) -> None:
             )
 
 
+def require_one(what: str, n_in: Any, n_out: Any) -> None:
+    """Raise unless there are one input and one output."""
+    if isinstance(n_in, tuple) or isinstance(n_out, tuple):
+        raise DataError(f"{what} is for one input and one output; several need a model of your own")
+
+
 def default_model(n_in: int, n_out: int, n_hidden: int = 32) -> nn.Module:
     """What ``model=None`` means: one stateful LSTM layer and a linear head."""
     return nn.Sequential(LSTM(n_in, n_hidden), nn.Linear(n_hidden, n_out))
@@ -67,8 +73,7 @@ def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, de
     """
     require_stored(model=model)
     if model is None:
-        if isinstance(n_in, tuple) or isinstance(n_out, tuple):
-            raise DataError("model=None is for one input and one output; several need a model of your own")
+        require_one("model=None", n_in, n_out)
         built: Any = default_model(n_in, n_out)
     elif isinstance(model, nn.Module):
         built = copy.deepcopy(model)

@@ -13,7 +13,8 @@ form           rows are                                 targets, predictions
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+import numbers
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,6 +122,7 @@ def read_inputs(x: Any, est: Any, *, fitted: bool, name: str = "x") -> Inputs:
     ValueError, TypeError
         scikit-learn's own for matrices; ShapeError and DataError for sequences.
     """
+    _require_array(x, name, "(F, N, T), samples(x) or timesteps(x) of one, or a matrix with one row per sample")
     if isinstance(x, SequenceView):
         inputs = _read_view(x, name)
     elif _is_native(x):
@@ -135,6 +137,13 @@ def read_inputs(x: Any, est: Any, *, fitted: bool, name: str = "x") -> Inputs:
             "samples(x) or timesteps(x) to whatever splits"
         )
     return inputs
+
+
+def _require_array(value: Any, name: str, forms: str) -> None:
+    """Raise on what is plainly no array; of the rest, scikit-learn and NumPy have things to say."""
+    if value is None or isinstance(value, str | bytes | numbers.Number | Mapping):
+        got = type(value).__name__ if isinstance(value, Mapping) else repr(value)
+        raise DataError(f"{name} must be an array {forms}; got {got}")
 
 
 def _is_native(x: Any) -> bool:
@@ -169,6 +178,18 @@ def _read_rows(x: Any, est: Any, fitted: bool, name: str) -> Inputs:
     """A matrix: rows are samples of one step, or, where series of more steps are expected, flat series."""
     if type(x).__module__.split(".")[0] == "torch":
         x = x.detach().cpu().numpy()
+    if _ndim(x) == 1 and not hasattr(x, "iloc"):
+        raise ShapeError(
+            f"{name} has one axis, of {len(x)} values. Reshape your data: x[None, None] if they are one feature of one "
+            "series (F, N, T), x.reshape(-1, 1) if a matrix of one feature, x.reshape(1, -1) if one of a single sample"
+        )
+    shape = getattr(x, "shape", ())
+    if fitted and est._form == "native" and len(shape) == 2 and shape[1] != est.n_features_in_:
+        raise ShapeError(
+            f"{name} is a matrix of shape {tuple(shape)}, whose rows are series of one step, but {type(est).__name__} "
+            f"was fitted on {est.n_features_in_} features; if it is of one series or of one feature, add the missing "
+            "axis: x[:, None] or x[None]"
+        )
     asked = getattr(est, "n_timesteps", None)
     finite = "allow-nan" if get_tags(est).input_tags.allow_nan else True
     form = est._form if fitted else "rows"
@@ -244,6 +265,7 @@ def read_targets(
     """
     if y is None:
         raise ValueError(f"This {type(est).__name__} estimator requires y to be passed, but the target y is None.")
+    _require_array(y, name, "(G, N, T), samples(y) or timesteps(y) of one, or a vector or matrix with the rows of x")
     if isinstance(y, SequenceView):
         _require_same_view(y, inputs)
         series: tuple[Series, ...] = (Series(_encoded(y.native, encode), name),)
@@ -254,6 +276,12 @@ def read_targets(
         targets = Targets(as_series(read if isinstance(y, tuple) else read[0], name), False, 3)
     else:
         targets = _read_plain_targets(y, inputs, est, lengths, kind, encode, name)
+    if inputs.form == "rows" and targets.series[0].T != inputs.T:
+        raise ShapeError(
+            f"the rows of the matrix {inputs.series[0].name} are series of {inputs.T} step{'s' * (inputs.T > 1)}, but "
+            f"{name} has {targets.series[0].T} steps; if it is of one series or of one feature, add the missing "
+            "axis: x[:, None] or x[None]"
+        )
     require_aligned(inputs.series[0], targets.series[0])
     if kind == "labels" and any(s.F != 1 for s in targets.series):
         raise ShapeError(
@@ -318,6 +346,11 @@ def _read_plain_targets(y: Any, inputs: Inputs, est: Any, lengths: Any, kind: st
                 "targets"
             )
         return Targets((Series(SamplesView.unflat(array, columns // inputs.T), name),), False, ndim)
+    if inputs.form == "native" and columns == inputs.T:
+        raise ShapeError(
+            f"{name} has shape {array.shape} = (N, T) beside x of (F, N, T): if it is a target for each step, add the "
+            f"missing axis, {name}[None]; if it is {columns} targets for each series, take samples(x)"
+        )
     found = read_lengths(lengths, inputs)
     last = np.full(inputs.N, inputs.T - 1) if found is None else found - 1
     if array.dtype.kind in "iub" and kind == "numbers":  # NaN says where there is none

@@ -9,14 +9,15 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Self
 
+import numpy as np
 import torch.nn.functional as F
 from torch import nn
 
 from fluxutils_py.errors import SpecError
-from fluxutils_py.estimator.building import adamw
+from fluxutils_py.estimator.building import adamw, require_one
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.fitting import run_fit
-from fluxutils_py.estimator.spec import Spec, check_int, check_positive
+from fluxutils_py.estimator.spec import Spec, check_int, check_positive, read_spec
 from fluxutils_py.estimator.typed import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.nn import GRU, LSTM, RNN
 
@@ -55,6 +56,7 @@ def network(
     n_in: int, n_out: int, *, cell: Callable[..., nn.Module], hidden_size: int, num_layers: int, dropout: float
 ) -> nn.Module:
     """Recurrent layers and a linear head."""
+    require_one("a ready-made network", n_in, n_out)
     return nn.Sequential(cell(n_in, hidden_size, num_layers, dropout), nn.Linear(hidden_size, n_out))
 
 
@@ -149,15 +151,22 @@ class _Sequence(Estimator):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) <= most:
                 raise SpecError(f"{name} must be a number from 0 to {most}, got {value!r}")
+        if not isinstance(self.early_stopping, bool | np.bool_):
+            raise SpecError(f"early_stopping must be True or False, got {self.early_stopping!r}")
         own = ("cell", "hidden_size", "num_layers", "dropout")
         names = ("epochs", "batchsize", "seqsize", "shuffle", "overlap", "burn_in", "clip")
         # without early stopping, given validation data are only looked at
         patience = int(self.n_iter_no_change) if self.early_stopping else None
+        spec = Spec(**{name: getattr(self, name) for name in names}, patience=patience)
+        try:
+            read_spec(spec)
+        except SpecError as error:  # the arguments are ours here
+            raise SpecError(str(error).removeprefix("spec.")) from None
         return SimpleNamespace(
             model=partial(network, **{name: getattr(self, name) for name in own} | {"cell": cell}),
             loss=self._default_loss(),
             opt=partial(adamw, lr=self.lr, weight_decay=self.weight_decay),
-            spec=Spec(**{name: getattr(self, name) for name in names}, patience=patience),
+            spec=spec,
             **{k: v for k, v in self.get_params(deep=False).items() if k not in (*own, *names)},
         )
 

@@ -193,7 +193,7 @@ def bad_fit(case, stage):
     if stage == "fresh":
         assert not hasattr(est, "model_")
     else:  # and it still works
-        est.set_params(**settings).predict(X)
+        est.set_params(**{**dict.fromkeys(bad), **settings}).predict(X)
 
 
 stages = pytest.mark.parametrize("stage", ["fresh", "refit", "warm"])
@@ -201,16 +201,30 @@ stages = pytest.mark.parametrize("stage", ["fresh", "refit", "warm"])
 
 @stages
 @table(
-    Case("1-D", ShapeError, ("x must have three axes (F, N, T)", "x[None, None]"), data(X[0, 0])),
-    Case("2-D", ShapeError, ("x must have three axes (F, N, T)", "(5, 12)", "x[None] for one feature"), data(X[0])),
+    Case("1-D", ShapeError,
+         "x has one axis, of 12 values. Reshape your data: x[None, None] if they are one feature of one series (F, N, "
+         "T), x.reshape(-1, 1) if a matrix of one feature, x.reshape(1, -1) if one of a single sample", data(X[0, 0])),
+    Case("2-D", ShapeError, ("x", "if it is of one series or of one feature, add the missing axis: x[:, None] or "
+         "x[None]"), data(X[0])),
     Case("4-D", ShapeError, ("got shape (1, 2, 5, 12)", "x.reshape(-1, N, T)"), data(X[None])),
-    Case("a number", ShapeError, "x must have three axes (F, N, T)", data(3.0)),
-    Case("None", ShapeError, "x must have three axes (F, N, T)", data(None)),
-    Case("a string", ShapeError, "x must have three axes (F, N, T)", data("x.npy")),
-    Case("a dict", ShapeError, "x must have three axes (F, N, T)", data({"x": X})),
+    *(
+        Case(f"{value} as x", DataError, "x must be an array (F, N, T), samples(x) or timesteps(x) of one, or a matrix "
+             f"with one row per sample; got {got}", data(value))
+        for value, got in ((3.0, "3.0"), (None, "None"), ("x.npy", "'x.npy'"), ({"x": X[0, 0, :2]}, "dict"))
+    ),
+    *(
+        Case(f"{value} as y", DataError, "y must be an array (G, N, T), samples(y) or timesteps(y) of one, or a vector "
+             f"or matrix with the rows of x; got {got}", data(y=value))
+        for value, got in ((3.0, "3.0"), (np.float32(3), "np.float32(3.0)"), ("y", "'y'"), ({"x": 1}, "dict"))
+    ),
     Case("ragged lists", ShapeError, "x must be an array of shape (F, N, T)", data([[[1.0, 2.0], [3.0]]])),
-    Case("2-D y", ShapeError, ("y must have three axes", "x[None] for one feature"), data(y=Y[0])),
-    Case("no y", ValueError, "the target y is None", data(y=None)),
+    Case("2-D y", ShapeError,
+         "y has shape (5, 12) = (N, T) beside x of (F, N, T): if it is a target for each step, add the missing axis, "
+         "y[None]; if it is 12 targets for each series, take samples(x)", data(y=Y[0])),
+    Case("1-D y of other series", ValueError,
+         "Found input variables with inconsistent numbers of samples: [5, 4]", data(y=Y[0, :4, 0])),
+    Case("no y", ValueError, "This Estimator estimator requires y to be passed, but the target y is None.",
+         data(y=None)),
     Case("empty tuple", ShapeError, ("x is an empty tuple", "at least one array"), data(())),
     Case("bad one of a tuple", ShapeError, "x[1] must have three axes", data((X, X[0]))),
     Case("unequal N", ShapeError, ("x has 5 series and y has 4", "equal N and T"), data(y=Y[:, :4])),
@@ -242,6 +256,18 @@ stages = pytest.mark.parametrize("stage", ["fresh", "refit", "warm"])
 )  # fmt: skip
 def test_arrays(case, stage):
     bad_fit(case, stage)
+
+
+@pytest.mark.parametrize("fitted", [False, True])
+def test_a_matrix_of_targets_is_one_row_per_series_and_may_not_fit_the_model(fitted):
+    """It shows at the last step, the only one with targets: nothing was learnt by then."""
+    est = Estimator(Net(), spec={**PLAIN, "shuffle": False}, warm_start=True, random_state=0)
+    if fitted:
+        est.fit(X, Y)
+    with nothing_changes(est, X, Y), pytest.raises(ShapeError, match=(
+        r"^the model gives \(2, 3, 1\) for targets of shape \(2, 3, 4\): seqloss\(mse_loss\) needs equal shapes"
+    )):  # fmt: skip
+        est.fit(X, Y[0, :, :4])
 
 
 class TwoInputs(nn.Module):
@@ -539,11 +565,17 @@ class OnEpoch:
     Case("bool lengths", ShapeError, "lengths must be 5 integers", given(lengths=np.ones(N, bool))),
     Case("length 0", DataError, "lengths must be from 1 to T=12, got 0 to 12", given(lengths=[0, 12, 12, 12, 12])),
     Case("length 13", DataError, "lengths must be from 1 to T=12, got 12 to 13", given(lengths=[13, 12, 12, 12, 12])),
-    Case("validation array", ValueError, "validation_data must be (x, y) or (x, y, sample_weight)", good(validation=X)),
+    Case("validation array", ValueError,
+         "validation_data must be (x, y), (x, y, sample_weight) or (x, y, sample_weight, lengths)",
+         good(validation=X)),
     Case("validation x", ValueError, "validation_data must be (x, y)", good(validation=(X,))),
-    Case("validation of 4", ValueError, "validation_data must be (x, y)", good(validation=(X, Y, None, None))),
+    Case("validation of 5", ValueError, "validation_data must be (x, y)", good(validation=(X, Y, None, None, None))),
+    Case("validation lengths", DataError, "lengths must be from 1 to T=12, got 13 to 13",
+         good(validation=(X, Y, None, [13] * N))),
     Case("validation dict", ValueError, "validation_data must be (x, y)", good(validation={"x": X, "y": Y})),
-    Case("validation 2-D", ShapeError, "validation x must have three axes", good(validation=(X[0], Y))),
+    Case("validation 2-D", ShapeError,
+         "the rows of the matrix validation x are series of 1 step, but validation y has 12 steps; if it is of one "
+         "series or of one feature, add the missing axis: x[:, None] or x[None]", good(validation=(X[0], Y))),
     Case("validation N", ShapeError, "validation x has 5 series and validation y has 4",
          good(validation=(X, Y[:, :4]))),
     Case("validation features", ShapeError, "validation x has 3 features, the training data have 2",
@@ -561,12 +593,12 @@ class OnEpoch:
     Case("callback class", TypeError, ("callback OnEpoch is a class", "OnEpoch(...)"),
          settings=given(callbacks=[OnEpoch])),
     Case("verbose", ValueError, "verbose must be 'auto', True or False, got 'loud'", settings=given(verbose="loud")),
-    Case("comm mpi", NotImplementedError, ("comm='mpi'", "use comm='auto' or None"), settings=given(comm="mpi")),
-    Case("comm of 2", NotImplementedError, "this version trains in one process",
-         settings=given(comm=SimpleNamespace(rank=0, size=2))),
-    Case("comm number", ValueError, "comm must be 'auto', None, 'mpi', 'torch' or a communicator, got 5",
-         settings=given(comm=5)),
-    Case("comm string", ValueError, "comm must be 'auto'", settings=given(comm="solo")),
+    *(
+        Case(f"comm={value!r}", ValueError,
+             "comm must be 'auto', None, 'mpi', 'torch' or a communicator (an object with rank, size, allreduce_, "
+             f"broadcast_, allgather, barrier), got {value!r}", settings=given(comm=value))
+        for value in (5, "solo", SimpleNamespace(rank=0, size=2))
+    ),
     Case("n_jobs 0", ValueError, ("n_jobs must be None, a number of threads", "got 0"), settings=given(n_jobs=0)),
     Case("n_jobs 2.0", ValueError, "got 2.0", settings=given(n_jobs=2.0)),
     Case("n_jobs True", ValueError, "got True", settings=given(n_jobs=True)),
@@ -725,9 +757,16 @@ def state_of(n_series, n_features=2, hidden=4):
 
 
 @table(
-    Case("2-D", ShapeError, "x must have three axes (F, N, T)", given(x=X[0])),
-    Case("features", ShapeError, ("x has 3 features (axis 0 of (F, N, T))", "was fitted on 2"), given(x=series(3))),
-    Case("several inputs", ShapeError, "x[0] has (2, 2) features", given(x=(X, X))),
+    Case("2-D", ShapeError,
+         "x is a matrix of shape (5, 12), whose rows are series of one step, but Estimator was fitted on 2 features; "
+         "if it is of one series or of one feature, add the missing axis: x[:, None] or x[None]", given(x=X[0])),
+    Case("1-D", ShapeError, "x has one axis, of 12 values. Reshape your data", given(x=X[0, 0])),
+    Case("None", DataError, "got None", given(x=None)),
+    Case("features", ShapeError,
+         "x has 3 features per step, but Estimator was fitted on 2; if a splitter cut it, note that arrays of shape "
+         "(F, N, T) are cut along F: hand samples(x) or timesteps(x) to whatever splits", given(x=series(3))),
+    Case("several inputs", ShapeError, "x has (2, 2) features per step, but Estimator was fitted on 2",
+         given(x=(X, X))),
     Case("no series", ShapeError, "x has no series", given(x=X[:, :0])),
     Case("strings", DataError, "x must hold real numbers", given(x=X.astype(str))),
     Case("single NaN", DataError, ("x is nan at feature 1, series 2, step 3", "fill in single ones"),
@@ -797,8 +836,12 @@ def test_a_memory_map_that_is_read_only_is_no_out(est, tmp_path):
 
 
 @table(
-    Case("y 2-D", ShapeError, "y must have three axes", given(x=X, y=Y[0])),
-    Case("y None", ShapeError, "y must have three axes", given(x=X, y=None)),
+    Case("y 2-D", ShapeError, "y has shape (5, 12) = (N, T) beside x of (F, N, T)", given(x=X, y=Y[0])),
+    Case("y of other columns", ShapeError, "y has 4 features (axis 0 of (G, N, T)) where score needs 1",
+         given(x=X, y=Y[0, :, :4])),
+    Case("y None", ValueError, "This Estimator estimator requires y to be passed, but the target y is None.",
+         given(x=X, y=None)),
+    Case("y a string", DataError, "got 'y'", given(x=X, y="y")),
     Case("unequal N", ShapeError, "x has 5 series and y has 4", given(x=X, y=Y[:, :4])),
     Case("unequal T", ShapeError, "x has 12 time steps and y has 11", given(x=X, y=Y[:, :, 1:])),
     Case("features of y", ShapeError, ("y has 2 features", "score needs 1"), given(x=X, y=X)),
