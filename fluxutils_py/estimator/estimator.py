@@ -6,13 +6,14 @@ import copy
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import BaseEstimator
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, optim
 
 from fluxutils_py.data import Rows, SampleWeight
 from fluxutils_py.estimator.fitting import run_fit
+from fluxutils_py.estimator.html import ReadableTables
 from fluxutils_py.estimator.layout import Inputs, Targets, read_inputs, read_targets, read_weight
 from fluxutils_py.estimator.output import Output
 from fluxutils_py.estimator.persistence import load_estimator, save_estimator
@@ -24,7 +25,7 @@ from fluxutils_py.parallel import Sync, get_communicator
 from fluxutils_py.training import StreamState
 
 
-class Estimator(BaseEstimator):
+class Estimator(ReadableTables, BaseEstimator):
     """A stateful sequence model with a scikit-learn face, trained by truncated backpropagation through time.
 
     Parameters
@@ -267,7 +268,7 @@ class Estimator(BaseEstimator):
             check_is_fitted(self, "model_")
             inputs = read_inputs(x, self, fitted=True)
             predictions = Predictions(self.model_, inputs, read_spec(self._settings().spec), None, lengths, sync=sync)
-            targets = self._read_targets(y, inputs, lengths, getattr(self, "classes_", None), strict=False).series
+            targets = self._read_targets(y, inputs, lengths, getattr(self, "classes_", None), unknown=-1).series
             rows = Rows.whole(inputs.N, inputs.T, predictions.lengths)
             weight = read_weight(sample_weight, inputs)
             if weight is not None:
@@ -319,7 +320,13 @@ class Estimator(BaseEstimator):
         return self
 
     def _read_targets(
-        self, y: Any, inputs: Inputs, lengths: Any, classes: np.ndarray | None, strict: bool = True, name: str = "y"
+        self,
+        y: Any,
+        inputs: Inputs,
+        lengths: Any,
+        classes: np.ndarray | None,
+        unknown: int | None = None,
+        name: str = "y",
     ) -> Targets:
         loss = as_loss(self._settings().loss)
         kind = "integers" if isinstance(loss, SeqLoss) and loss.classes else "numbers"
@@ -376,11 +383,7 @@ class Estimator(BaseEstimator):
         return tags
 
     def __sklearn_clone__(self) -> Self:
-        arguments = {name: getattr(self, name) for name in self._get_param_names()}
-        if isinstance(arguments.get("opt"), optim.Optimizer):  # one copy: the optimizer stays bound to the model
-            arguments |= copy.deepcopy({"model": self.model, "opt": self.opt})
-            kept = {"model", "opt"}
-        else:
-            kept = set()
-        arguments = {k: v if k in kept else clone(v, safe=False) for k, v in arguments.items()}
-        return type(self)(**arguments)
+        made = super().__sklearn_clone__()
+        if isinstance(getattr(self, "opt", None), optim.Optimizer):  # one copy: it stays bound to the model
+            made.model, made.opt = copy.deepcopy((self.model, self.opt))
+        return made

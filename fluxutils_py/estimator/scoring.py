@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -90,8 +91,19 @@ def _require_sizes(given: list[int], wanted: list[int]) -> None:
         )
 
 
+def merge(n: Any, mean: Any, squares: Any, m: Any, other_mean: Any, other_squares: Any) -> tuple[Any, Any, Any]:
+    """Weight, mean, and sum of squared distances from it, of two parts together; no digits are lost.
+
+    Numbers or arrays, one value per feature. Source: Chan, Golub & LeVeque (1983), The American Statistician 37(3).
+    """
+    both = n + m
+    share = m / np.where(both > 0, both, 1)
+    distance = other_mean - mean
+    return both, mean + distance * share, squares + other_squares + distance * (n * share) * distance
+
+
 class _Moments:
-    """Weighted sums of squares, combined block by block (Chan, Golub & LeVeque 1979) so that no digits are lost."""
+    """Weighted sums of squares, combined block by block."""
 
     def __init__(self, n_features: int) -> None:
         self.residual, self.weight = 0.0, 0.0
@@ -112,14 +124,12 @@ class _Moments:
         self.join(block)
 
     def join(self, other: _Moments) -> None:
-        both = self.weight + other.weight
-        if both == 0:
+        if self.weight + other.weight == 0:
             return
         self.residual += other.residual
-        self.squares += other.squares
-        self.squares += (other.mean - self.mean) ** 2 * self.weight * other.weight / both
-        self.mean += (other.mean - self.mean) * other.weight / both
-        self.weight = both
+        self.weight, self.mean, self.squares = merge(
+            self.weight, self.mean, self.squares, other.weight, other.mean, other.squares
+        )
 
     def r2(self) -> float:
         spread = float(self.squares.sum())

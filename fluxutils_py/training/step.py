@@ -149,7 +149,7 @@ class WindowStep:
         self._seen += n_live
         if self.accumulate == 1:
             self._flat.div_(divisor)
-        elif n_live and (factor := share / n_live * live / divisor) != 1:  # as if one rank had weighed all by live steps
+        elif n_live and (factor := share / n_live * live / divisor) != 1:  # as if one rank had weighed all
             self._scale_gradients(factor)
         if waiting:
             add_to(self._params, tuple(waiting))
