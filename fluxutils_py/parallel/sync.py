@@ -66,9 +66,20 @@ class Sync:
         self._handlers: dict[int, Any] = {}
 
     @classmethod
-    def of(cls, comm: Any, call: str) -> Sync:
-        """For an estimator's ``comm`` argument. Within a call of several ranks, such as in a callback, one's own."""
-        return cls(SoloComm() if getattr(_busy, "yes", False) else get_communicator(comm), call)
+    def of(cls, comm: Any, call: str, *, alone: bool = True) -> Sync:
+        """For an estimator's ``comm`` argument.
+
+        Within another call of several ranks, such as in a callback of ``fit``, which one rank may leave by an error, it
+        is this process alone; or a RuntimeError, if ``alone`` is false.
+        """
+        if not getattr(_busy, "yes", False):
+            return cls(get_communicator(comm), call)
+        if not alone:
+            raise RuntimeError(
+                f"{call} is for all ranks, but within another call of theirs, such as in a callback of fit, a rank "
+                "that fails would be missing; call it afterwards"
+            )
+        return cls(SoloComm(), call)
 
     # -- from beginning to end -----------------------------------------------------------------------
 
