@@ -103,6 +103,10 @@ class SequenceView:
         """Rows by their numbers, as a view; columns (``axis=1``) are read."""
         return self[np.asarray(indices)] if axis in (None, 0) else self[:, indices]
 
+    def copy(self) -> np.ndarray:
+        """All of it, read, as a matrix that may be written to."""
+        return np.array(self)
+
     def __reduce__(self) -> Any:
         return type(self), (portable(self.array), self.index, self.functions)
 

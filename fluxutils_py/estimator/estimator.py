@@ -6,13 +6,14 @@ import copy
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import BaseEstimator
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, optim
 
 from fluxutils_py.data import Rows, SampleWeight
 from fluxutils_py.estimator.fitting import Fit
+from fluxutils_py.estimator.html import ReadableTables
 from fluxutils_py.estimator.layout import Inputs, Targets, read_inputs, read_targets, read_weight
 from fluxutils_py.estimator.output import Output
 from fluxutils_py.estimator.persistence import load_estimator, save_estimator
@@ -22,7 +23,7 @@ from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.nn import SeqLoss, as_loss
 
 
-class Estimator(BaseEstimator):
+class Estimator(ReadableTables, BaseEstimator):
     """A stateful sequence model with a scikit-learn face, trained by truncated backpropagation through time.
 
     Parameters
@@ -351,11 +352,7 @@ class Estimator(BaseEstimator):
         return tags
 
     def __sklearn_clone__(self) -> Self:
-        arguments = {name: getattr(self, name) for name in self._get_param_names()}
-        if isinstance(arguments.get("opt"), optim.Optimizer):  # one copy: the optimizer stays bound to the model
-            arguments |= copy.deepcopy({"model": self.model, "opt": self.opt})
-            kept = {"model", "opt"}
-        else:
-            kept = set()
-        arguments = {k: v if k in kept else clone(v, safe=False) for k, v in arguments.items()}
-        return type(self)(**arguments)
+        made = super().__sklearn_clone__()
+        if isinstance(getattr(self, "opt", None), optim.Optimizer):  # one copy: it stays bound to the model
+            made.model, made.opt = copy.deepcopy((self.model, self.opt))
+        return made

@@ -16,7 +16,7 @@ from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series
 from fluxutils_py.data.weights import blocks
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, draw_generator, require_stored
-from fluxutils_py.estimator.layout import Inputs, Targets, read_inputs, read_weight, sizes
+from fluxutils_py.estimator.layout import MISSING, Inputs, Targets, read_inputs, read_weight, sizes
 from fluxutils_py.estimator.spec import check_int, read_spec
 from fluxutils_py.nn import SeqLoss, as_loss, reset, takes_weights, takes_windows
 from fluxutils_py.parallel import get_communicator
@@ -140,9 +140,7 @@ class Fit:
             raise ValueError(f"the series differ in length, but {no_weights(self.loss)}")
         if targets.per_series and not weighable:
             raise ValueError(f"y has one target per series, at its last step, but {no_weights(self.loss)}")
-        if isinstance(self.loss, SeqLoss) and self.loss.classes:
-            for s in y:
-                s.missing = self.loss.ignore_index if s.kind == "int" else None
+        self._mark_missing(targets)
         weight = self.est._weigh(weight, targets, self.classes)
         if weight is not None:
             weight.normalise(whole, y)
@@ -168,6 +166,18 @@ class Fit:
         if windows.missing_targets and not weighable:
             raise ValueError(f"y has NaN (steps without a target), but {no_weights(self.loss)}")
         return windows
+
+    def _mark_missing(self, targets: Targets) -> None:
+        """Say which label stands for none, where targets are labels."""
+        ours = self.classes is not None or targets.per_series  # where there is none, we put MISSING
+        ignored = self.loss.ignore_index if isinstance(self.loss, SeqLoss) and self.loss.classes else None
+        if ours and ignored not in (None, MISSING):
+            raise ValueError(
+                f"ignore_index={ignored} of the loss: steps without a label are marked by {MISSING} here; leave it out"
+            )
+        for s in targets.series:
+            if s.kind == "int":
+                s.missing = MISSING if ours else ignored
 
     def _seqsize(self, rows: Rows, training: bool) -> int:
         """Steps per window. Validation of a mean over steps may take longer ones: nothing is kept for gradients."""

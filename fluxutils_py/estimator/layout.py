@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sklearn.utils import check_array, check_consistent_length, column_or_1d
+from sklearn.utils import check_array, check_consistent_length, column_or_1d, get_tags
 from sklearn.utils.validation import _check_sample_weight, _check_y, assert_all_finite, validate_data
 
 from fluxutils_py.data import (
@@ -170,10 +170,11 @@ def _read_rows(x: Any, est: Any, fitted: bool, name: str) -> Inputs:
     if type(x).__module__.split(".")[0] == "torch":
         x = x.detach().cpu().numpy()
     asked = getattr(est, "n_timesteps", None)
+    finite = "allow-nan" if get_tags(est).input_tags.allow_nan else True
     form = est._form if fitted else "rows"
     if form in ("samples", "timesteps"):
         # the matrix that a view looks like to scikit-learn
-        x = check_array(x, dtype=FLOATS, estimator=est, input_name="X")
+        x = check_array(x, dtype=FLOATS, ensure_all_finite=finite, estimator=est, input_name="X")
         n_features, names = int(est._n_inputs), None
         if x.shape[1] % n_features or (form == "timesteps" and x.shape[1] != est.n_features_in_):
             raise ValueError(
@@ -186,7 +187,7 @@ def _read_rows(x: Any, est: Any, fitted: bool, name: str) -> Inputs:
             return Inputs((Series(array, name),), form, x.shape[1], None, TimestepsView(array))
     else:
         probe = copy.copy(est)  # takes what validate_data leaves behind
-        x = validate_data(probe, x, dtype=FLOATS, reset=not fitted)
+        x = validate_data(probe, x, dtype=FLOATS, ensure_all_finite=finite, reset=not fitted)
         names = getattr(probe, "feature_names_in_", None)
         n_steps = 1 if asked is None else int(asked)
         if x.shape[1] % n_steps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -79,8 +80,19 @@ def _require_sizes(given: list[int], wanted: list[int]) -> None:
         )
 
 
+def merge(n: Any, mean: Any, squares: Any, m: Any, other_mean: Any, other_squares: Any) -> tuple[Any, Any, Any]:
+    """Weight, mean, and sum of squared distances from it, of two parts together; no digits are lost.
+
+    Numbers or arrays, one value per feature. Source: Chan, Golub & LeVeque (1983), The American Statistician 37(3).
+    """
+    both = n + m
+    share = m / np.where(both > 0, both, 1)
+    distance = other_mean - mean
+    return both, mean + distance * share, squares + other_squares + distance * (n * share) * distance
+
+
 class _Moments:
-    """Weighted sums of squares, combined block by block (Chan, Golub & LeVeque 1979) so that no digits are lost."""
+    """Weighted sums of squares, combined block by block."""
 
     def __init__(self, n_features: int) -> None:
         self.residual, self.weight = 0.0, 0.0
@@ -96,11 +108,8 @@ class _Moments:
         y, out = (np.where(live, v, 0).astype(float, order="C") for v in (y, out))
         self.residual += float((w[:, :, None] * (y - out) ** 2).sum())
         mean = np.einsum("sb,sbf->f", w, y) / total
-        self.squares += np.einsum("sb,sbf->f", w, (y - mean) ** 2)
-        both = self.weight + total
-        self.squares += (mean - self.mean) ** 2 * self.weight * total / both
-        self.mean += (mean - self.mean) * total / both
-        self.weight = both
+        squares = np.einsum("sb,sbf->f", w, (y - mean) ** 2)
+        self.weight, self.mean, self.squares = merge(self.weight, self.mean, self.squares, total, mean, squares)
 
     def r2(self) -> float:
         spread = float(self.squares.sum())

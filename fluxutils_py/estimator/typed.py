@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fluxutils_py.data import SampleWeight
 from fluxutils_py.errors import DataError
-from fluxutils_py.estimator.building import adamw
+from fluxutils_py.estimator.building import adamw, default_model
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.fitting import Fit
 from fluxutils_py.estimator.labels import ClassWeight, Encoder, find_classes
@@ -28,7 +28,7 @@ def with_ready_settings(est: Any) -> SimpleNamespace:
     settings = SimpleNamespace(**est.get_params(deep=False))
     if settings.spec is None:
         settings.spec = Spec(epochs=100)
-    if settings.opt is None and settings.model is None:
+    if settings.opt is None and (settings.model is None or getattr(settings.model, "func", None) is default_model):
         settings.opt = partial(adamw, lr=0.01)
     return settings
 
