@@ -155,7 +155,8 @@ class SGRUCell(_Gated):
     __doc__ = _CELL_DOC.format(
         name="SGRUCell",
         first="A GRU cell whose gates see the state alone.",
-        formula="r, z = psigmoid(Wr h + br), psigmoid(Wz h + bz); n = ptanh(Wi x + r (Wn h) + bn); h' = (1 - z) n + z h",
+        formula="r = psigmoid(Wr h + br); z = psigmoid(Wz h + bz); "
+        "n = ptanh(Wi x + r (Wn h) + bn); h' = (1 - z) n + z h",
         keyword=_EXACT,
         x_blocks="H",
         h_blocks="3 H",

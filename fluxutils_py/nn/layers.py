@@ -6,10 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn.recurrent import LSTM
 
 

@@ -92,7 +92,9 @@ class WinsorNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != self.n_features:
             way_out = ": call fit first" if self.n_features == 0 else ""
-            raise ShapeError(f"WinsorNorm has {self.n_features} features, the input has shape {tuple(x.shape)}{way_out}")
+            raise ShapeError(
+                f"WinsorNorm has {self.n_features} features, the input has shape {tuple(x.shape)}{way_out}"
+            )
         if not x.is_floating_point():
             x = x.to(torch.get_default_dtype())
         lower, upper, mean, std = (b.to(x.dtype) for b in (self.lower, self.upper, self.mean, self.std))
@@ -208,7 +210,7 @@ def _from_keys(keys: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _blocks(x: Any) -> Iterator[Tensor]:
-    """An (F, N, T) array in blocks (F, n), by whole steps or, where these lie farther apart in memory, by whole series."""
+    """An (F, N, T) array in blocks (F, n): some steps of all series, or what lies closer together in memory."""
     F, N, T = x.shape
     strides = x.stride() if isinstance(x, Tensor) else getattr(x, "strides", None) or (0, 0, 1)
     by_series = strides[2] < strides[1]
@@ -219,5 +221,7 @@ def _blocks(x: Any) -> Iterator[Tensor]:
         for b in range(0, second, n_second):
             outer, inner = slice(a, a + n_first), slice(b, b + n_second)
             part = x[:, outer, inner] if by_series else x[:, inner, outer]
-            block = part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(part)  # a copy: maps may be read-only
+            block = (
+                part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(part)
+            )  # a copy: maps may be read-only
             yield block.reshape(F, -1)
