@@ -91,7 +91,7 @@ class WeightDecay(Transform):
         delta.add_(x, alpha=self.decay)
 
 
-def ADAM32(lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999)) -> functools.partial[Optimizer]:
+def ADAM32(lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999)) -> functools.partial[torch.optim.Adam]:
     """Adam, for a :func:`Chain` or as ``opt``: ``functools.partial(torch.optim.Adam, lr=lr, betas=betas)``.
 
     Moments are of the type of the parameters. Source: ``ADAM32`` of FluxUtils.jl.
@@ -105,7 +105,7 @@ def ADAM32(lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999)) -> funct
 def ADAMW32(
     lr: float = 1e-3, decay: float = 1e-3, thresh: float = 0.5, betas: tuple[float, float] = (0.9, 0.999)
 ) -> ChainFactory:
-    """Adam of gradients clipped by value, with decoupled decay: ``Chain(Clip(thresh), ADAM32(lr), WeightDecay(decay))``.
+    """``Chain(Clip(thresh), ADAM32(lr), WeightDecay(decay))``: Adam of clipped gradients, with decoupled decay.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ class ChainedOptimizer(Optimizer):
         self.param_groups, self.state, self.defaults = self.inner.param_groups, self.inner.state, self.inner.defaults
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]  # torch overloads it
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step on the gradients that are there. ``closure``, if any, is called once, to compute them."""
         loss = None
         if closure is not None:
@@ -262,7 +262,7 @@ class ChainedOptimizer(Optimizer):
         return {"inner": self.inner, "before": self.before, "after": self.after}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]  # torch's own has no way to restore more than groups and state
+        type(self).__init__(self, **state)  # torch's own restores groups and state only
 
     def __repr__(self) -> str:
         return f"ChainedOptimizer({', '.join(map(repr, (*self.before, self.inner, *self.after)))})"

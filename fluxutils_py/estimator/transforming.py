@@ -50,9 +50,9 @@ class _Transforming:
         is_matrix = isinstance(found, np.ndarray) and found.ndim == 2
         return _wrap_data_with_container("transform", found, x, self) if is_matrix else found
 
-    def fit_transform(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """``fit(x)``, then ``transform(x)``."""
-        return self.fit(x, y, sample_weight).transform(x)  # type: ignore[attr-defined]  # of the class below
+    def fit_transform(self, x: Any, y: Any = None, *args: Any, **settings: Any) -> Any:
+        """``fit`` with these arguments, then ``transform(x)``."""
+        return self.fit(x, y, *args, **settings).transform(x)  # type: ignore[attr-defined]  # of the classes below
 
     def _apply(self, x: Any, est: Any, inverse: bool = False) -> Any:
         check_is_fitted(self)

@@ -83,10 +83,6 @@ class WinsorScaler(SequenceTransformer):
         self.lower_, self.upper_, self.mean_, self.scale_ = (v.numpy() for v in found)
         return self
 
-    def fit_transform(self, x: Any, y: Any = None) -> Any:
-        """``fit(x)``, then ``transform(x)``."""
-        return self.fit(x).transform(x)
-
     def _function(self, n_features: int, inverse: bool) -> Any:
         return _Winsorising(self.lower_, self.upper_, self.mean_, self.scale_)
 

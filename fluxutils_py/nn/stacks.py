@@ -25,10 +25,12 @@ class CellStack(nn.Module):
     def __init__(self, cells: list[_Cell], dropout: float = 0.0) -> None:
         super().__init__()
         self.cells, self.dropout = nn.ModuleList(cells), dropout
+        self.n_states = cells[0].n_states
 
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        many = self.cells[0].n_states > 1
+        many = self.n_states > 1
         states = []
+        cell: Any
         for k, cell in enumerate(self.cells):
             if k:
                 x = F.dropout(x, self.dropout, self.training)
@@ -38,7 +40,8 @@ class CellStack(nn.Module):
         return x, tuple(map(torch.stack, zip(*states, strict=True))) if many else torch.stack(states)
 
     def empty_state(self) -> tuple[Tensor, ...]:
-        return tuple(s.expand(len(self.cells), *s.shape) for s in self.cells[0].empty_state())
+        first: Any = self.cells[0]
+        return tuple(s.expand(len(self.cells), *s.shape) for s in first.empty_state())
 
 
 class _CellLayer(Recur):
