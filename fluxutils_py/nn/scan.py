@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import Function, once_differentiable
+from torch.autograd import Function
 
 from fluxutils_py.nn.activations import BEND, KNEE, PLATEAU, REACH
 
@@ -141,8 +141,8 @@ class _LSTM(Function):
         return Y, Y[-1].clone(), C[-1].clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_y: Tensor, d_h: Tensor, d_c: Tensor) -> tuple[Tensor | None, ...]:
+        _require_first_order()
         h, weight, G, W, T, V, C, Y = ctx.saved_tensors
         S, B, H = Y.shape
         i, f, g, o = G.view(S, B, 4, H).unbind(2)
@@ -212,8 +212,8 @@ class _GRU(Function):
         return Y, Y[-1].clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_y: Tensor, d_h: Tensor) -> tuple[Tensor | None, ...]:
+        _require_first_order()
         h, weight, A, G, M, N, W, Y = ctx.saved_tensors
         exact, reverse, alpha = ctx.settings
         S, B, H = Y.shape
@@ -241,6 +241,15 @@ class _GRU(Function):
             earlier.addcmul_(dhs[t], shares[t])
         D = D.view(S, B, k * H)
         return D[..., :n_gates], DH * P_n, earlier, _weight_gradient(D, h, Y), None, None, None, None
+
+
+def _require_first_order() -> None:
+    """Refuse a backward pass that is to be differentiated again: it would silently leave out most of the gradient."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "windows through these layers can be differentiated once, not with create_graph=True; steps can be "
+            "differentiated again: use a cell, as Recur(FLSTMCell(n_in, n_out))"
+        )
 
 
 def _weight_gradient(D: Tensor, h: Tensor, Y: Tensor) -> Tensor:

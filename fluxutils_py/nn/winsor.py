@@ -133,22 +133,20 @@ def winsor_statistics(passes: Callable[[], Iterable[Tensor]]) -> tuple[Tensor, T
         f = int((~bounds.isfinite()).any(1).nonzero()[0])
         raise DataError(f"feature {f} is infinite in more than a hundredth of its values; use NaN for what is missing")
     lower, upper = bounds[:, :1], bounds[:, 1:]
-    count, mean, squares = (torch.zeros(len(n), dtype=torch.float64) for _ in range(3))
+    count, mean, squares = (torch.zeros(len(n), dtype=torch.float64) for _ in range(3))  # of distances from lower
     for block in passes():
-        y = block.double().clamp(lower, upper)
-        there = ~y.isnan()
-        more = there.sum(1)
+        y = block.to(torch.float64, copy=True).clamp_(lower, upper).sub_(lower)  # small numbers: no digits are lost
+        missing = y.isnan()
+        more = y.shape[1] - missing.sum(1)
         block_mean = y.nansum(1) / more.clamp_min(1)
-        distance = (y - block_mean[:, None]).masked_fill_(~there, 0)
+        y.sub_(block_mean[:, None]).masked_fill_(missing, 0)
         total = (count + more).clamp_min(1)
         away = block_mean - mean
-        squares += distance.square().sum(1) + away.square() * count * more / total
+        squares += y.square_().sum(1) + away.square() * count * more / total
         mean += away * more / total
         count += more
     std = (squares / (count - 1).clamp_min(1)).sqrt()
-    constant = (lower == upper)[:, 0] | (std == 0)
-    mean = torch.where((lower == upper)[:, 0], lower[:, 0], mean)  # of equal values, exactly that one
-    return lower[:, 0].clone(), upper[:, 0].clone(), mean, std.masked_fill(constant, 1)
+    return lower[:, 0].clone(), upper[:, 0].clone(), lower[:, 0] + mean, std.masked_fill(std == 0, 1)
 
 
 class _Ranks:
@@ -171,12 +169,13 @@ class _Ranks:
         shift, n_digits = self.bits - self.digit * (self.passes + 1), 1 << self.digit
         for f, row in enumerate(block):
             keys = _to_keys(row[~row.isnan()]) >> shift
-            for k, counts in enumerate(self.counts[f]):
-                if self.passes == 0:
-                    digits = keys + n_digits // 2  # the sign is in it
-                else:
-                    digits = keys[keys >> self.digit == self.prefix[f, k]] & n_digits - 1
-                counts += torch.bincount(digits, minlength=n_digits)
+            if self.passes == 0:
+                self.counts[f, 0] += torch.bincount(keys + n_digits // 2, minlength=n_digits)  # the sign is in it
+                continue
+            beginnings = keys >> self.digit
+            for prefix in self.prefix[f].unique():
+                digits = keys[beginnings == prefix] & n_digits - 1
+                self.counts[f, self.prefix[f] == prefix] += torch.bincount(digits, minlength=n_digits)
 
     def end_pass(self) -> None:
         if self.passes == 0:
@@ -199,14 +198,19 @@ class _Ranks:
 
 def _to_keys(x: Tensor) -> Tensor:
     """Integers in the order of the floating numbers: their bits, those of negative numbers turned round."""
-    bits = x.contiguous().view(torch.int32 if x.dtype == torch.float32 else torch.int64)
-    return torch.where(bits < 0, bits ^ torch.iinfo(bits.dtype).max, bits)
+    bits = x.view(torch.int32 if x.dtype == torch.float32 else torch.int64)
+    return bits ^ _turned(bits)
 
 
 def _from_keys(keys: Tensor, dtype: torch.dtype) -> Tensor:
-    kind = torch.int32 if dtype == torch.float32 else torch.int64
-    keys = keys.to(kind)
-    return torch.where(keys < 0, keys ^ torch.iinfo(kind).max, keys).view(dtype)
+    keys = keys.to(torch.int32 if dtype == torch.float32 else torch.int64)
+    return (keys ^ _turned(keys)).view(dtype)
+
+
+def _turned(bits: Tensor) -> Tensor:
+    """Which bits to turn round: all but the sign, where that is set. (A shift is faster than ``where``.)"""
+    info = torch.iinfo(bits.dtype)
+    return (bits >> info.bits - 1) & info.max
 
 
 def _blocks(x: Any) -> Iterator[Tensor]:
