@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,9 +81,11 @@ def by_hand(x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape, fused:
     return float(torch.stack(losses).mean()), net2vec(model)
 
 
-def by_fit(x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape) -> tuple[float, torch.Tensor]:
+def by_fit(
+    x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape, n_jobs: int | None = None
+) -> tuple[float, torch.Tensor]:
     spec = Spec(epochs=shape.epochs, batchsize=shape.batchsize, seqsize=shape.seqsize)
-    est = Estimator(model, F.mse_loss, None, spec, verbose=False).fit(x, y)
+    est = Estimator(model, F.mse_loss, None, spec, n_jobs=n_jobs, verbose=False).fit(x, y)
     return est.loss_, net2vec(est)
 
 
@@ -95,15 +98,15 @@ CONTENDERS = {
 BASE = "loop, fused AdamW"
 
 
-def compare(shape: Shape, rounds: int) -> dict[str, dict[str, float]]:
+def compare(shape: Shape, rounds: int, contenders: dict[str, Callable] = CONTENDERS) -> dict[str, dict[str, float]]:
     x, y, model = make(shape)
-    seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
     results = {}
     for r in range(rounds + 1):  # the first round warms up
-        order = list(CONTENDERS)[r % len(CONTENDERS) :] + list(CONTENDERS)[: r % len(CONTENDERS)]
+        order = list(contenders)[r % len(contenders) :] + list(contenders)[: r % len(contenders)]
         for name in order:
             began = time.perf_counter()
-            results[name] = CONTENDERS[name](x, y, model, shape)
+            results[name] = contenders[name](x, y, model, shape)
             if r:
                 seconds[name].append(time.perf_counter() - began)
     loss, vector = results[BASE]

@@ -4,7 +4,16 @@ Each also inherits the builtin that a caller would catch, so ``except ValueError
 NumPy, h5py and scikit-learn pass through as they are.
 """
 
-__all__ = ["DataError", "FluxUtilsError", "H5DataError", "LoadError", "ShapeError", "SpecError"]
+__all__ = [
+    "DataError",
+    "FluxUtilsError",
+    "H5DataError",
+    "LoadError",
+    "RankError",
+    "RemoteError",
+    "ShapeError",
+    "SpecError",
+]
 
 
 class FluxUtilsError(Exception):
@@ -51,4 +60,19 @@ class LoadError(FluxUtilsError, ValueError):
 
     The message names the part that does not fit (the parameter, the state, the format version) and both sides of the
     disagreement. The object is left as it was.
+    """
+
+
+class RankError(FluxUtilsError, ValueError):
+    """The ranks of one run were not given the same thing to do.
+
+    Raised on every rank, before anything is changed. The message names what differs, and its value on each rank.
+    """
+
+
+class RemoteError(FluxUtilsError, RuntimeError):
+    """Another rank failed; raised on the ranks that did not, in the same step. The message has the rank and its error.
+
+    The rank that failed raises its own error. Model and parameters are alike on all ranks afterwards, and training
+    can be started again.
     """

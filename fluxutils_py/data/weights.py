@@ -59,6 +59,8 @@ class SampleWeight:
     def normalise(self, rows: Rows, ys: Sequence[Series]) -> None:
         """Scale to mean 1 over the live steps: those that exist, have a weight, and no NaN target. One pass in blocks.
 
+        Row ``n`` says which steps of series ``n`` exist.
+
         Raises
         ------
         DataError
@@ -69,7 +71,8 @@ class SampleWeight:
             w = self._read(series, steps).astype(float)  # (B, S)
             if not np.isfinite(w).all() or (w < 0).any():
                 raise DataError("sample_weight must be finite and not negative; use 0 for what shall not count")
-            live = (w > 0) & (np.arange(steps.start, steps.stop) < rows.length[series, None])
+            t, start = np.arange(steps.start, steps.stop), rows.start[series, None]
+            live = (w > 0) & (t >= start) & (t < start + rows.length[series, None])
             for y in ys:
                 if y.kind == "float":
                     live &= ~np.isnan(np.asarray(y.array[:, series, steps])).any(0)

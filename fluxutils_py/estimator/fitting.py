@@ -16,10 +16,12 @@ from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series
 from fluxutils_py.data.weights import blocks
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, draw_generator, require_stored
+from fluxutils_py.estimator.holdout import Part, hold_out
 from fluxutils_py.estimator.layout import MISSING, Inputs, Targets, read_inputs, read_weight, sizes
+from fluxutils_py.estimator.ranks import agree_on_fit, own_device
 from fluxutils_py.estimator.spec import check_int, read_spec
-from fluxutils_py.nn import SeqLoss, as_loss, reset, takes_weights, takes_windows
-from fluxutils_py.parallel import get_communicator
+from fluxutils_py.nn import SeqLoss, as_loss, reset, seeded, takes_weights, takes_windows
+from fluxutils_py.parallel import Sync, Threads, n_threads
 from fluxutils_py.reporting import ProgressBar, watched
 from fluxutils_py.training import (
     EarlyStopping,
@@ -34,6 +36,12 @@ from fluxutils_py.training.batches import to_tensor
 
 VALIDATION = 1 << 14  # rows times steps computed together
 FLOATS = {"float16": torch.float32, "float32": torch.float32, "bool": torch.float32, "float64": torch.float64}
+
+
+def run_fit(est: Any, *args: Any, **kwargs: Any) -> None:
+    """Fit, alone or with the ranks that ``est.comm`` means; arguments as for :class:`Fit`."""
+    with Sync.of(est._settings().comm, "fit") as sync:
+        Fit(est, *args, **kwargs | {"sync": sync}).run()
 
 
 class Fit:
@@ -52,6 +60,11 @@ class Fit:
         None: as the spec says.
     resume : bool
         Go on with the estimator's model and optimizer, if it has any.
+    validation_fraction : float or None
+        How much of the data to hold out for validation.
+    sync : Sync, optional
+        The ranks that fit together. Every one is given the same arguments, and takes its part of each minibatch, which
+        is ``batchsize`` series for each of them.
     """
 
     def __init__(
@@ -64,10 +77,12 @@ class Fit:
         lengths: Any = None,
         epochs: int | None = None,
         resume: bool = False,
+        validation_fraction: float | None = None,
+        sync: Sync | None = None,
     ) -> None:
+        self.sync = Sync() if sync is None else sync
         self.est, self.settings = est, est._settings()
-        self.comm = get_communicator(self.settings.comm)
-        check_threads(self.settings.n_jobs)
+        self.threads = Threads(n_threads(self.settings.n_jobs))
         require_stored(spec=self.settings.spec, loss=self.settings.loss)
         if self.settings.target not in ("auto", "step"):
             raise ValueError(f"target must be 'auto' or 'step', got {self.settings.target!r}")
@@ -75,28 +90,42 @@ class Fit:
         if epochs is not None:
             check_int("epochs", epochs, 1)
             self.spec = dataclasses.replace(self.spec, epochs=int(epochs))
+        self.batchsize = int(self.spec.batchsize) * self.sync.size
         self.loss = as_loss(self.settings.loss)
         self.resume = resume and hasattr(est, "model_")
         self.inputs = read_inputs(x, est, fitted=self.resume)
         weight = read_weight(sample_weight, self.inputs)
         self.classes = est._find_classes(y, self.inputs, weight, self.resume) if y is not None else None
-        self.targets = est._read_targets(y, self.inputs, lengths, self.classes)
+        # what is no class of those that were looked for in these labels has weight 0
+        unknown = None if self.resume or getattr(est, "_announced", None) is not None else MISSING
+        self.targets = est._read_targets(y, self.inputs, lengths, self.classes, unknown)
         self.x, self.y = self.inputs.series, self.targets.series
         self.callbacks, self.shown = as_callbacks(self.settings.callbacks), watched(self.settings.verbose)
         # of copies: the originals move on only when something has been learnt
-        self.rng: np.random.Generator = (
+        self.rng: np.random.Generator = self.sync.share(
             copy.deepcopy(est._rng) if self.resume else draw_generator(copy.deepcopy(self.settings.random_state))
-        )
-        self.windows = self._cut(self.inputs, self.targets, weight, lengths, training=True)
+        )[0]
+        parts: tuple[Part | None, Part | None] = (None, None)
+        if validation_fraction is not None:
+            seed = self.sync.share(int(draw_generator(copy.deepcopy(self.settings.random_state)).integers(2**31)))[0]
+            stratify = self.classes is not None
+            parts = hold_out(self.inputs, self.targets, lengths, validation_fraction, seed, stratify)
+        self.windows = self._cut(self.inputs, self.targets, weight, lengths, parts[0])
         self.model, self.optimizer = self._build()
         first = next(self.model.parameters())
         self.dtype, self.device = first.dtype, first.device
-        self.batches = TensorBatches(self.windows, self.dtype, self.device, self.rng if self.spec.shuffle else None)
-        self.validation = self._validation(validation_data)
+        self.batches = self._batches(self.windows, self.rng if self.spec.shuffle else None)
+        if parts[1] is not None:
+            weight = read_weight(sample_weight, self.inputs)  # is scaled for itself
+            held = self._cut(self.inputs, self.targets, weight, lengths, parts[1], training=False)
+            self.validation: Validation | None = self._validation_on(held)
+        else:
+            self.validation = self._validation(validation_data)
         self._try_model()
         self._settings = [dict(group) for group in self.optimizer.param_groups]  # a new scheduler changes them
         self.scheduler = self._schedule()
         self.loop = self._hooked_loop()
+        agree_on_fit(self)
 
     def run(self) -> None:
         """Train."""
@@ -105,12 +134,12 @@ class Fit:
         self._adopt()
         devices = [self.device] if self.device.type == "cuda" else []
         try:
-            with torch.random.fork_rng(devices=devices):
-                torch.manual_seed(int(self.rng.integers(2**63)))
+            with seeded((int(self.rng.integers(2**63)) + self.sync.rank) % 2**63, devices), self.threads:
                 reset(self.model.train())
                 self.loop.run_epochs(self.batches, self.spec.epochs)
         except BaseException:
             self.step.abandon()
+            self.step.updates = self.sync.mend(self.model, self.optimizer, self.step.updates)
             if self.step.updates == 0:  # nothing was learnt: as if it had not been tried
                 vars(est).clear()
                 vars(est).update(before)
@@ -129,8 +158,15 @@ class Fit:
     # -- building ------------------------------------------------------------------------------------
 
     def _cut(
-        self, inputs: Inputs, targets: Targets, weight: SampleWeight | None, lengths: Any, training: bool
+        self,
+        inputs: Inputs,
+        targets: Targets,
+        weight: SampleWeight | None,
+        lengths: Any,
+        part: Part | None = None,
+        training: bool = True,
     ) -> SequenceWindows:
+        """Windows of these data, or of a part of them."""
         x, y = inputs.series, targets.series
         rows, whole = inputs.rows(lengths), inputs.whole(lengths)
         weighable = takes_weights(self.loss)
@@ -140,22 +176,26 @@ class Fit:
             raise ValueError(f"the series differ in length, but {no_weights(self.loss)}")
         if targets.per_series and not weighable:
             raise ValueError(f"y has one target per series, at its last step, but {no_weights(self.loss)}")
+        if part is not None:
+            rows, whole = part.of(rows), part.of(whole)
+            rows = rows[rows.length > 0]
         self._mark_missing(targets)
         weight = self.est._weigh(weight, targets, self.classes)
         if weight is not None:
             weight.normalise(whole, y)
             if inputs.form == "rows":  # as if rows of weight 0 were not there: minibatches too
                 rows = weight.counting(rows)
+        n_steps = rows.longest
         if training and self.spec.rebatch and not targets.per_series:
-            rows = rows.folded(int(self.spec.batchsize))
+            rows = rows.folded(self.batchsize)
         if self.spec.burn_in >= rows.longest:
-            folded = " after folding (rebatch=True)" if rows.longest < x[0].T else ""
+            folded = " after folding (rebatch=True)" if rows.longest < n_steps else ""
             raise ValueError(f"burn_in of {self.spec.burn_in} leaves nothing of series of {rows.longest} steps{folded}")
         windows = SequenceWindows(
             x,
             y,
             weight,
-            batchsize=int(self.spec.batchsize),
+            batchsize=self.batchsize,
             seqsize=self._seqsize(rows, training),
             overlap=int(self.spec.overlap) if training else 0,
             burn_in=int(self.spec.burn_in),
@@ -185,7 +225,7 @@ class Fit:
         plain_mean = isinstance(self.loss, SeqLoss) and self.loss.is_mean
         if training or not plain_mean or hasattr(self.model, "takes_windows"):
             return asked
-        return max(asked, VALIDATION // min(len(rows), int(self.spec.batchsize)))
+        return max(asked, VALIDATION // min(len(rows), self.batchsize))
 
     def _build(self) -> tuple[nn.Module, torch.optim.Optimizer]:
         est = self.est
@@ -195,9 +235,9 @@ class Fit:
             return est.model_, est.optimizer_
         n_in = sizes(self.x)
         dtype = float_type(self.x)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(self.rng.integers(2**63)))
-            model = build_model(self.settings.model, n_in, self._n_out(), dtype, self.settings.device)
+        with seeded(int(self.rng.integers(2**63))):
+            device = own_device(self.settings.device, self.sync)
+            model = build_model(self.settings.model, n_in, self._n_out(), dtype, device)
             optimizer = build_optimizer(self.settings.opt, self.settings.model, model)
         return model, optimizer
 
@@ -232,8 +272,15 @@ class Fit:
         for ours, theirs in ((self.x, inputs.series), (self.y, targets.series)):
             if [s.F for s in ours] != [s.F for s in theirs]:
                 raise ShapeError(f"{theirs[0].name} has {sizes(theirs)} features, the training data have {sizes(ours)}")
-        windows = self._cut(inputs, targets, read_weight(sample_weight, inputs), lengths, training=False)
-        return Validation(self.model, self.loss, TensorBatches(windows, self.dtype, self.device))
+        weight = read_weight(sample_weight, inputs)
+        return self._validation_on(self._cut(inputs, targets, weight, lengths, training=False))
+
+    def _validation_on(self, windows: SequenceWindows) -> Validation:
+        return Validation(self.model, self.loss, self._batches(windows), self.sync)
+
+    def _batches(self, windows: SequenceWindows, rng: np.random.Generator | None = None) -> TensorBatches:
+        """This rank's part of the windows."""
+        return TensorBatches(windows, self.dtype, self.device, rng, rank=self.sync.rank, size=self.sync.size)
 
     def _try_model(self) -> None:
         """Learn whether the model takes whole windows, and that it runs at all, before anything is changed.
@@ -256,8 +303,10 @@ class Fit:
             self.optimizer,
             clip=None if self.spec.clip is None else float(self.spec.clip),
             accumulate=int(self.spec.accumulate),
+            threads=self.threads,
+            sync=self.sync,
         )
-        loop = Loop(self.step)
+        loop = Loop(self.step, self.sync)
         if self.resume and hasattr(self.est, "history_"):
             loop.epoch, loop.history = self.est.n_iter_, list(self.est.history_)
             loop.step = self.est._n_steps
@@ -271,7 +320,7 @@ class Fit:
             watchers.append(Schedule(self.scheduler, self.spec.schedule_every, lambda: self.step.updates))
         if self.spec.patience is not None:
             watchers.append(EarlyStopping(self.model, int(self.spec.patience)))
-        if self.shown and self.comm.rank == 0:
+        if self.shown and self.sync.rank == 0:
             watchers.append(ProgressBar())
         for hook in (*watchers, *self.callbacks):
             loop.hooks.attach(hook)
@@ -315,12 +364,6 @@ class Fit:
 
 
 # -- reading arguments ---------------------------------------------------------------------------------
-
-
-def check_threads(n_jobs: Any) -> None:
-    """Raise unless ``n_jobs`` is None or 1."""
-    if n_jobs not in (None, 1) or isinstance(n_jobs, bool):
-        raise NotImplementedError(f"n_jobs={n_jobs!r}: this version trains in one thread of control; use None or 1")
 
 
 def n_classes(y: Series) -> int:

@@ -22,7 +22,6 @@ from sklearn.utils import check_array, check_consistent_length, column_or_1d, ge
 from sklearn.utils.validation import _check_sample_weight, _check_y, assert_all_finite, validate_data
 
 from fluxutils_py.data import (
-    LazyArray,
     Rows,
     SamplesView,
     SampleWeight,
@@ -34,6 +33,7 @@ from fluxutils_py.data import (
     require_aligned,
 )
 from fluxutils_py.data.indexing import picks
+from fluxutils_py.data.series import three_axes
 from fluxutils_py.errors import DataError, ShapeError
 
 FLOATS = [np.float64, np.float32]
@@ -277,7 +277,20 @@ def _encoded(a: Any, encode: Callable[[np.ndarray], np.ndarray] | None) -> Any:
         a = np.asarray(a)
     if type(a).__module__.split(".")[0] == "torch":
         a = a.detach().cpu().numpy()
-    return encode(a) if type(a) is np.ndarray else LazyArray(a, functions=(encode,))
+    return encode(a) if type(a) is np.ndarray else Encoded(a, encode)
+
+
+class Encoded:
+    """Labels as integers, made of them as they are read."""
+
+    ndim, dtype = 3, np.dtype(np.int64)
+
+    def __init__(self, labels: Any, encode: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.labels, self.encode, self.shape = labels, encode, tuple(labels.shape)
+        self.at_hand = getattr(labels, "at_hand", False)
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        return self.encode(np.asarray(self.labels[key]))
 
 
 def _read_plain_targets(y: Any, inputs: Inputs, est: Any, lengths: Any, kind: str, encode: Any, name: str) -> Targets:
@@ -323,8 +336,7 @@ def read_labels(y: Any, inputs: Inputs, weight: SampleWeight | None) -> tuple[An
     if isinstance(y, SequenceView):
         return y.native, weight
     if _is_native(y):
-        (labels,) = as_series(y, "y") if not hasattr(y, "shape") else (y,)
-        return getattr(labels, "array", labels), weight
+        return three_axes(y, "y"), weight
     array = _labels(y)
     if inputs.form == "timesteps":
         return array[None, None], weight
@@ -380,4 +392,9 @@ def read_weight(sample_weight: Any, inputs: Inputs) -> SampleWeight | None:
             w = np.broadcast_to(np.asarray(w), (inputs.N, inputs.T))
         elif w.shape == (inputs.T, inputs.N):
             w = np.asarray(w).T
+        elif w.shape != (1, inputs.N, inputs.T):
+            raise ShapeError(
+                f"sample_weight has shape {tuple(w.shape)}; expected ({inputs.T},), ({inputs.T}, {inputs.N}) or "
+                f"(1, {inputs.N}, {inputs.T}) for {inputs.T} time steps of {inputs.N} series"
+            )
     return SampleWeight(w, inputs.N, inputs.T)

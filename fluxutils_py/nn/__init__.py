@@ -5,7 +5,8 @@ from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUC
 from fluxutils_py.nn.layers import BatchNorm, DenseReLU, GaussianNoise, RNNStack, ffnn
 from fluxutils_py.nn.losses import SeqLoss, as_loss, needs_weights, seqloss, takes_weights
 from fluxutils_py.nn.ops import batched_gemm, batched_gemm_, bmm, contract
-from fluxutils_py.nn.parameters import module_of, namedparams, namedweights, notrack, weights
+from fluxutils_py.nn.parameters import gradinfo, module_of, namedparams, namedweights, notrack, weights
+from fluxutils_py.nn.randomness import seeded
 from fluxutils_py.nn.recurrent import GRU, LSTM, RNN, Recur, bare_recurrent, wrap_recurrent
 from fluxutils_py.nn.stacks import FLSTM, HFGRU, MGU, SGRU, SMGU
 from fluxutils_py.nn.states import (
@@ -21,7 +22,7 @@ from fluxutils_py.nn.states import (
     truncate,
 )
 from fluxutils_py.nn.vectors import gradients, net2grad, net2vec, pack, vec2net
-from fluxutils_py.nn.windows import prediction_copy, run_window, takes_windows
+from fluxutils_py.nn.windows import prediction_copy, replica, run_window, takes_windows
 from fluxutils_py.nn.winsor import WinsorNorm
 
 __all__ = [
@@ -56,6 +57,7 @@ __all__ = [
     "dptanh",
     "ffnn",
     "gradients",
+    "gradinfo",
     "loadstates",
     "mark",
     "marked",
@@ -71,9 +73,11 @@ __all__ = [
     "psigmoid",
     "ptanh",
     "recurs",
+    "replica",
     "reset",
     "restore",
     "run_window",
+    "seeded",
     "seqloss",
     "snapshot",
     "states",

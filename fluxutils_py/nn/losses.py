@@ -45,11 +45,32 @@ class SeqLoss:
         """Whether the loss of a window is the mean over its steps, so that means over windows can be joined."""
         return self._reduction == "mean" and not self.classes
 
-    def __call__(self, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None = None) -> Tensor:
+    def divisors(self, ys: Any, ws: Tensor | None = None) -> list[float] | None:
+        """What the mean over a window divides by, for each output; None for sums over the series.
+
+        Means over parts of the series add up to the mean over all of them when each is given as ``factors`` its own
+        divisors over those of all; sums just add up.
+        """
+        if self._reduction in ("sum", "batchmean"):
+            return None
+        found = []
+        for y in (ys,) if isinstance(ys, Tensor) else ys:
+            if self.classes:
+                labels = y.flatten(0, 1) if y.is_floating_point() else y.reshape(-1).long()
+                found.append(
+                    float(self._class_share(labels, None if ws is None else ws.reshape(-1)).sum(dtype=torch.float64))
+                )
+            else:
+                found.append(live_steps(y, ws))
+        return found
+
+    def __call__(
+        self, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None = None, *, factors: list[float] | None = None
+    ) -> Tensor:
         """The loss of ``model`` over one window, as a scalar; the state of the model moves on by the window.
 
         ``xs`` is ``(S, B, F)`` or a tuple of such, ``ys`` ``(S, B, G)`` or a tuple of such, one per output; ``ws``
-        ``(S, B, 1)`` are weights, 0 for steps that do not count.
+        ``(S, B, 1)`` are weights, 0 for steps that do not count. ``factors`` multiply the losses of the outputs.
         """
         outs = run_window(model, xs)
         outs = (outs,) if isinstance(outs, Tensor) else outs
@@ -57,6 +78,8 @@ class SeqLoss:
         if len(outs) != len(targets):
             raise ShapeError(f"the model gives {len(outs)} outputs for {len(targets)} targets")
         losses = [self._one(out, y, ws) for out, y in zip(outs, targets, strict=True)]
+        if factors is not None:
+            losses = [one * factor for one, factor in zip(losses, factors, strict=True)]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def __repr__(self) -> str:
@@ -114,16 +137,22 @@ class SeqLoss:
 
     def _class_mean(self, each: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
         """As torch's own mean: over the targets that count, by their class weights."""
-        share = torch.ones_like(each) if ws is None else (ws != 0).to(each.dtype)
+        total = self._class_share(y, ws).to(each).sum()
+        total = torch.where(total == 0, torch.ones_like(total), total)  # nothing live: the loss is 0, not NaN
+        return (each if ws is None else each * ws).sum() / total
+
+    def _class_share(self, y: Tensor, ws: Tensor | None) -> Tensor:
+        """How much each target counts in a mean."""
+        share = torch.ones(y.shape[0], device=y.device) if ws is None else (ws != 0).to(ws.dtype)
         if not y.is_floating_point():
             live = y != self.ignore_index
             share = share * live
             weight = _setting(self.criterion, "weight", None)
             if weight is not None:
-                share = share * weight.to(each)[torch.where(live, y, 0)]
-        total = share.sum()
-        total = torch.where(total == 0, torch.ones_like(total), total)  # nothing live: the loss is 0, not NaN
-        return (each if ws is None else each * ws).sum() / total
+                share = (
+                    share * weight.to(y.device)[torch.where(live, y, 0).clamp(0, len(weight) - 1)]
+                )  # the criterion objects
+        return share
 
     def _unreduced(self, f: Callable[..., Tensor], out: Tensor, y: Tensor) -> Tensor:
         if isinstance(f, nn.Module) and hasattr(f, "reduction"):
@@ -218,6 +247,12 @@ def takes_weights(loss: Loss) -> bool:
 def needs_weights(loss: Loss) -> bool:
     """Whether a loss over windows must be given weights, even where there are none."""
     return not isinstance(loss, SeqLoss) and positional_arguments(loss)[0] >= 4
+
+
+def live_steps(ys: Any, ws: Tensor | None) -> float:
+    """How many steps of a window count."""
+    y = ys if isinstance(ys, Tensor) else ys[0]
+    return float(y.shape[0] * y.shape[1]) if ws is None else float(ws.count_nonzero())
 
 
 def positional_arguments(f: Callable[..., Any]) -> tuple[int, float]:

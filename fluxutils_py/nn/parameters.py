@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 
 def module_of(m: Any) -> nn.Module:
@@ -67,3 +68,32 @@ def notrack(m: Any) -> nn.Module:
     if not any(p.requires_grad for p in model.parameters()):
         return model
     return copy.deepcopy(model).requires_grad_(False).eval()
+
+
+class GradInfo(NamedTuple):
+    """What :func:`gradinfo` finds."""
+
+    nan: int
+    inf: int
+    max: float
+    l2: float
+
+
+def gradinfo(grads: Iterable[Tensor | None]) -> GradInfo:
+    """How many values of some gradients are NaN, how many infinite, the largest absolute value, and the sum of squares.
+
+    Of what is neither NaN nor None. Source: ``gradinfo`` of PrayTools.jl (``l2`` is the sum of squares there too, not
+    its root; but a single NaN hides the maximum).
+
+    >>> import torch
+    >>> gradinfo([torch.tensor([3.0, -4.0, float("nan")]), None])
+    GradInfo(nan=1, inf=0, max=4.0, l2=25.0)
+    """
+    found = [g.detach().to_dense().reshape(-1) for g in grads if g is not None]
+    numbers = [g[~g.isnan()] for g in found]
+    return GradInfo(
+        nan=sum(int(g.isnan().sum()) for g in found),
+        inf=sum(int(g.isinf().sum()) for g in found),
+        max=max((float(g.abs().max()) for g in numbers if g.numel()), default=0.0),
+        l2=sum(float(g.square().sum()) for g in numbers),
+    )

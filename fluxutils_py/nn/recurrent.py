@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,14 @@ from torch import Tensor, nn
 from fluxutils_py.errors import ShapeError
 
 State = Tensor | tuple[Tensor, ...]
+
+
+class Memory(NamedTuple):
+    """All that a :class:`Recur` remembers: its state, the steps to its mark, and the state noted there."""
+
+    state: State | None
+    mark: int | None
+    marked: State | None
 
 
 class Recur(nn.Module):
@@ -130,6 +138,35 @@ class Recur(nn.Module):
     def marked(self) -> State | None:
         """The state noted by the last :meth:`mark`: as it was then, if the marked step was not reached."""
         return self._marked
+
+    # -- some of the series --------------------------------------------------------------------------
+
+    def memory(self) -> Memory:
+        """What the layer remembers, not copied."""
+        return Memory(self.state, self._mark, self._marked)
+
+    def take(self, memory: Memory, series: slice) -> None:
+        """Remember what another layer of the same kind did, for some of its series: views."""
+        where = (slice(None),) * self.batch_dim + (series,)
+        self.state, self._marked = (
+            None if s is None else map_state(lambda t: t[where], s) for s in (memory.state, memory.marked)
+        )
+        self._mark = memory.mark
+
+    def join(self, memories: Sequence[Memory]) -> None:
+        """Remember what layers of the same kind do, their series one after the other; detached."""
+        self.state, self._marked = (
+            self._joined(parts) for parts in ([m.state for m in memories], [m.marked for m in memories])
+        )
+        self._mark = memories[0].mark
+
+    def _joined(self, parts: Sequence[State | None]) -> State | None:
+        known = [p for p in parts if p is not None]
+        if len(known) < len(parts):
+            return None
+        if isinstance(known[0], Tensor):
+            return torch.cat([p.detach() for p in known], self.batch_dim)  # type: ignore[union-attr]
+        return tuple(torch.cat([t.detach() for t in ts], self.batch_dim) for ts in zip(*known, strict=True))
 
     # -- computing -----------------------------------------------------------------------------------
 

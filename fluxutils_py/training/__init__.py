@@ -1,6 +1,7 @@
 """The training loop, its step on one window, and the same windows for prediction."""
 
 from fluxutils_py.training.batches import Batch, TensorBatches
+from fluxutils_py.training.functional import autotrain, itrain, ptrain, train, ttrain
 from fluxutils_py.training.hooks import Hooks, StopTraining
 from fluxutils_py.training.inference import Prediction, Predictor, StreamState
 from fluxutils_py.training.loop import Loop, StepInfo
@@ -21,5 +22,10 @@ __all__ = [
     "TensorBatches",
     "Validation",
     "WindowStep",
+    "autotrain",
+    "itrain",
     "mean_loss",
+    "ptrain",
+    "train",
+    "ttrain",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -34,6 +34,9 @@ class TensorBatches:
     device : torch.device
     rng : numpy.random.Generator, optional
         Shuffle the rows, anew for each pass.
+    rank, size : int
+        Which of how many equal parts of every window to take, of consecutive rows; a part may have none, whose
+        batches hold nothing but their place. All ranks have equally many batches.
     """
 
     def __init__(
@@ -42,15 +45,18 @@ class TensorBatches:
         dtype: torch.dtype,
         device: torch.device,
         rng: np.random.Generator | None = None,
+        rank: int = 0,
+        size: int = 1,
     ) -> None:
         self.windows, self.dtype, self.device, self.rng = windows, dtype, device, rng
+        self.rank, self.size = rank, size
 
     def __len__(self) -> int:
         return len(self.windows)
 
     def __iter__(self) -> Iterator[Batch]:
         self.windows.shuffle(self.rng)
-        places = self.windows.places()
+        places = map(self._part, self.windows.places()) if self.size > 1 else self.windows.places()
         if not self.windows.waits:
             place = self._announced(next(places, None))
             while place is not None:
@@ -62,12 +68,17 @@ class TensorBatches:
         with BackgroundDataLoader.map(aside, places, n=1) as ahead:
             yield from ahead
 
+    def _part(self, place: Place) -> Place:
+        return replace(place, rows=place.rows[share_of(len(place.rows), self.rank, self.size)])
+
     def _announced(self, place: Place | None) -> Place | None:
-        if place is not None:
+        if place is not None and len(place.rows):
             self.windows.announce(place.rows, place.start, place.stop)
         return place
 
     def _load(self, place: Place, aside: bool = False) -> Batch:
+        if not len(place.rows):
+            return Batch((), (), None, Window((), (), None, None, 0, place))
         w = self.windows.read(place)
         x = tuple(to_tensor(v, self.dtype, self.device, aside=aside) for v in w.x)
         y = tuple(to_tensor(v, self.dtype, self.device, aside=aside) for v in w.y)
@@ -77,6 +88,17 @@ class TensorBatches:
             None if w.w is None else to_tensor(w.w, self.dtype, self.device),
             w,
         )
+
+
+def share_of(n: int, rank: int, size: int) -> slice:
+    """Which of ``n`` things are a rank's: consecutive, as many as anyone's or one more, none left out.
+
+    >>> [share_of(7, rank, 3) for rank in range(3)]
+    [slice(0, 3, None), slice(3, 5, None), slice(5, 7, None)]
+    """
+    each, more = divmod(n, size)
+    start = each * rank + min(rank, more)
+    return slice(start, start + each + (rank < more))
 
 
 def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device, *, aside: bool = False) -> Tensor:

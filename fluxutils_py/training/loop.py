@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+from fluxutils_py.parallel import Sync
 from fluxutils_py.training.hooks import Action, Hooks
+
+NO_MORE = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +29,10 @@ class Loop:
     Parameters
     ----------
     step : callable
-        ``step(batch) -> StepInfo``.
+        ``step(batch) -> StepInfo``; or None, if it was not done because ranks agreed to stop before it.
+    sync : Sync, optional
+        The ranks that run this loop together, each with its own hooks. An error or a wish to stop on one becomes
+        one on all, at the step's collective or, for what comes after it, at the next. None: this process alone.
 
     Attributes
     ----------
@@ -43,14 +51,18 @@ class Loop:
         What the run will come to, if it is known.
     shared_data : dict
         For hooks to leave things for each other.
+    rank : int
+        Which of the ranks this is: hooks run on all of them, and what one alone is to do is for rank 0.
 
     Notes
     -----
     Source: ``Loop`` of gomlx ``train``.
     """
 
-    def __init__(self, step: Callable[[Any], StepInfo]) -> None:
+    def __init__(self, step: Callable[[Any], StepInfo | None], sync: Sync | None = None) -> None:
         self.step_fn = step
+        self.sync = Sync() if sync is None else sync
+        self.rank = self.sync.rank
         self.hooks = Hooks()
         self.step = self.epoch = 0
         self.info = StepInfo(None, 0)
@@ -59,7 +71,6 @@ class Loop:
         self.n_epochs: int | None = None
         self.steps_per_epoch: int | None = None
         self.shared_data: dict[str, Any] = {}
-        self._stopped = False
 
     def on_start(self, name: str, action: Action, priority: float = 0) -> None:
         """Have ``action(loop)`` called before the first step of each run; lowest priority first."""
@@ -78,54 +89,82 @@ class Loop:
         self.hooks.add("end", action, name=name, priority=priority)
 
     def stop(self) -> None:
-        """End the run after the step that is under way, as if it were the last."""
-        self._stopped = True
+        """End the run after the step that is under way, as if it were the last; on all ranks, whichever asks for it."""
+        self.sync.stop()
 
     @property
     def stopped(self) -> bool:
-        """Whether :meth:`stop` was called in this run."""
-        return self._stopped
+        """Whether the run is to end: :meth:`stop` was called in it, and all ranks know."""
+        return self.sync.stopped
 
     def run_epochs(self, batches: Iterable[Any], epochs: int) -> None:
         """Go through ``batches`` ``epochs`` times. A run that is stopped keeps the record of the epoch it broke off."""
-        self._stopped = False
         self.n_epochs = epochs
         self.steps_per_epoch = len(batches) if isinstance(batches, Sized) else None
-        try:
-            self.hooks.run("start", self)
+        with self._hooked():
             for _ in range(epochs):
-                if self._stopped:
+                if self.stopped:
                     break
                 self._run_epoch(batches)
-            self.hooks.run("end", self)
+
+    def run_steps(self, batches: Iterable[Any], n: int) -> None:
+        """Take ``n`` more steps, or as many as there are batches; no epoch begins or ends.
+
+        An iterator is left where it is, and the next run goes on from there.
+        """
+        self.n_epochs = self.steps_per_epoch = None
+        with self._hooked():
+            if not self.stopped:
+                self._walk(islice(batches, n))
+
+    @contextmanager
+    def _hooked(self) -> Iterator[None]:
+        """The hooks around a run."""
+        sync = self.sync
+        sync.restart()
+        try:
+            sync.attempt(self.hooks.run, "start", self)
+            sync.share()
+            yield
+            sync.attempt(self.hooks.run, "end", self)
+            sync.share()
         finally:
-            self.hooks.run("close", self)
+            sync.attempt(self.hooks.run, "close", self)
+        sync.share()
 
     def _run_epoch(self, batches: Iterable[Any]) -> None:
         began = time.perf_counter()
-        n_steps, n_live, total, weighted = 0, 0, 0.0, 0.0
+        losses = self._walk(batches)
+        self.record = {"epoch": self.epoch + 1, **losses, "seconds": time.perf_counter() - began}
+        self.sync.attempt(self.hooks.run, "epoch", self)
+        self.sync.share()
+        self.history.append(self.record)
+        self.epoch += 1
+
+    def _walk(self, batches: Iterable[Any]) -> dict[str, float | None]:
+        """Take a step for each batch; their mean losses."""
+        n_steps, n_live, total, weighted, sync = 0, 0, 0.0, 0.0, self.sync
         source = iter(batches)
         try:
-            for batch in source:
-                self.info = info = self.step_fn(batch)
+            while (batch := sync.attempt(next, source, NO_MORE)) is not NO_MORE:
+                info = self.step_fn(batch)
+                if info is None:
+                    break
+                self.info = info
                 self.step += 1
                 if info.loss is not None:
                     n_steps += 1
                     n_live += info.n_live
                     total += info.loss
                     weighted += info.loss * info.n_live
-                self.hooks.run("step", self)
-                if self._stopped:
+                sync.attempt(self.hooks.run, "step", self)
+                if sync.stopped:
                     break
         finally:
             if hasattr(source, "close"):  # a generator that reads ahead in the background stops now
                 source.close()
-        self.record = {
-            "epoch": self.epoch + 1,
+        sync.share()
+        return {
             "loss": weighted / n_live if n_live else None,
             "window_loss": total / n_steps if n_steps else None,
-            "seconds": time.perf_counter() - began,
         }
-        self.hooks.run("epoch", self)
-        self.history.append(self.record)
-        self.epoch += 1

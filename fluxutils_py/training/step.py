@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from fluxutils_py.data import Window
 from fluxutils_py.nn import (
+    SeqLoss,
     gradients,
     mark,
     marked,
@@ -25,8 +26,11 @@ from fluxutils_py.nn import (
 )
 from fluxutils_py.nn.losses import Loss
 from fluxutils_py.nn.recurrent import State
+from fluxutils_py.parallel import Sync, Threads, by_rank
 from fluxutils_py.training.batches import Batch
 from fluxutils_py.training.loop import StepInfo
+from fluxutils_py.training.replicas import Replicas, add_to
+from fluxutils_py.training.windowloss import call_loss, require_dependence, window_loss
 
 
 class WindowStep:
@@ -46,6 +50,10 @@ class WindowStep:
         Largest global norm of the gradient; larger ones are scaled down to it.
     accumulate : int
         Windows per step of the optimizer.
+    threads : Threads, optional
+        Threads at work, over which each window's series are divided; see :class:`Replicas`.
+    sync : Sync, optional
+        The ranks that train together, each on its part of every window; see :class:`Sync`. None: this process alone.
 
     Attributes
     ----------
@@ -68,14 +76,19 @@ class WindowStep:
         *,
         clip: float | None = None,
         accumulate: int = 1,
+        threads: Threads | None = None,
+        sync: Sync | None = None,
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
+        self.sync = Sync() if sync is None else sync
         self.clip, self.accumulate = clip, accumulate
+        self._replicas = None if threads is None or threads.n == 1 else Replicas(model, loss, threads)
         self.updates = 0
         self._params, self._layers = list(model.parameters()), recurs(model)
-        first = next((p for p in self._params if p.is_floating_point()), torch.empty(0))
-        self._flat = first.new_empty(sum(p.numel() for p in self._params), requires_grad=False)
+        self._flat = self.sync.bind(self._params)
         self._weighted, self._always_weights = takes_weights(loss), needs_weights(loss)
+        self._adds_up = isinstance(loss, SeqLoss) and loss.divisors(()) is None  # a sum over series, not a mean
+        self._seen = 0  # steps that this rank has learnt from in this epoch
         self._waiting = self._waiting_live = 0  # windows whose gradients have not been applied yet
         self._next_states: list[State | None] = []
         self.start_epoch()
@@ -85,12 +98,13 @@ class WindowStep:
     def start_epoch(self) -> None:
         """Begin a new mean of the gradients."""
         self._gradient_sum = torch.zeros_like(self._flat)
-        self._n_gradients = 0
+        self._n_gradients = self._seen = 0
 
     def flush(self) -> None:
-        """Apply gradients that are still waiting: nothing is dropped at the end of an epoch."""
+        """At the end of an epoch: apply gradients that are still waiting, and make buffers alike on all ranks."""
         if self._waiting:
             self._update()
+        self.sync.average(list(self.model.buffers()), self._seen)
 
     def mean_gradient(self) -> Tensor:
         """Mean over the epoch's optimizer steps of the gradient, before clipping, in ``net2vec`` order."""
@@ -113,7 +127,44 @@ class WindowStep:
 
     # -- one window ----------------------------------------------------------------------------------
 
-    def __call__(self, batch: Batch) -> StepInfo:
+    def __call__(self, batch: Batch) -> StepInfo | None:
+        """Learn from one window, or this rank's part of it. None: ranks agreed to stop, this window does not count."""
+        if not self.sync.solo:
+            return self._with_others(batch)
+        value = self._walk(batch)
+        return StepInfo(None, 0) if value is None else self._learnt(value, batch.window.n_live, batch.window)
+
+    def _with_others(self, batch: Batch) -> StepInfo | None:
+        """The collective of this step: every rank comes here, also one that failed or has no data."""
+        sync, waiting = self.sync, [p.grad for p in self._params] if self._waiting else None
+        if waiting:
+            self._forget_gradients()
+        value, share, n_live = (0.0, 0.0, 0) if sync.leaving else sync.attempt(self._walk_part, batch) or (0.0, 0.0, 0)
+        shares, weighted, live = sync.reduce(share, value, n_live, packed=self.accumulate == 1)
+        if sync.stopped or live == 0:  # what this window gave is not wanted, or nothing
+            for p, grad in zip(self._params, waiting or [None] * len(self._params), strict=True):
+                p.grad = grad
+            return None if sync.stopped else StepInfo(None, 0)
+        divisor = 1.0 if self._adds_up else shares or 1.0
+        self._seen += n_live
+        if self.accumulate == 1:
+            self._flat.div_(divisor)
+        elif n_live and (factor := share / n_live * live / divisor) != 1:  # as if one rank had weighed all
+            self._scale_gradients(factor)
+        if waiting:
+            add_to(self._params, tuple(waiting))
+        return self._learnt(weighted / divisor, live, batch.window)
+
+    def _walk_part(self, batch: Batch) -> tuple[float, float, int]:
+        """Loss, what it weighs among those of all ranks, and live steps."""
+        value = self._walk(batch) if len(batch.window.place.rows) else None
+        if value is None:
+            return 0.0, 0.0, 0
+        n_live = batch.window.n_live
+        return value, 1.0 if self._adds_up else loss_share(self.loss, batch, n_live), n_live
+
+    def _walk(self, batch: Batch) -> float | None:
+        """Go through a window; the loss, if there is one, its gradient being on the parameters."""
         w, model = batch.window, self.model
         if w.place.first:
             reset(model)
@@ -131,28 +182,29 @@ class WindowStep:
             self._next_states = marked(model)
         for layer in self._layers:
             layer.truncate()
-        return StepInfo(value, w.n_live if value is not None else 0)
+        return value
+
+    def _learnt(self, value: float, n_live: int, window: Window) -> StepInfo:
+        self._waiting += 1
+        self._waiting_live += n_live
+        if self._waiting == self.accumulate:
+            self._update(window)
+        return StepInfo(value, n_live)
 
     def _learn(self, batch: Batch) -> float:
-        w = batch.window
-        xs = batch.x
-        if w.place.lead:
-            run_window(self.model, _steps(xs, slice(0, w.place.lead)))
-            xs = _steps(xs, slice(w.place.lead, None))
-        loss = call_loss(self.loss, self.model, xs, batch.y, self._weights(batch))
-        value = loss.item()
+        w, ws = batch.window, self._weights(batch)
+        if self._replicas is None:
+            loss = window_loss(self.loss, self.model, batch.x, batch.y, ws, w.place.lead)
+            value = loss.item()
+        else:
+            value, grads = self._replicas.gradient(batch, ws)
         if not math.isfinite(value):
-            self._fail("loss", value, w)
-        if not loss.requires_grad:
-            raise ValueError(
-                "the loss does not depend on the model's parameters: compute it from the model's output, without "
-                "detach, item or numpy"
-            )
-        (loss if self.accumulate == 1 else loss * w.n_live).backward()
-        self._waiting += 1
-        self._waiting_live += w.n_live
-        if self._waiting == self.accumulate:
-            self._update(w)
+            raise self._not_finite("loss", value, w)
+        if self._replicas is None:
+            require_dependence(loss)
+            (loss if self.accumulate == 1 else loss * w.n_live).backward()
+        else:
+            add_to(self._params, grads, 1 if self.accumulate == 1 else w.n_live)
         return value
 
     def _weights(self, batch: Batch) -> Tensor | None:
@@ -164,42 +216,50 @@ class WindowStep:
         return unit_weights(batch, self._flat) if batch.w is None and self._always_weights else batch.w
 
     def _update(self, window: Window | None = None) -> None:
-        if self.accumulate > 1:
-            self._scale_gradients(1 / self._waiting_live)
-        flat = pack(gradients(self._params), self._flat)
+        flat = self._mean_over_all()
         norm = torch.linalg.vector_norm(flat).item()
         if not math.isfinite(norm):
-            self._fail("gradient norm", norm, window)
+            self._blame(norm, window)
         self._gradient_sum += flat
         self._n_gradients += 1
+        self.sync.attempt(self._apply, norm)
+        self._forget_gradients()
+        self._waiting = self._waiting_live = 0
+
+    def _mean_over_all(self) -> Tensor:
+        """The gradient as a vector, over the windows that are waiting, and over all ranks."""
+        if self.sync.solo:
+            if self.accumulate > 1:
+                self._scale_gradients(1 / self._waiting_live)
+            return pack(gradients(self._params), self._flat)
+        if self.accumulate > 1:  # else the loss was reduced together with it
+            self.sync.reduce(1.0, 0.0, 1, packed=True)
+            self._flat.div_(self._waiting_live)
+        return self._flat
+
+    def _apply(self, norm: float) -> None:
+        self.sync.spread()
         if self.clip is not None and norm > self.clip:
             self._scale_gradients(self.clip / (norm + 1e-6))
         self.optimizer.step()
-        self._forget_gradients()
         self.updates += 1
-        self._waiting = self._waiting_live = 0
 
-    def _fail(self, what: str, value: float, w: Window | None) -> None:
+    def _blame(self, norm: float, window: Window | None) -> NoReturn:
+        if self.sync.solo:
+            raise self._not_finite("gradient norm", norm, window)
+        told = self.sync.share(not all(g.isfinite().all() for g in gradients(self._params)))
+        ranks = by_rank(told).partition("True on ")[2].partition(",")[0] if any(told) else "no rank by itself"
+        self.sync.fail(self._not_finite(f"gradient norm on {ranks}", norm, None))
+
+    def _not_finite(self, what: str, value: float, w: Window | None) -> FloatingPointError:
         place = ""
         if w is not None:
             where = f"series {w.place.rows.series.min()} to {w.place.rows.series.max()}"
             place = f" at steps {w.place.start + w.place.lead} to {w.place.start + w.x[0].shape[0]} of {where}"
-        raise FloatingPointError(
+        return FloatingPointError(
             f"{what} is {value}{place}; the parameters are as before this window. "
             "Lower the learning rate, set clip in the spec, or look for extreme values in the data"
         )
-
-
-def call_loss(loss: Loss, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None) -> Tensor:
-    """A loss over a window, checked to be a scalar tensor."""
-    value = loss(model, xs, ys) if ws is None else loss(model, xs, ys, ws)
-    if not isinstance(value, Tensor):
-        raise TypeError(f"the loss must return a scalar tensor, got {type(value).__name__}")
-    if value.numel() != 1:
-        raise ValueError(
-            f"the loss must return a scalar, got a tensor of shape {tuple(value.shape)}; average it with .mean()"
-        )
-    return value.reshape(())
 
 
 def unit_weights(batch: Batch, like: Tensor) -> Tensor:
@@ -208,33 +268,49 @@ def unit_weights(batch: Batch, like: Tensor) -> Tensor:
     return like.new_ones(*y.shape[:2], 1, requires_grad=False)
 
 
-def mean_loss(model: nn.Module, loss: Loss, batches: Iterable[Batch]) -> float:
-    """The loss of a model on other data, over all live steps; in evaluation mode, without a trace.
+def loss_share(loss: Loss, batch: Batch, n_live: int) -> float:
+    """What the loss of some series of a window weighs among those of the others: as a rule, their live steps.
+
+    Of several cross-entropies, which divide by numbers of their own, it is the live steps too.
+    """
+    divisors = loss.divisors(batch.y, batch.w) if isinstance(loss, SeqLoss) and not loss.is_mean else None
+    return divisors[0] if divisors is not None and len(divisors) == 1 else float(n_live)
+
+
+def mean_loss(model: nn.Module, loss: Loss, batches: Iterable[Batch], sync: Sync | None = None) -> float:
+    """The loss of a model on other data, over all live steps of all ranks; in evaluation mode, without a trace.
 
     The training state, the mode, and the gradients of the model are as before.
     """
     kept, modes = snapshot(model), [(m, m.training) for m in model.modules()]
-    total, n_live = 0.0, 0
+    found: list[tuple[float, float, int]] = []  # of each window: loss, share among the ranks, live steps
     like, always = next(model.parameters()), needs_weights(loss)
     try:
         model.eval()
         with torch.no_grad():
             for batch in batches:
                 w = batch.window
+                found.append((0.0, 0.0, 0))
+                if not len(w.place.rows):
+                    continue
                 if w.place.first:
                     reset(model)
                 if w.n_live == 0 or not w.place.counts:
                     run_window(model, batch.x)
                     continue
                 ws = unit_weights(batch, like) if batch.w is None and always else batch.w
-                total += call_loss(loss, model, batch.x, batch.y, ws).item() * w.n_live
-                n_live += w.n_live
+                value = call_loss(loss, model, batch.x, batch.y, ws).item()
+                found[-1] = value, loss_share(loss, batch, w.n_live), w.n_live
     finally:
         for m, mode in modes:
             m.training = mode
         restore(model, kept)
+    adds_up = isinstance(loss, SeqLoss) and loss.divisors(()) is None
+    total, n_live = 0.0, 0
+    for parts in zip(*(Sync() if sync is None else sync).share(found), strict=True):
+        live, shares = sum(n for *_, n in parts), sum(share for _, share, _ in parts)
+        one = len(parts) == 1 or adds_up
+        value = sum(v for v, *_ in parts) if one else sum(v * share for v, share, _ in parts) / (shares or 1.0)
+        total += value * live
+        n_live += live
     return total / n_live if n_live else math.nan
-
-
-def _steps(xs: Any, which: slice) -> Any:
-    return xs[which] if isinstance(xs, Tensor) else tuple(x[which] for x in xs)

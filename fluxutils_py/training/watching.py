@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from fluxutils_py.nn.losses import Loss
+from fluxutils_py.parallel import Sync
 from fluxutils_py.training.batches import Batch
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.step import mean_loss
@@ -27,11 +28,11 @@ class Validation:
 
     name, priority = "validation", -30
 
-    def __init__(self, model: nn.Module, loss: Loss, batches: Iterable[Batch]) -> None:
-        self.model, self.loss, self.batches = model, loss, batches
+    def __init__(self, model: nn.Module, loss: Loss, batches: Iterable[Batch], sync: Sync | None = None) -> None:
+        self.model, self.loss, self.batches, self.sync = model, loss, batches, sync
 
     def on_epoch(self, loop: Loop) -> None:
-        loop.record["validation_loss"] = mean_loss(self.model, self.loss, self.batches)
+        loop.record["validation_loss"] = mean_loss(self.model, self.loss, self.batches, self.sync)
 
 
 class Schedule:

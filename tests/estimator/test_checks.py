@@ -110,7 +110,7 @@ def test_check_of_scikit_learn_itself(check, est):
 
 
 # the check gives matrices to what was fitted on frames; scikit-learn's own scaler warns there too
-@pytest.mark.filterwarnings("ignore:X does not have valid feature names:UserWarning")
+@pytest.mark.filterwarnings("ignore:X does not have valid feature names", "ignore:X has feature names, but")
 @pytest.mark.parametrize(
     "check", [check_set_output_transform, check_set_output_transform_pandas, check_global_output_transform_pandas]
 )

@@ -301,6 +301,15 @@ def test_two_processes_give_what_one_gives(name, x, y):
     assert_same(TOOLS[name].run(*views, 2), on_views(name, x, y))
 
 
+def test_threads_give_what_one_gives(x, y):
+    """As within a tool that runs in processes: there, joblib has inner tools use threads."""
+    est = SequenceRegressor(num_layers=2, dropout=0.5, **SMALL)
+    expected = search(GridSearchCV)(est, samples(x), samples(y), None)
+    with joblib.parallel_config(backend="threading"):
+        for _ in range(3):
+            assert_same(search(GridSearchCV)(est, samples(x), samples(y), 2), expected)
+
+
 @pytest.mark.parametrize(
     "name", ["GridSearchCV", "GridSearchCV, a stock scorer", "cross_val_predict", "GridSearchCV, labels"]
 )

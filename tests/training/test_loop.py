@@ -114,3 +114,32 @@ def test_an_epoch_that_is_broken_off_is_recorded_over_what_was_done():
     assert (loop.step, loop.epoch, batches.passes) == (5, 2, 2)
     assert [r["loss"] for r in loop.history] == [(1 + 9 + 100) / 5, 2.5]
     assert ended == [5]
+
+
+def test_steps_go_on_where_an_iterator_stands():
+    taken, log = [], []
+    loop = Loop(lambda batch: taken.append(batch) or StepInfo(1.0))
+    for event in ("start", "step", "epoch", "end", "close"):
+        loop.hooks.add(event, lambda loop, event=event: log.append((event, loop.step)))
+    batches = iter("abcdefg")
+    loop.run_steps(batches, 2)
+    loop.run_steps(batches, 0)
+    loop.run_steps(batches, 3)
+    assert taken == list("abcde")
+    assert next(batches) == "f"  # none too many was drawn
+    assert loop.step == 5
+    assert log == [
+        *[("start", 0), ("step", 1), ("step", 2), ("end", 2), ("close", 2)],
+        *[("start", 2), ("end", 2), ("close", 2)],
+        *[("start", 2), ("step", 3), ("step", 4), ("step", 5), ("end", 5), ("close", 5)],
+    ]
+    assert (loop.epoch, loop.history) == (0, [])
+
+
+def test_steps_end_with_the_batches_or_when_stopped():
+    loop = Loop(lambda batch: StepInfo(1.0))
+    loop.run_steps("abc", 10)
+    assert loop.step == 3
+    loop.on_step("stop", lambda loop: loop.stop() if loop.step == 5 else None)
+    loop.run_steps("abc", 10)
+    assert loop.step == 5

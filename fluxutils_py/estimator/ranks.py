@@ -1,0 +1,164 @@
+"""What several ranks agree on before they work together."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import torch
+
+from fluxutils_py.data import SequenceWindows, Series
+from fluxutils_py.parallel import Sync, local_rank
+from fluxutils_py.training.batches import share_of
+
+CHUNK = 1 << 23  # values that are passed on together
+
+
+def agree_on_fit(fit: Any) -> None:
+    """Raise on every rank unless all ranks have built the same :class:`Fit`; then give all the model of rank 0.
+
+    A rank is told apart by what it would compute: model, optimizer, spec, sizes and beginnings of the data, versions.
+
+    Raises
+    ------
+    RankError
+        Naming the first thing that differs, and what it is on each rank.
+    """
+    sync = fit.sync
+    if sync.solo:
+        return
+    sync.agree(
+        {
+            "the version of fluxutils_py": _version(),
+            "the version of torch": torch.__version__,
+            "the epochs so far": getattr(fit.est, "n_iter_", 0) if fit.resume else 0,
+            **{f"spec.{f.name}": _plain(getattr(fit.spec, f.name)) for f in dataclasses.fields(fit.spec)},
+            "the loss": _plain(fit.loss),
+            **_data("", fit.windows),
+            **({} if fit.validation is None else _data("validation ", fit.validation.batches.windows)),
+            **_parameters(fit.model),
+            "the optimizer": type(fit.optimizer).__name__,
+            **{
+                f"{name} of the optimizer's group {i}": _plain(value)
+                for i, group in enumerate(fit.optimizer.param_groups)
+                for name, value in group.items()
+                if name != "params"
+            },
+            "hooks that all ranks need": [type(w).__name__ for w in (fit.validation, fit.scheduler) if w is not None],
+        }
+    )
+    sync.broadcast(list(fit.model.parameters()) + list(fit.model.buffers()))
+    n = len(fit.windows.rows)
+    if n < sync.size and sync.rank == 0:
+        warnings.warn(f"{sync.size} ranks share {n} series: some have nothing to do", UserWarning, stacklevel=5)
+
+
+def agree_on_inputs(sync: Sync, inputs: Any) -> None:
+    """Raise on every rank unless all ranks were given inputs of the same sizes."""
+    sync.agree({f"the shape of {s.name}": (s.F, s.N, s.T) for s in inputs.series} | {"the form of x": inputs.form})
+
+
+def gather_rows(values: np.ndarray | None, n: int, sync: Sync) -> np.ndarray:
+    """An array of which each rank has filled its share of the ``n`` rows (axis 0), filled by all.
+
+    A rank without rows may give None. Every rank gets the whole, of the type that the first has.
+    """
+    if sync.solo:
+        assert values is not None
+        return values
+    shape, dtype = sync.share(None if values is None else (values.shape, values.dtype))[0]
+    if values is None:
+        values = np.zeros(shape, dtype)
+    for rank in range(sync.size):
+        rows = share_of(n, rank, sync.size)
+        _pass_on(values, [(rows,)], rank, sync)
+    return values
+
+
+def gather_series(targets: tuple[Any, ...], n_series: int, n_steps: int, sync: Sync) -> None:
+    """Have arrays (G, N, T), of which each rank has filled its share of the series, filled by all."""
+    for target in targets:
+        for rank in range(sync.size):
+            series = share_of(n_series, rank, sync.size)
+            step = max(1, CHUNK // max(1, target.shape[0] * (series.stop - series.start)))
+            places = [(slice(None), series, slice(t, min(t + step, n_steps))) for t in range(0, n_steps, step)]
+            _pass_on(target, places, rank, sync)
+
+
+def _pass_on(target: Any, places: list[Any], root: int, sync: Sync) -> None:
+    """Copy parts of an array from one rank to the others."""
+    for place in places:
+        mine = np.ascontiguousarray(target[place])
+        if mine.dtype.kind == "O":
+            mine = sync.comm.allgather(mine if sync.rank == root else None)[root]
+        elif mine.size:
+            sync.comm.broadcast_(torch.from_numpy(mine.reshape(-1).view(np.uint8)), root)
+        if sync.rank != root:
+            target[place] = mine
+
+
+def shared_file(target: Any) -> tuple[Any, ...] | None:
+    """Where in which file the memory of an array lies, for ranks to see that they write to the same; None for none."""
+    if not isinstance(target, np.memmap) or target.filename is None or target.mode == "c":
+        return None
+    return os.path.realpath(target.filename), target.offset, target.shape, target.strides
+
+
+def own_device(device: Any, sync: Sync) -> Any:
+    """The device of this rank: of several ranks with ``device="cuda"``, each takes a GPU of its machine in turn."""
+    if sync.solo or device is None or str(device) != "cuda" or torch.cuda.device_count() < 2:
+        return device
+    return f"cuda:{local_rank() % torch.cuda.device_count()}"
+
+
+def _parameters(model: Any) -> dict[str, str]:
+    found = {
+        f"parameter {i}": f"{name} {tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' (frozen)'}"
+        for i, (name, p) in enumerate(model.named_parameters())
+    }
+    buffers = {f"buffer {i}": f"{name} {tuple(b.shape)} {b.dtype}" for i, (name, b) in enumerate(model.named_buffers())}
+    return {**found, **buffers}
+
+
+def _data(what: str, windows: SequenceWindows) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind, arrays in (("x", windows.x), ("y", windows.y)):
+        for i, s in enumerate(arrays):
+            name = f"{what}{kind}" + (f"[{i}]" if len(arrays) > 1 else "")
+            found[f"the shape of {name}"] = (s.F, s.N, s.T)
+            found[f"the dtype of {name}"] = s.dtype.newbyteorder("=")
+            found[f"the values of {name} (digest of some)"] = _sample(s, windows)
+    found[f"the {what}rows"] = _digest(windows.rows.series, windows.rows.start, windows.rows.length)
+    found[f"the {what}weights"] = None if windows.weight is None else windows.weight.scale
+    return found
+
+
+def _sample(s: Series, windows: SequenceWindows) -> str:
+    """A few steps of the first and the last row: enough to notice that ranks were each given data of their own."""
+    ends = [s.read(windows.rows[which], 0, min(3, windows.rows.longest)) for which in (slice(0, 1), slice(-1, None))]
+    return _digest(*ends)
+
+
+def _digest(*arrays: np.ndarray) -> str:
+    found = hashlib.sha256()
+    for a in arrays:
+        found.update(np.ascontiguousarray(a).tobytes())
+    return found.hexdigest()[:12]
+
+
+def _plain(value: Any) -> str:
+    """A text that is the same on every rank if the value is: no addresses in memory."""
+    text = repr(value)
+    return text if " at 0x" not in text else getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _version() -> str:
+    try:
+        return version("fluxutils_py")
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,213 @@
+"""Gradients of several samples at once, added up in an order that is always the same."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.data import dividebatch
+from fluxutils_py.parallel.threads import Threads
+
+T = TypeVar("T")
+Gradients = tuple[Tensor | None, ...]
+
+
+def tree_reduce(items: Sequence[T], op: Callable[[T, T], T]) -> T:
+    """Combine items pairwise: both halves first, then what they gave.
+
+    The order depends on the number of items alone, so that sums of floats are the same in every run; rounding errors
+    grow with its logarithm. Source: the reduction of PrayTools.jl.
+
+    Parameters
+    ----------
+    items : sequence, not empty
+    op : callable of two
+
+    Examples
+    --------
+    >>> tree_reduce("abcde", lambda a, b: f"({a}{b})")
+    '((ab)(c(de)))'
+    """
+    if len(items) == 0:
+        raise ValueError("there is nothing to reduce: tree_reduce needs at least one item")
+    half = len(items) // 2
+    return op(tree_reduce(items[:half], op), tree_reduce(items[half:], op)) if half else items[0]
+
+
+def add_gradients(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Gradients:
+    """New tensors, the sums for each parameter; None counts as zero. Source: ``addgrad!`` of PrayTools.jl."""
+    return tuple(g if h is None else h if g is None else g + h for g, h in zip(a, b, strict=True))
+
+
+def gradient(value: Tensor, params: Sequence[Tensor]) -> tuple[float, Gradients]:
+    """A loss as a number, and its gradient, one entry per parameter: None where there is none.
+
+    Nothing is left on the parameters, so that threads may share them: ``backward()`` from several threads adds to the
+    same ``.grad`` in the order of chance.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"the loss must return a scalar tensor, got {type(value).__name__}")
+    found = iter(torch.autograd.grad(value, [p for p in params if p.requires_grad], allow_unused=True))
+    return value.item(), tuple(next(found) if p.requires_grad else None for p in params)
+
+
+def add_up(parts: Sequence[tuple[float, Gradients]]) -> tuple[float, Gradients]:
+    """Losses and gradients, each summed by :func:`tree_reduce`."""
+    return tree_reduce(parts, lambda a, b: (a[0] + b[0], add_gradients(a[1], b[1])))
+
+
+def pgradient(
+    loss: Callable[..., Tensor],
+    params: nn.Module | Iterable[Tensor],
+    samples: Sequence[tuple[Any, ...]],
+    weights: Sequence[float] | None = None,
+    *,
+    threads: Threads | None = None,
+) -> tuple[float, Gradients]:
+    """Mean of a loss over several samples and its gradient, each sample in a thread of its own.
+
+    Bit-identical from run to run, and to the same computation in one thread.
+
+    Parameters
+    ----------
+    loss : callable
+        ``loss(*sample)`` gives a scalar tensor. It may be running in several threads at a time.
+    params : nn.Module or iterable of Tensor
+    samples : sequence of tuples
+        Such as :func:`fluxutils_py.data.dividebatch` makes of a minibatch.
+    weights : sequence of float, optional
+        Of each sample in the mean; the sizes of the samples give the gradient of the whole minibatch. None: all alike.
+    threads : Threads, optional
+        Threads that are at work already; by default they are started for this call, one per sample.
+
+    Returns
+    -------
+    loss : float
+    gradients : tuple of Tensor or None
+        One per parameter; None for those that the loss does not depend on.
+
+    Notes
+    -----
+    Random numbers (dropout) are reproducible, but not those that one thread draws: see :class:`Threads`. What a model
+    changes as it runs (a recurrent state, statistics of batches) all threads change at once: such models train with
+    ``Estimator(n_jobs=...)``. Source: ``pgradient`` of PrayTools.jl, which takes the plain mean.
+
+    Examples
+    --------
+    >>> model = nn.Linear(2, 1)
+    >>> samples = dividebatch(2, torch.randn(5, 2), torch.randn(5, 1))
+    >>> mse = nn.MSELoss()
+    >>> value, grads = pgradient(lambda x, y: mse(model(x), y), model, samples, weights=[3, 2])
+    >>> [tuple(g.shape) for g in grads]
+    [(1, 2), (1,)]
+    """
+    samples, params = list(samples), as_params(params)
+    if not samples:
+        raise ValueError("there are no samples to compute a gradient of")
+    shares = [1.0] * len(samples) if weights is None else [float(w) for w in weights]
+    if len(shares) != len(samples):
+        raise ValueError(f"there are {len(samples)} samples, but {len(shares)} weights")
+    total = sum(shares)
+    if not total > 0:
+        raise ValueError(f"the weights of the samples must have a positive sum, it is {total}")
+
+    def leaf(part: tuple[tuple[Any, ...], float]) -> tuple[float, Gradients]:
+        sample, share = part
+        value = loss(*sample)
+        return gradient(value if share == total else value * (share / total), params)
+
+    with nullcontext(threads) if threads else Threads(len(samples)) as at_work:
+        return add_up(at_work.map(leaf, list(zip(samples, shares, strict=True)), repeatable=True))
+
+
+def tgradient(
+    loss: Callable[..., Tensor],
+    params: nn.Module | Iterable[Tensor],
+    preparesamples: Callable[[], tuple[Any, ...]],
+    n: int,
+    *,
+    threads: Threads | None = None,
+) -> tuple[float, Gradients]:
+    """As :func:`pgradient`, of ``n`` samples that the threads prepare themselves; all weigh alike.
+
+    ``preparesamples()`` is called in every thread and must be thread-safe. What it draws from torch's default generator
+    is the same in every run; a NumPy generator that the threads share is not.
+    Source: ``tgradient`` of PrayTools.jl.
+    """
+    params = as_params(params)
+
+    def leaf(_: int) -> tuple[float, Gradients]:
+        value = loss(*preparesamples())
+        return gradient(value if n == 1 else value * (1 / n), params)
+
+    with nullcontext(threads) if threads else Threads(n) as at_work:
+        return add_up(at_work.map(leaf, range(n)))
+
+
+def as_params(params: nn.Module | Iterable[Tensor]) -> list[Tensor]:
+    """The parameters of a module, or a list of those given."""
+    return list(params.parameters() if isinstance(params, nn.Module) else params)
+
+
+def parallelization_stats(
+    loss: Callable[..., Tensor],
+    params: nn.Module | Iterable[Tensor],
+    prepare_minibatch: Callable[[], tuple[Any, ...]],
+    minibatch_size: int,
+    steps: int = 10,
+    try_parts: Sequence[int] | None = None,
+    *,
+    axis: int | str = 0,
+) -> list[dict[str, Any]]:
+    """How long the gradient of a minibatch takes, divided into more and more parts, each in a thread.
+
+    Nothing is trained: the parameters stay as they are.
+
+    Parameters
+    ----------
+    loss, params
+        As for :func:`pgradient`.
+    prepare_minibatch : callable
+        Called once.
+    minibatch_size : int
+        Observations in a minibatch.
+    steps : int
+        Gradients to take the mean over, after one that does not count.
+    try_parts : sequence of int, optional
+        By default the powers of two up to ``minibatch_size``, to the nearest.
+    axis : int or str
+        Of the observations, as for :func:`fluxutils_py.data.dividebatch`.
+
+    Returns
+    -------
+    list of dict
+        ``parts`` and ``time``, seconds per gradient. The first row is the minibatch undivided, on torch's own threads.
+
+    Notes
+    -----
+    Source: ``paralelization_stats`` of PrayTools.jl, under whose name it is known here too.
+    """
+    if minibatch_size < 1 or steps < 1:
+        raise ValueError(f"minibatch_size and steps must be at least 1, got {minibatch_size} and {steps}")
+    params, minibatch = as_params(params), prepare_minibatch()
+    if try_parts is None:
+        try_parts = [2**k for k in range(round(math.log2(minibatch_size)) + 1)]
+    rows = []
+    for parts in (1, *try_parts):
+        samples = dividebatch(parts, *minibatch, axis=axis)
+        with Threads(len(samples)) as threads:
+            for step in range(-1, steps):
+                if step == 0:
+                    began = time.perf_counter()
+                pgradient(loss, params, samples, threads=threads)
+        rows.append({"parts": parts, "time": (time.perf_counter() - began) / steps})
+    return rows
+
+
+paralelization_stats = parallelization_stats

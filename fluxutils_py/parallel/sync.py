@@ -1,0 +1,375 @@
+"""What the ranks of one call tell each other: gradients, errors, and the wish to stop."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, NoReturn, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.errors import RankError, RemoteError
+from fluxutils_py.nn import gradients, pack
+from fluxutils_py.parallel.comm import Communicator, SoloComm, get_communicator
+
+T = TypeVar("T")
+TAIL = 5  # numbers behind the gradients: weight, weight * loss, live steps, ranks that failed, that wish to stop
+_busy = threading.local()  # whether this thread is within a call of several ranks
+
+
+class Sync:
+    """The ranks that run one call together, as a context manager; one rank alone pays nothing for it.
+
+    Every collective carries errors. One that a rank raises by itself is kept by :meth:`attempt`, and by the end of the
+    ``with`` block, until the next collective: there all ranks raise, in the same step. The rank that failed raises its
+    own error, the others :class:`RemoteError` (or ``FloatingPointError``, if that is what it was). SIGINT and SIGTERM
+    are kept in the same way. So every rank takes part in every collective, whatever happened to it, and none waits in
+    vain. :attr:`agreed` says that all ranks know of the error that is on its way.
+
+    Collectives are of two kinds: those of a training step, :meth:`reduce` (a vector of known size), and all the
+    others, which come down to one ``allgather``, so that a rank that failed always knows what the next one is.
+
+    Parameters
+    ----------
+    comm : Communicator, optional
+        None: this process alone.
+    call : str
+        What is called, for errors and warnings if other ranks call something else, or nothing.
+
+    Attributes
+    ----------
+    rank, size : int
+    solo : bool
+        Whether there is one rank only.
+    stopped : bool
+        Whether all ranks know that training is to stop.
+    """
+
+    def __init__(self, comm: Communicator | None = None, call: str = "fit") -> None:
+        self.comm = SoloComm() if comm is None else comm
+        self.call = call
+        self.rank, self.size = self.comm.rank, self.comm.size
+        self.solo = self.size == 1
+        self.error: BaseException | None = None  # of this rank; the others do not know of it yet
+        self.agreed = self.stopped = False
+        self._wish = self._met = self._lost = False
+        self._signal: int | None = None
+        self._handlers: dict[int, Any] = {}
+
+    @classmethod
+    def of(cls, comm: Any, call: str) -> Sync:
+        """For an estimator's ``comm`` argument. Within a call of several ranks, such as in a callback, one's own."""
+        return cls(SoloComm() if getattr(_busy, "yes", False) else get_communicator(comm), call)
+
+    # -- from beginning to end -----------------------------------------------------------------------
+
+    def __enter__(self) -> Sync:
+        if not self.solo:
+            _busy.yes = True
+            if threading.current_thread() is threading.main_thread():
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    if signal.getsignal(number) is not None:  # else it is not Python's to put back
+                        self._handlers[number] = signal.signal(number, self._note_signal)
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.solo:
+            return
+        try:
+            if error is not None and not self.agreed and not self._lost:
+                self.error = self.error or error
+                self._tell(None)
+        finally:
+            _busy.yes = False
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            if self._signal is not None:  # too late for this call: to whom it concerns
+                os.kill(os.getpid(), self._signal)
+
+    def attempt(self, f: Callable[..., T], *args: Any) -> T | None:
+        """``f(*args)``; with several ranks, an error is kept for the next collective, and None returned."""
+        if self.solo:
+            return f(*args)
+        try:
+            return f(*args)
+        except BaseException as error:
+            if self.agreed or self._lost:
+                raise
+            self.error = self.error or error
+            return None
+
+    @property
+    def leaving(self) -> bool:
+        """Whether this rank has something to tell that makes further work pointless."""
+        return self.error is not None or self._wish
+
+    def stop(self) -> None:
+        """Wish that all ranks stop after the step that is under way; they do once they have heard of it."""
+        self._wish = True
+        self.stopped = self.stopped or self.solo
+
+    def restart(self) -> None:
+        """Forget that training was to stop."""
+        self.stopped = self._wish = False
+
+    # -- collectives ---------------------------------------------------------------------------------
+
+    def share(self, value: Any = None) -> list[Any]:
+        """The values of all ranks, in their order; small plain data. Raises if a rank failed."""
+        if self.solo:
+            return [value]
+        told = self._tell(value)
+        calls = [call for call, *_ in told]
+        if len(set(calls)) > 1:
+            self.fail(RankError(f"ranks call different things: {by_rank(calls)}; call the same on every rank"))
+        failed = {rank: error for rank, (_, error, _, _) in enumerate(told) if error is not None}
+        if failed:
+            self._raise(failed)
+        if any(wish for _, _, wish, _ in told):
+            self.stopped, self._wish = True, False
+        return [value for *_, value in told]
+
+    def agree(self, fields: dict[str, Any]) -> None:
+        """Raise :class:`RankError` on every rank unless all have the same fields; values are compared as text."""
+        if self.solo:
+            return
+        told = self.share({name: str(value) for name, value in fields.items()})
+        for name in dict.fromkeys(name for given in told for name in given):
+            values = [given.get(name, "none") for given in told]
+            if len(set(values)) > 1:
+                self.fail(
+                    RankError(
+                        f"ranks disagree about {name}: {by_rank(values)}; every rank must be given the same arguments "
+                        "and run the same versions"
+                    )
+                )
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite tensors of any types with those of rank 0, bit by bit."""
+        tensors = list(tensors)
+        if self.solo or not tensors:
+            return
+        parts = [t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in tensors]
+        everything = torch.cat(parts)
+        self.comm.broadcast_(everything)
+        with torch.no_grad():
+            for t, part in zip(tensors, everything.split([p.numel() for p in parts]), strict=True):
+                t.copy_(part.clone().view(t.dtype).view(t.shape))
+
+    def average(self, tensors: Sequence[Tensor], weight: float) -> None:
+        """Make tensors alike: floating ones that differ become the weighted mean, integers those of rank 0."""
+        if self.solo or not tensors:
+            return
+        floating = [t for t in tensors if t.is_floating_point()]
+        told = self.share((weight, [_digest([t]) for t in floating]))
+        weights = torch.tensor([w for w, _ in told], dtype=torch.float64)
+        weights = weights / weights.sum() if weights.sum() else torch.full_like(weights, 1 / self.size)
+        mine = float(weights[self.rank])
+        for i, t in enumerate(floating):
+            if len({digests[i] for _, digests in told}) > 1:
+                part = t.detach().cpu().double() * mine if mine else torch.zeros(t.shape, dtype=torch.float64)
+                self.comm.allreduce_(part)
+                t.copy_(part)
+        self.broadcast([t for t in tensors if not t.is_floating_point()])
+
+    # -- gradients -----------------------------------------------------------------------------------
+
+    def bind(self, params: Sequence[nn.Parameter]) -> Tensor:
+        """Take on the parameters whose gradients shall be reduced; returns the vector that they are packed into."""
+        self._params = params
+        first = next((p for p in params if p.is_floating_point()), torch.empty(0))
+        n = sum(p.numel() for p in params)
+        if self.solo:
+            return first.new_empty(n, requires_grad=False)
+        device = first.device if getattr(self.comm, "cuda_aware", False) else torch.device("cpu")
+        dtype = torch.promote_types(first.dtype, torch.float32)
+        self._buffer = torch.zeros(n + len(params) + TAIL, dtype=dtype, device=device)
+        self._sum, numbers = self._buffer[:n], self._buffer[n:]
+        self._staged = first.device != device or first.dtype != dtype
+        self._numbers = numbers.cpu()  # itself, if it is there
+        self._used, self._tail = self._numbers.numpy()[:-TAIL], self._numbers.numpy()[-TAIL:]
+        self._flat = first.new_empty(n, requires_grad=False) if self._staged else self._sum
+        parts = self._flat.split([p.numel() for p in params])
+        self._views = [part.view(p.shape) for part, p in zip(parts, params, strict=True)]
+        return self._flat
+
+    def reduce(self, weight: float, loss: float, n_live: int, *, packed: bool) -> tuple[float, float, int]:
+        """Add up over ranks what one step gave, in one flat vector; the collective of a training step.
+
+        Parameters
+        ----------
+        weight, loss : float
+            What this rank's loss weighs, and the loss.
+        n_live : int
+            How many data it is of; if 0, this rank adds nothing.
+        packed : bool
+            Add up gradients as well, times the weight. The sum is then in the vector of :meth:`bind`.
+
+        Returns
+        -------
+        tuple of float, float, int
+            Sums of weights, of weighted losses, and of data. If :attr:`stopped` is set now, they mean nothing.
+        """
+        self._keep_signal()
+        silent = self.leaving or not n_live
+        self._tail[:] = (0, 0, 0, 0, 0) if silent else (weight, weight * loss, n_live, 0, 0)
+        self._tail[3:] = self.error is not None, self._wish
+        if packed:
+            if silent:
+                self._buffer[:-TAIL].zero_()
+                self._numbers[:-TAIL] = 0
+            else:
+                pack(gradients(self._params), self._flat)
+                if self._staged:
+                    self._sum.copy_(self._flat)
+                if weight != 1:
+                    self._sum.mul_(weight)
+                self._used[:] = [self._use(p.grad) for p in self._params]
+        self._allreduce(packed)
+        weights, weighted, live, failed, wishes = self._tail.tolist()
+        if failed:
+            self.share()
+        if wishes:
+            self.stopped, self._wish = True, False
+        elif packed and self._staged:
+            self._flat.copy_(self._sum)
+        return weights, weighted, round(live)
+
+    def spread(self) -> None:
+        """Make the vector of :meth:`bind` the gradients of the parameters, views of it where that can be.
+
+        A parameter that had no gradient on any rank has none afterwards: optimizers pass it over.
+        """
+        if self.solo:
+            return
+        for p, view, used in zip(self._params, self._views, self._used.tolist(), strict=True):
+            if not used:
+                p.grad = None
+            elif used > self.size:
+                p.grad = view.to(p.dtype).to_sparse(1)
+            else:
+                p.grad = view if p.dtype == view.dtype and p.is_contiguous() else torch.empty_like(p).copy_(view)
+
+    def _use(self, grad: Tensor | None) -> int:
+        """0 for no gradient, 1 for a dense one, more than there are ranks for a sparse one."""
+        return 0 if grad is None else self.size + 1 if grad.is_sparse else 1
+
+    def _allreduce(self, packed: bool) -> None:
+        vector = self._buffer if packed else self._buffer[-TAIL:]
+        apart = self._buffer.is_cuda
+        if apart:
+            self._buffer[len(self._sum) :].copy_(self._numbers)
+        self._comm_call(self.comm.allreduce_, vector)
+        if apart:
+            self._numbers.copy_(self._buffer[len(self._sum) :])
+
+    # -- errors --------------------------------------------------------------------------------------
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Raise an error that every rank raises at this point, having decided it on the same numbers."""
+        self.agreed = True
+        raise error
+
+    def mend(self, model: nn.Module, optimizer: torch.optim.Optimizer, updates: int) -> int:
+        """After an agreed error: what a rank may have left half done becomes what the others have.
+
+        Parameters
+        ----------
+        updates : int
+            How many updates this rank has made.
+
+        Returns
+        -------
+        int
+            How many updates there are in the model, now the same on all ranks.
+        """
+        if self.solo or not self.agreed:
+            return updates
+        tensors = list(model.state_dict().values())
+        told = self.comm.allgather((self.error is None, updates, _digest(t for t in tensors if torch.is_tensor(t))))
+        if len({digest for *_, digest in told}) == 1 and len({n for _, n, _ in told}) == 1:
+            return updates
+        root = max(range(self.size), key=lambda rank: (told[rank][:2], -rank))
+        content = (model.state_dict(), optimizer.state_dict()) if self.rank == root else None
+        states = self.comm.allgather(content)[root]
+        if self.rank != root:
+            model.load_state_dict(states[0])
+            optimizer.load_state_dict(states[1])
+        return told[root][1]
+
+    def _raise(self, failed: dict[int, tuple[str, str]]) -> NoReturn:
+        self.agreed = True
+        if self.error is not None:
+            raise self.error
+        text = "; ".join(f"rank {rank}: {told}" for rank, (_, told) in failed.items())
+        if all(name == "FloatingPointError" for name, _ in failed.values()):
+            raise FloatingPointError(text.replace("FloatingPointError: ", ""))
+        raise RemoteError(text)
+
+    def _tell(self, value: Any) -> list[tuple[str, tuple[str, str] | None, bool, Any]]:
+        if not self._met:
+            self._met = True
+            if hasattr(self.comm, "assemble"):
+                self._comm_call(self.comm.assemble, self._warn)
+        self._keep_signal()
+        e = self.error
+        told = None if e is None else (type(e).__name__, f"{type(e).__name__}: {e}")
+        return self._comm_call(self.comm.allgather, (self.call, told, self._wish, value))
+
+    def _comm_call(self, f: Callable[..., T], *args: Any) -> T:
+        try:
+            return f(*args)
+        except BaseException:
+            self._lost = True  # nobody knows what the others are waiting for: no more collectives
+            raise
+
+    def _warn(self, missing: list[int] | None, seconds: float) -> None:
+        who = "other ranks" if not missing else f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        warnings.warn(
+            f"rank {self.rank} has been waiting in {self.call} for {seconds:.0f} s, for {who} to call it too. "
+            f"Under several ranks {self.call} is called by all of them; for one rank alone, set comm=None",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+    # -- signals -------------------------------------------------------------------------------------
+
+    def _note_signal(self, number: int, frame: Any) -> None:
+        self._signal = number
+
+    def _keep_signal(self) -> None:
+        if self._signal is not None and self.error is None:
+            name = signal.Signals(self._signal).name
+            self.error = KeyboardInterrupt(name) if self._signal == signal.SIGINT else SystemExit(128 + self._signal)
+            self._signal = None
+
+
+def by_rank(values: Sequence[Any]) -> str:
+    """Values of all ranks in words, those that are alike together.
+
+    >>> by_rank(["a", "b", "a"])
+    'a on ranks 0 and 2, b on rank 1'
+    """
+    groups: dict[Any, list[int]] = {}
+    for rank, value in enumerate(values):
+        groups.setdefault(value, []).append(rank)
+    return ", ".join(f"{value} on {_ranks(ranks)}" for value, ranks in groups.items())
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def _digest(tensors: Iterable[Tensor]) -> str:
+    found = hashlib.sha256()
+    for t in tensors:
+        found.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()

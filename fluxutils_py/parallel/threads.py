@@ -1,0 +1,190 @@
+"""A few threads that share out the work of one step."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def n_threads(n_jobs: Any) -> int:
+    """How many threads ``n_jobs`` means: None is 1, -1 as many as there are cores, -2 one fewer, and so on.
+
+    Raises
+    ------
+    ValueError
+        If it is 0 or no integer.
+
+    Examples
+    --------
+    >>> n_threads(None), n_threads(3)
+    (1, 3)
+    """
+    try:
+        n = 1 if n_jobs is None else operator.index(n_jobs)
+    except TypeError:
+        n = 0
+    if n == 0 or isinstance(n_jobs, bool):
+        raise ValueError(
+            f"n_jobs must be None, a number of threads, or -1 for as many as there are cores; got {n_jobs!r}"
+        )
+    if n > 0:
+        return n
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores + 1 + n)
+
+
+class Threads:
+    """``n`` threads: the one that asks, and ``n - 1`` that wait for work, for as long as a ``with`` block lasts.
+
+    Meanwhile torch itself runs on one core in each of them, the asking one included: a pool of torch's own that has
+    just been used goes on spinning on the cores that the others need (two threads then took as long as one, on two
+    cores). At the end, whatever happened, torch has its threads back and the others have ended. One thread is no
+    thread: nothing is started, nothing is set.
+
+    Parameters
+    ----------
+    n : int
+
+    Examples
+    --------
+    >>> with Threads(2) as threads:
+    ...     threads.map(abs, [-1, 2, -3])
+    [1, 2, 3]
+    """
+
+    def __init__(self, n: int) -> None:
+        if n < 1:
+            raise ValueError(f"there must be at least 1 thread, got {n}")
+        self.n = n
+        self._pool: ThreadPoolExecutor | None = None
+        self._apart = False  # whether each call draws from a generator of its own
+
+    def __enter__(self) -> Threads:
+        self._torch_threads = torch.get_num_threads()
+        if self.n > 1:
+            torch.set_num_threads(1)  # of this thread; new ones take the number set last
+            self._pool = ThreadPoolExecutor(self.n - 1, "fluxutils", torch.set_num_threads, (1,))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is None:
+            return
+        pool, self._pool = self._pool, None
+        try:
+            pool.shutdown()
+        finally:
+            torch.set_num_threads(self._torch_threads)
+
+    def map(self, fn: Callable[[T], R], items: Sequence[T], *, repeatable: bool = False) -> list[R]:
+        """``[fn(item) for item in items]``, ``n`` at a time.
+
+        The asking thread takes the first item and every ``n``-th after it. Gradient mode and autocast are those of the
+        asking thread. An error is raised when all have stopped; of several, that of the asking thread, else the first
+        of the others.
+
+        What ``fn`` draws from torch's default generator of the CPU, it draws from one of the item's own, seeded from
+        that: the numbers are the same in every run, whichever thread is faster. They are others than in one thread.
+        This costs a detour at every operation. With ``repeatable``, when ``fn`` may be called twice for the same item,
+        it is saved for as long as no numbers are drawn.
+
+        Raises
+        ------
+        RuntimeError
+            If random numbers are drawn where they cannot be given such a generator.
+        """
+        if self.n == 1 or len(items) == 1:
+            return [fn(item) for item in items]
+        if self._apart or not repeatable:
+            return self._share_out(
+                _seeded, [(fn, item, seed) for item, seed in zip(items, _seeds(len(items)), strict=True)]
+            )
+        before = torch.get_rng_state()
+        results = self._share_out(fn, items)
+        if torch.equal(before, torch.get_rng_state()):
+            return results
+        torch.set_rng_state(before)  # numbers were drawn, who got which is a matter of chance: once more, and in order
+        self._apart = True
+        return self.map(fn, items)
+
+    def _share_out(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        if self._pool is None:
+            raise RuntimeError("threads work inside a with block only: with Threads(n) as threads: ...")
+        n, modes = min(self.n, len(items)), _modes()
+
+        def work(first: int) -> list[R]:
+            with ExitStack() as stack:
+                for mode in modes if first else ():
+                    stack.enter_context(mode())
+                return [fn(item) for item in items[first::n]]
+
+        others = [self._pool.submit(work, i) for i in range(1, n)]
+        try:
+            results = [work(0)]
+        finally:
+            wait(others)
+        results += [other.result() for other in others]
+        return [results[i % n][i // n] for i in range(len(items))]
+
+
+def _modes() -> list[Callable[[], AbstractContextManager]]:
+    """What torch keeps per thread and a loss may depend on, as it is in this one."""
+    found: list[Callable[[], AbstractContextManager]] = [partial(torch.set_grad_enabled, torch.is_grad_enabled())]
+    for device in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(device):
+            found.append(partial(torch.autocast, device, torch.get_autocast_dtype(device)))
+    return found
+
+
+# -- random numbers ------------------------------------------------------------------------------------
+
+
+def _seeds(n: int) -> list[int]:
+    return torch.randint(2**63 - 1, (n,)).tolist()
+
+
+def _seeded(call: tuple[Callable[[T], R], T, int]) -> R:
+    fn, item, seed = call
+    with _OwnGenerator(torch.Generator().manual_seed(seed)):
+        return fn(item)
+
+
+class _OwnGenerator(TorchDispatchMode):
+    """Random numbers of this thread come from a generator of its own: all threads share torch's default one."""
+
+    def __init__(self, generator: torch.Generator) -> None:
+        super().__init__()
+        self.generator = generator
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+            func, kwargs = self._drawing(func), {**kwargs, "generator": self.generator}
+        return func(*args, **kwargs)
+
+    def _drawing(self, func: Any) -> Any:
+        """The form of an operation that takes a generator."""
+        if torch._C._current_graph_task_id() != -1:
+            raise RuntimeError(
+                f"{func} draws random numbers in the backward pass, as checkpointing does with dropout: in several "
+                "threads these would not be those of the forward pass; use one thread, or do without one of the two"
+            )
+        if any(a.name == "generator" for a in func._schema.arguments):
+            return func
+        name = "generator" if func._overloadname == "default" else f"{func._overloadname}_generator"
+        if name not in func.overloadpacket.overloads():
+            raise RuntimeError(
+                f"{func} cannot be given a generator of its own, so in several threads its results would differ from "
+                "run to run; use one thread, or draw the numbers in another way"
+            )
+        return getattr(func.overloadpacket, name)

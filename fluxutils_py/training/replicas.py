@@ -1,0 +1,164 @@
+"""The gradient of a window, computed by several threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.data import dividebatch
+from fluxutils_py.nn import SeqLoss, recurs, replica, reset, takes_windows
+from fluxutils_py.nn.losses import Loss, live_steps
+from fluxutils_py.nn.recurrent import Memory
+from fluxutils_py.parallel import Threads
+from fluxutils_py.parallel.gradients import Gradients, add_up, gradient
+from fluxutils_py.training.batches import Batch
+from fluxutils_py.training.windowloss import require_dependence, window_loss
+
+PLAIN = frozenset({bool, int, float, str, type(None)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some series of a window, for one replica."""
+
+    index: int
+    series: slice
+    x: Any
+    y: Any
+    w: Tensor | None
+    lead: int
+    memories: list[Memory]
+    divisors: list[float] | None  # of all series
+
+
+class Replicas:
+    """Divide the series of each window over threads, and add up what they find.
+
+    Each thread has a replica of the model that shares its parameters and buffers; the first has the model itself.
+    Before a window each replica takes up what the model remembers of its series, and what has changed among the model's
+    numbers, flags and strings; afterwards the model remembers all. Between windows the model is thus as one thread
+    would have left it, and fewer series than threads are no special case.
+
+    The loss must be a mean over the live steps of its window, which those of :func:`fluxutils_py.seqloss` that are not
+    (sums, class weights) are made into. Then the sums over the parts, each weighted by its live steps and always added
+    up in the same order, are loss and gradient of the whole, bit-identical from run to run.
+
+    Parameters
+    ----------
+    model : nn.Module
+    loss : callable
+        ``loss(model, xs, ys)`` or ``loss(model, xs, ys, ws)``, thread-safe.
+    threads : Threads
+        At work when :meth:`gradient` is called.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, threads: Threads) -> None:
+        self.model, self.loss, self.threads = model, loss, threads
+        self._params = list(model.parameters())
+        self._models: list[nn.Module] = []  # made for the first window
+
+    def gradient(self, batch: Batch, ws: Tensor | None) -> tuple[float, Gradients]:
+        """The loss over a window and its gradient, by parameter; the state of the model moves on, detached.
+
+        Raises
+        ------
+        ValueError
+            If the model computes across series (batch normalisation), or changes its buffers.
+        """
+        if not self._models:
+            self._build(batch)
+        self._follow()
+        buffers = [(module, name, b, b._version) for module, name, b in self._buffers()]
+        try:
+            parts = self._divide(batch, ws)
+            found = self.threads.map(self._compute, parts, repeatable=True)
+            for name, same in (
+                (name, module._buffers[name] is b and b._version == v) for module, name, b, v in buffers
+            ):
+                if not same:
+                    raise ValueError(
+                        f"the model changes its buffer {name!r} as it runs, which several threads would do at once: "
+                        "train it with n_jobs=1"
+                    )
+            for layers in zip(*(self._layers[part.index] for part in parts), strict=True):
+                layers[0].join([layer.memory() for layer in layers])
+        finally:
+            for model in self._models[1:]:
+                reset(model)  # and let go of the graph
+        return add_up(found)
+
+    def _divide(self, batch: Batch, ws: Tensor | None) -> list[_Part]:
+        xs, ys = (v if isinstance(v, tuple) else (v,) for v in (batch.x, batch.y))
+        chunks = dividebatch(self.threads.n, *xs, *ys, *(() if ws is None else (ws,)), axis=1)
+        memories = [layer.memory() for layer in self._layers[0]]
+        divisors = self._divisors(batch.y, ws)
+        parts, begin = [], 0
+        for i, chunk in enumerate(chunks):
+            x, y, w = chunk[: len(xs)], chunk[len(xs) : len(xs) + len(ys)], None if ws is None else chunk[-1]
+            series = slice(begin, begin + x[0].shape[1])
+            begin = series.stop
+            x, y = (own if isinstance(v, tuple) else own[0] for own, v in ((x, batch.x), (y, batch.y)))
+            parts.append(_Part(i, series, x, y, w, batch.window.place.lead, memories, divisors))
+        return parts
+
+    def _compute(self, part: _Part) -> tuple[float, Gradients]:
+        for layer, memory in zip(self._layers[part.index], part.memories, strict=True):
+            layer.take(memory, part.series)
+        factors = None
+        if part.divisors is not None:
+            own = self._divisors(part.y, part.w)
+            assert own is not None
+            factors = [mine / all_ if all_ else 0.0 for mine, all_ in zip(own, part.divisors, strict=True)]
+        model = self._models[part.index]
+        if factors is not None and not any(factors):  # the state moves on, nothing is learnt
+            with torch.no_grad():
+                window_loss(self.loss, model, part.x, part.y, part.w, part.lead)
+            return 0.0, (None,) * len(self._params)
+        loss = window_loss(self.loss, model, part.x, part.y, part.w, part.lead, factors)
+        require_dependence(loss)
+        return gradient(loss, self._params)
+
+    def _divisors(self, ys: Any, ws: Tensor | None) -> list[float] | None:
+        return self.loss.divisors(ys, ws) if isinstance(self.loss, SeqLoss) else [live_steps(ys, ws)]
+
+    # -- replicas ------------------------------------------------------------------------------------
+
+    def _build(self, batch: Batch) -> None:
+        if isinstance(self.loss, SeqLoss):  # threads would try it out all at once
+            takes_windows(self.model, batch.x if isinstance(batch.x, tuple) else (batch.x,))
+        self._models = [self.model, *(replica(self.model) for _ in range(1, self.threads.n))]
+        self._layers = [recurs(model) for model in self._models]
+        self._modules = list(zip(*(model.modules() for model in self._models), strict=True))
+        self._names = {id(module): name for name, module in self.model.named_modules()}
+
+    def _follow(self) -> None:
+        """Have the replicas do as the model does now: a hook may have changed a dropout rate, or frozen a layer."""
+        for original, *copies in self._modules:
+            if isinstance(original, nn.modules.batchnorm._BatchNorm) and original.training:
+                raise ValueError(
+                    f"{self._names[id(original)]!r} ({type(original).__name__}) normalises over all series of a "
+                    "minibatch, which are divided over threads: train with n_jobs=1, or take nn.LayerNorm or "
+                    "nn.GroupNorm"
+                )
+            plain = {name: value for name, value in vars(original).items() if type(value) in PLAIN}
+            for copy in copies:
+                vars(copy).update(plain)
+                copy._buffers.update(original._buffers)
+
+    def _buffers(self) -> Iterable[tuple[nn.Module, str, Tensor]]:
+        for original, *_ in self._modules:
+            for name, buffer in original._buffers.items():
+                if buffer is not None:
+                    yield original, name, buffer
+
+
+def add_to(params: Sequence[nn.Parameter], grads: Gradients, factor: float = 1) -> None:
+    """Add to the gradient of each parameter, as ``backward()`` does."""
+    for p, g in zip(params, grads, strict=True):
+        if g is not None:
+            g = g if factor == 1 else g * factor
+            p.grad = g if p.grad is None else p.grad + g

@@ -1,0 +1,59 @@
+"""The loss of a model over one window."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from fluxutils_py.nn import SeqLoss, run_window
+from fluxutils_py.nn.losses import Loss
+
+
+def window_loss(
+    loss: Loss,
+    model: nn.Module,
+    xs: Any,
+    ys: Any,
+    ws: Tensor | None,
+    lead: int = 0,
+    factors: list[float] | None = None,
+) -> Tensor:
+    """The loss over a window, whose first ``lead`` steps carry none, though gradients flow through them.
+
+    ``factors`` multiply it: one for each output of a :class:`SeqLoss`, one for any other loss.
+    """
+    if lead:
+        run_window(model, _steps(xs, slice(0, lead)))
+        xs = _steps(xs, slice(lead, None))
+    if factors is None:
+        return call_loss(loss, model, xs, ys, ws)
+    if isinstance(loss, SeqLoss):
+        return call_loss(partial(loss, factors=factors), model, xs, ys, ws)
+    return call_loss(loss, model, xs, ys, ws) * factors[0]
+
+
+def require_dependence(loss: Tensor) -> None:
+    """Raise unless a loss has a gradient."""
+    if not loss.requires_grad:
+        raise ValueError(
+            "the loss does not depend on the model's parameters: compute it from the model's output, without "
+            "detach, item or numpy"
+        )
+
+
+def call_loss(loss: Loss, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None) -> Tensor:
+    """A loss over a window, checked to be a scalar tensor."""
+    value = loss(model, xs, ys) if ws is None else loss(model, xs, ys, ws)
+    if not isinstance(value, Tensor):
+        raise TypeError(f"the loss must return a scalar tensor, got {type(value).__name__}")
+    if value.numel() != 1:
+        raise ValueError(
+            f"the loss must return a scalar, got a tensor of shape {tuple(value.shape)}; average it with .mean()"
+        )
+    return value.reshape(())
+
+
+def _steps(xs: Any, which: slice) -> Any:
+    return xs[which] if isinstance(xs, Tensor) else tuple(x[which] for x in xs)
