@@ -19,6 +19,7 @@ from fluxutils_py.estimator import (
     SequenceRegressor,
     SequenceScaler,
     Spec,
+    WinsorScaler,
     pooled_scorer,
 )
 from fluxutils_py.nn import (
@@ -45,6 +46,7 @@ __all__ = [
     "SequenceRegressor",
     "SequenceScaler",
     "Spec",
+    "WinsorScaler",
     "bmm",
     "h5concat",
     "h5create",

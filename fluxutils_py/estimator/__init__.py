@@ -7,6 +7,7 @@ from fluxutils_py.estimator.scaler import SequenceScaler
 from fluxutils_py.estimator.sequence import SequenceClassifier, SequenceRegressor
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.estimator.typed import EstimatorClassifier, EstimatorRegressor
+from fluxutils_py.estimator.winsor import WinsorScaler
 
 __all__ = [
     "Estimator",
@@ -17,5 +18,6 @@ __all__ = [
     "SequenceRegressor",
     "SequenceScaler",
     "Spec",
+    "WinsorScaler",
     "pooled_scorer",
 ]

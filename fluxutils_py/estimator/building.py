@@ -14,6 +14,7 @@ from torch import nn
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.nn import LSTM, wrap_recurrent
+from fluxutils_py.optim import ChainedOptimizer
 
 SIZES = {"n_in": 0, "n_features": 0, "n_out": 1, "n_outputs": 1}  # argument name -> index into (n_in, n_out)
 
@@ -139,6 +140,13 @@ def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.op
             )
         settings = {k: copy.deepcopy(v) for k, v in group.items() if k != "params"}
         groups.append({**settings, "params": [params[at[id(p)]] for p in group["params"]]})
+    return _of_groups(opt, groups)
+
+
+def _of_groups(opt: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """An optimizer like ``opt``, of other parameter groups."""
+    if isinstance(opt, ChainedOptimizer):
+        return ChainedOptimizer(_of_groups(opt.inner, groups), opt.before, opt.after)
     accepted = inspect.signature(type(opt)).parameters
     return type(opt)(groups, **{k: v for k, v in opt.defaults.items() if k in accepted})
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import numbers
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ import torch.nn.functional as F
 from torch import nn
 
 import fluxutils_py.nn as own_nn
+import fluxutils_py.optim as own_optim
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.building import NotStored, build_model, optimizer_class
 from fluxutils_py.estimator.spec import Spec, spec_fields
 from fluxutils_py.evaluation import read_file, write_file
 from fluxutils_py.nn import SeqLoss, seeded, seqloss
+from fluxutils_py.optim import ChainedOptimizer, ChainFactory
 
 KIND, FORMAT = "fluxutils_py estimator", 1
 PLAIN = (bool, int, float, str, type(None), np.bool_, np.integer, np.floating)  # NumPy's are stored as Python's
@@ -130,6 +133,8 @@ def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> None:
     groups = [{"params": [params[i] for i in group]} for group in c["optimizer"]["groups"]]
     accepted = inspect.signature(cls).parameters
     est.optimizer_ = cls(groups, **{k: v for k, v in c["optimizer"]["defaults"].items() if k in accepted})
+    if "links" in c["optimizer"]:
+        est.optimizer_ = ChainedOptimizer(est.optimizer_, *map(_build_transforms, c["optimizer"]["links"]))
     spec = est._settings().spec
     factory = spec.get("scheduler") if isinstance(spec, dict) else getattr(spec, "scheduler", None)
     if c["scheduler"] is not None and factory is not None and not isinstance(factory, NotStored):
@@ -291,15 +296,19 @@ def _loss_function(name: str) -> Any:
 
 
 def describe_opt(opt: Any) -> tuple[Any, str, str]:
-    """None, or a class of torch.optim with plain settings."""
+    """None, or a class of torch.optim with plain settings, or a chain of one and transforms."""
     if opt is None:
         return {"class": None}, "opt", "None"
     if isinstance(opt, torch.optim.Optimizer):
         if len(opt.param_groups) > 1:  # belongs to the parameters of one model: a refit needs it again
             return None, "opt", _name(opt)
+        if isinstance(opt, ChainedOptimizer):
+            return _describe_chain(opt.before, opt.inner, opt.after, {})
         accepted = inspect.signature(type(opt)).parameters
         opt = functools.partial(type(opt), **{k: v for k, v in opt.defaults.items() if k in accepted})
     f, keywords = (opt.func, opt.keywords) if isinstance(opt, functools.partial) and not opt.args else (opt, {})
+    if isinstance(f, ChainFactory):
+        return _describe_chain(f.before, f.optimizer, f.after, keywords)
     name = getattr(f, "__name__", "")
     plain = all(isinstance(v, (*PLAIN, tuple)) for v in keywords.values())
     recipe = {"class": name, "arguments": dict(keywords)} if optimizer_class(name) is f and plain else None
@@ -309,14 +318,46 @@ def describe_opt(opt: Any) -> tuple[Any, str, str]:
 def build_opt(recipe: Any) -> Any:
     if recipe["class"] is None:
         return None
+    if "links" in recipe:
+        before, inner, after = recipe["links"]
+        chain = ChainFactory(*_build_transforms(before), build_opt(inner), *_build_transforms(after))
+        return functools.partial(chain, **recipe["arguments"]) if recipe["arguments"] else chain
     cls = optimizer_class(recipe["class"])
     if cls is None:
         raise LoadError(f"the file names an optimizer {recipe['class']!r}, which is none of torch.optim")
     return functools.partial(cls, **recipe["arguments"]) if recipe["arguments"] else cls
 
 
+def _describe_chain(before: Any, optimizer: Any, after: Any, keywords: dict[str, Any]) -> tuple[Any, str, str]:
+    links = _describe_transforms(before), describe_opt(optimizer)[0], _describe_transforms(after)
+    plain = None not in links and all(isinstance(v, (*PLAIN, tuple)) for v in keywords.values())
+    recipe = {"class": "Chain", "arguments": dict(keywords), "links": links}
+    return recipe if plain else None, "opt", "fluxutils_py.optim.Chain"
+
+
+def _describe_transforms(transforms: Iterable[Any]) -> list[tuple[str, dict[str, Any]]] | None:
+    """Names and settings of transforms; None if one is user code."""
+    if any(getattr(own_optim, type(t).__name__, None) is not type(t) for t in transforms):
+        return None
+    return [(type(t).__name__, dataclasses.asdict(t)) for t in transforms]
+
+
+def _build_transforms(recipes: Any) -> list[Any]:
+    found = []
+    for name, arguments in recipes:
+        cls = getattr(own_optim, name, None)
+        if not isinstance(cls, type) or not issubclass(cls, own_optim.Transform):
+            raise LoadError(f"the file names a transform {name!r}, which is none of fluxutils_py.optim")
+        found.append(cls(**_check_plain(arguments)))
+    return found
+
+
 def describe_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
     """An optimizer at work: its class, settings and moments, and the positions of its parameters in the model."""
+    if isinstance(optimizer, ChainedOptimizer):
+        links = _describe_transforms(optimizer.before), _describe_transforms(optimizer.after)
+        content = describe_optimizer(optimizer.inner, model)
+        return {**content, "links": links} if None not in links else {**content, "class": ""}
     at = {id(p): i for i, p in enumerate(model.parameters())}
     return {
         "class": type(optimizer).__name__ if optimizer_class(type(optimizer).__name__) is type(optimizer) else "",

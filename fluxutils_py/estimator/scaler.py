@@ -6,62 +6,18 @@ import copy
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
-from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.metadata_routing import UNUSED
-from sklearn.utils.validation import check_is_fitted
 
-from fluxutils_py.data import LazyArray, SampleWeight, SequenceView, Series
-from fluxutils_py.data.weights import blocks
-from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.estimator.layout import Inputs, read_inputs, read_weight, sizes
+from fluxutils_py.data import SampleWeight, Series
+from fluxutils_py.errors import DataError
+from fluxutils_py.estimator.layout import Inputs, read_weight
 from fluxutils_py.estimator.scoring import merge
+from fluxutils_py.estimator.transforming import SequenceTransformer, empty_result, one_input, read_blocks
 
 CONSTANT = 10 * np.finfo(float).eps  # a spread of so much of the mean is rounding
 
 
-class _Transforming:
-    """Methods that scikit-learn's ``set_output`` must not wrap, as it does those of the transformer's own class.
-
-    It would make a data frame of a view, by reading all of it.
-    """
-
-    def transform(self, x: Any) -> Any:
-        """Subtract the mean and divide by the scale.
-
-        Parameters
-        ----------
-        x : array of shape (F, N, T), view, or matrix
-            Of the F features that were fitted, in any of these forms, with any N and T. After fitting a view, a
-            matrix of the view's columns too.
-
-        Returns
-        -------
-        view, ndarray or LazyArray
-            Of a view, a view, and of an array in a file, a lazy array: windows are transformed as they are read. Of
-            an array in memory, a fresh one in the same memory order. Of a matrix, a matrix (what ``set_output``
-            asked for). float32 and float64 stay; float16 becomes float32, integers become float64. NaN stays.
-
-        Raises
-        ------
-        sklearn.exceptions.NotFittedError
-            Before ``fit``.
-        ValueError
-            If ``x`` has other features, or is an infinite matrix.
-        """
-        found = self._apply(x, self)
-        is_matrix = isinstance(found, np.ndarray) and found.ndim == 2
-        return _wrap_data_with_container("transform", found, x, self) if is_matrix else found
-
-    def fit_transform(self, x: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """``fit(x)``, then ``transform(x)``."""
-        return self.fit(x, y, sample_weight).transform(x)  # type: ignore[attr-defined]  # of the class below
-
-    def _apply(self, x: Any, est: Any, inverse: bool = False) -> Any:
-        raise NotImplementedError
-
-
-class SequenceScaler(_Transforming, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class SequenceScaler(SequenceTransformer):
     """Shifts and scales each feature to mean 0 and variance 1: one mean and one scale per feature.
 
     What :class:`sklearn.preprocessing.StandardScaler` does to the columns of a matrix, this does to the features of
@@ -117,9 +73,7 @@ class SequenceScaler(_Transforming, OneToOneFeatureMixin, TransformerMixin, Base
     n_samples_seen_: np.ndarray
     _parameter_constraints: ClassVar = {"with_mean": ["boolean"], "with_std": ["boolean"]}
     # scikit-learn's routing of metadata takes any other name than X for metadata
-    __metadata_request__fit: ClassVar = {"x": UNUSED}
     __metadata_request__partial_fit: ClassVar = {"x": UNUSED}
-    __metadata_request__transform: ClassVar = {"x": UNUSED}
     __metadata_request__inverse_transform: ClassVar = {"x": UNUSED}
 
     def __init__(self, *, with_mean: bool = True, with_std: bool = True) -> None:
@@ -168,7 +122,7 @@ class SequenceScaler(_Transforming, OneToOneFeatureMixin, TransformerMixin, Base
 
     def _learn(self, x: Any, sample_weight: Any, onward: bool) -> Self:
         self._validate_params()
-        inputs, series = _one_input(x, self, fitted=onward)
+        inputs, series = one_input(x, self, fitted=onward)
         weight = read_weight(sample_weight, inputs)
         if weight is not None:
             weight.normalise(inputs.whole(), ())  # checks it: the scale of weights does not matter
@@ -177,33 +131,15 @@ class SequenceScaler(_Transforming, OneToOneFeatureMixin, TransformerMixin, Base
             n = self.n_samples_seen_
             count, mean, squares = merge(n, self.mean_, self.var_ * n, count, mean, squares)
         else:
-            self.n_features_in_, self._n_inputs, self._form = inputs.columns, sizes(inputs.series), inputs.form
-            self.__dict__.pop("feature_names_in_", None)
-            if inputs.names is not None:
-                self.feature_names_in_ = inputs.names
+            self._remember(inputs)
         self.n_samples_seen_, self.mean_, self.var_ = count, mean, squares / np.where(count > 0, count, 1)
         scale = np.sqrt(self.var_)
         self.scale_ = np.where(scale <= CONSTANT * abs(mean), 1.0, scale) if self.with_std else None
         return self
 
-    def _apply(self, x: Any, est: Any, inverse: bool = False) -> Any:
-        check_is_fitted(self)
-        inputs, series = _one_input(x, est, fitted=True)
-        mean = self.mean_ if self.with_mean else np.zeros(series.F)
-        scale = np.ones(series.F) if self.scale_ is None else self.scale_
-        function = _Scaling(mean, scale, inverse)
-        if isinstance(x, SequenceView):
-            return x.map(function)
-        if not series.in_memory and inputs.form == "native":
-            return LazyArray(series.array, functions=(function,))
-        return inputs.flat(function(series.array))
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.three_d_array = True
-        tags.input_tags.allow_nan = True
-        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
-        return tags
+    def _function(self, n_features: int, inverse: bool) -> Any:
+        mean = self.mean_ if self.with_mean else np.zeros(n_features)
+        return _Scaling(mean, np.ones(n_features) if self.scale_ is None else self.scale_, inverse)
 
 
 class _Scaling:
@@ -213,8 +149,7 @@ class _Scaling:
         self.mean, self.scale, self.inverse = mean[:, None, None], scale[:, None, None], inverse
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
-        is_short = block.dtype.kind == "f" and block.dtype.itemsize <= 4
-        out = np.empty_like(block, np.float32 if is_short else np.float64, subok=False)  # the same memory order
+        out = empty_result(block)
         # NumPy computes in float64 and rounds to float32: a large mean takes no digits from what is left
         if self.inverse:
             return np.add(np.multiply(block, self.scale, dtype=float), self.mean, out=out, casting="same_kind")
@@ -222,25 +157,11 @@ class _Scaling:
         return np.divide(out, self.scale, out=out, casting="same_kind")
 
 
-def _one_input(x: Any, est: Any, fitted: bool) -> tuple[Inputs, Series]:
-    inputs = read_inputs(x, est, fitted=fitted)
-    if len(inputs.series) > 1:
-        raise ShapeError(
-            f"SequenceScaler takes one array of shape (F, N, T), got a tuple of {len(inputs.series)}; give each a "
-            "scaler of its own"
-        )
-    return inputs, inputs.series[0]
-
-
 def _moments(series: Series, inputs: Inputs, weight: SampleWeight | None) -> tuple[Any, Any, Any]:
     """Number (or weight), mean, and sum of squared distances from it, of each feature."""
-    rows = inputs.whole()
     origin = np.full((series.F, 1), np.nan)  # of each feature, a value that occurs
     found: tuple[Any, Any, Any] = (np.zeros(series.F, int), np.zeros(series.F), np.zeros(series.F))
-    for n, t in blocks(series.N, series.T, series.F):
-        part = rows[n]
-        series.announce(part, t.start, t.stop)
-        block = series.read(part, t.start, t.stop).transpose(2, 1, 0)  # (F, B, S)
+    for n, t, block in read_blocks(series, inputs):
         # in C order, so that sums are added up alike whatever the memory order of the data
         values = np.array(block, float, order="C").reshape(series.F, -1)
         if np.isinf(values).any():

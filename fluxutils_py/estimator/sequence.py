@@ -19,9 +19,11 @@ from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.spec import Spec, check_int, check_positive, read_spec
 from fluxutils_py.estimator.typed import EstimatorClassifier, EstimatorRegressor
-from fluxutils_py.nn import GRU, LSTM, RNN
+from fluxutils_py.nn import FLSTM, GRU, HFGRU, LSTM, MGU, RNN, SGRU, SMGU
 
-CELLS: dict[str, Callable[..., nn.Module]] = {"lstm": LSTM, "gru": GRU, "rnn": RNN}
+CELLS: dict[str, Callable[..., nn.Module]] = {
+    layer.__name__.lower(): layer for layer in (LSTM, GRU, RNN, FLSTM, SGRU, MGU, SMGU, HFGRU)
+}
 
 PARAMETERS = """hidden_size : int
         Units of each recurrent layer.

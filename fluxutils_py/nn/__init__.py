@@ -1,10 +1,14 @@
 """Recurrent layers with a memory, losses over windows, and a model's parameters and states as plain data."""
 
+from fluxutils_py.nn.activations import dpsigmoid, dptanh, psigmoid, ptanh
+from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell
+from fluxutils_py.nn.layers import BatchNorm, DenseReLU, GaussianNoise, RNNStack, ffnn
 from fluxutils_py.nn.losses import SeqLoss, as_loss, needs_weights, seqloss, takes_weights
 from fluxutils_py.nn.ops import batched_gemm, batched_gemm_, bmm, contract
 from fluxutils_py.nn.parameters import gradinfo, module_of, namedparams, namedweights, notrack, weights
 from fluxutils_py.nn.randomness import seeded
 from fluxutils_py.nn.recurrent import GRU, LSTM, RNN, Recur, bare_recurrent, wrap_recurrent
+from fluxutils_py.nn.stacks import FLSTM, HFGRU, MGU, SGRU, SMGU
 from fluxutils_py.nn.states import (
     batch_dims,
     loadstates,
@@ -19,13 +23,29 @@ from fluxutils_py.nn.states import (
 )
 from fluxutils_py.nn.vectors import gradients, net2grad, net2vec, pack, vec2net
 from fluxutils_py.nn.windows import prediction_copy, replica, run_window, takes_windows
+from fluxutils_py.nn.winsor import WinsorNorm
 
 __all__ = [
+    "FLSTM",
     "GRU",
+    "HFGRU",
     "LSTM",
+    "MGU",
     "RNN",
+    "SGRU",
+    "SMGU",
+    "BatchNorm",
+    "DenseReLU",
+    "FLSTMCell",
+    "GaussianNoise",
+    "HFGRUCell",
+    "MGUCell",
+    "RNNStack",
     "Recur",
+    "SGRUCell",
+    "SMGUCell",
     "SeqLoss",
+    "WinsorNorm",
     "as_loss",
     "bare_recurrent",
     "batch_dims",
@@ -33,6 +53,9 @@ __all__ = [
     "batched_gemm_",
     "bmm",
     "contract",
+    "dpsigmoid",
+    "dptanh",
+    "ffnn",
     "gradients",
     "gradinfo",
     "loadstates",
@@ -47,6 +70,8 @@ __all__ = [
     "notrack",
     "pack",
     "prediction_copy",
+    "psigmoid",
+    "ptanh",
     "recurs",
     "replica",
     "reset",

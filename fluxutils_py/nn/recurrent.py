@@ -34,7 +34,9 @@ class Recur(nn.Module):
         - any module with ``forward(x, state) -> (y, state)``. ``state`` is None on the first call,
           then whatever the module returned: a tensor or a tuple of tensors, whose axis 0 is the batch
           (say ``batch_dim = 1`` on the module if it is another one). It is called with one time step
-          ``(B, F)`` at a time, or with whole windows ``(S, B, F)`` if it has ``takes_windows = True``.
+          ``(B, F)`` at a time, or with whole windows ``(S, B, F)`` if it has ``takes_windows = True``. A method
+          ``empty_state()`` that returns a tuple of the state's tensors for a batch of 0 lets :func:`states` know of
+          the state before the first call.
 
     Notes
     -----
@@ -112,7 +114,8 @@ class Recur(nn.Module):
         if isinstance(m, nn.RNNCellBase):
             h = like.new_zeros(0, m.hidden_size)  # (B, H)
             return (h, h.clone()) if isinstance(m, nn.LSTMCell) else (h,)
-        return None
+        own = getattr(m, "empty_state", None)
+        return own() if own is not None else None
 
     # -- state ---------------------------------------------------------------------------------------
 

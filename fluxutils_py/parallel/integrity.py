@@ -30,6 +30,8 @@ def assert_replica_integrity(tree: Any, *, atol: float = 1e-5, rtol: float = 1e-
     ------
     AssertionError
         Naming ranks, path and shape of the first value that differs.
+    RuntimeError
+        In a callback of a ``fit`` of several ranks.
 
     Notes
     -----
@@ -40,7 +42,7 @@ def assert_replica_integrity(tree: Any, *, atol: float = 1e-5, rtol: float = 1e-
     --------
     >>> assert_replica_integrity({"weights": torch.zeros(3), "step": 5})
     """
-    with Sync.of(comm, "assert_replica_integrity") as sync:
+    with Sync.of(comm, "assert_replica_integrity", alone=False) as sync:
         if sync.solo:
             return
         found = [(path, value, as_tensor(value)) for path, value in leaves(tree)]
@@ -75,7 +77,7 @@ def gather_from_processes(tree: Any, *, comm: Any = "auto") -> list[Any]:
     >>> gather_from_processes({"loss": 0.5})
     [{'loss': 0.5}]
     """
-    with Sync.of(comm, "gather_from_processes") as sync:
+    with Sync.of(comm, "gather_from_processes", alone=False) as sync:
         return sync.share(map_tree(lambda v: v.detach().cpu() if isinstance(v, torch.Tensor) else v, tree))
 
 

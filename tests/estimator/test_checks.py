@@ -32,6 +32,7 @@ from fluxutils_py import (
     SequenceClassifier,
     SequenceRegressor,
     SequenceScaler,
+    WinsorScaler,
 )
 
 LEARNING = Estimator(None, None, partial(AdamW, lr=1e-2), {"epochs": 100, "batchsize": 256, "seqsize": None})
@@ -45,10 +46,12 @@ LEAST = [
     (SequenceClassifier(), 63),
     (SequenceRegressor(cell="gru", num_layers=2), 60),
     (SequenceClassifier(seqsize=1), 63),
+    (SequenceRegressor(cell="smgu"), 60),
     (SequenceScaler(), 47),
+    (WinsorScaler(), 43),
 ]
 KINDS = [Estimator(), EstimatorRegressor(), EstimatorClassifier(), SequenceRegressor(), SequenceClassifier()]
-SMALL = [SequenceRegressor(4, epochs=2), SequenceClassifier(4, epochs=2), SequenceScaler()]
+SMALL = [SequenceRegressor(4, epochs=2), SequenceClassifier(4, epochs=2), SequenceScaler(), WinsorScaler()]
 
 
 def name(value):
@@ -111,8 +114,9 @@ def test_check_of_scikit_learn_itself(check, est):
 @pytest.mark.parametrize(
     "check", [check_set_output_transform, check_set_output_transform_pandas, check_global_output_transform_pandas]
 )
-def test_check_of_set_output(check):
-    check("SequenceScaler", SequenceScaler())
+@pytest.mark.parametrize("est", [SequenceScaler(), WinsorScaler()], ids=name)
+def test_check_of_set_output(check, est):
+    check(name(est), est)
 
 
 @pytest.mark.parametrize("est", SMALL, ids=name)

@@ -22,7 +22,25 @@ from torch.optim import SGD, Adam, RMSprop, lr_scheduler
 import fluxutils_py.evaluation.checkpoint as checkpoint
 from fluxutils_py import Estimator, Spec, loadstates, net2vec, seqloss, states
 from fluxutils_py.errors import LoadError
-from fluxutils_py.nn import GRU, LSTM, RNN, Recur, run_window
+from fluxutils_py.nn import (
+    FLSTM,
+    GRU,
+    HFGRU,
+    LSTM,
+    MGU,
+    RNN,
+    SGRU,
+    SMGU,
+    DenseReLU,
+    FLSTMCell,
+    GaussianNoise,
+    HFGRUCell,
+    Recur,
+    RNNStack,
+    WinsorNorm,
+    ffnn,
+    run_window,
+)
 
 N, T = 6, 20
 X = np.random.default_rng(0).normal(size=(2, N, T)).astype("float32")
@@ -92,6 +110,13 @@ def dropout():
         lambda: nn.Sequential(nn.PReLU(), nn.RMSNorm(2), GRU(2, 4), nn.GELU("tanh"), nn.Linear(4, 1)),
         lambda: lambda n_in, n_out: nn.Sequential(GRU(n_in, 5), nn.Linear(5, n_out)),
         lambda: partial(nn.Linear, 2, 1),
+        lambda: nn.Sequential(GaussianNoise(0.1), FLSTM(2, 4, 2, 0.3), SGRU(4, 3), nn.Linear(3, 1)),
+        lambda: nn.Sequential(HFGRU(2, 4, alpha=0.5), Recur(HFGRUCell(4, 3, 0.2)), MGU(3, 1)),
+        lambda: nn.Sequential(RNNStack(2, 4, 2, 0.2, SMGU), DenseReLU(4, 5), nn.Linear(5, 1)),
+        lambda: nn.Sequential(
+            Recur(FLSTMCell(2, 4, exact=True)), ffnn(4, 3, 2, nn.Tanh, nn.Identity, 0.1), nn.Linear(3, 1)
+        ),
+        lambda: nn.Sequential(WinsorNorm().fit(X), nn.Linear(2, 1)),
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

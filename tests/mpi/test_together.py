@@ -58,9 +58,8 @@ def test_a_signal_to_mpirun_ends_training_on_all_ranks_after_a_whole_step(mpirun
         est.callbacks = lambda loop: loop.step == 20 and print("running", flush=True)
         try:
             est.fit(x, x)
-        except BaseException as error:
+        except SystemExit:
             est.save("model.flux")
-            print(type(error).__name__, flush=True)
             raise
         """)
     )
@@ -80,13 +79,12 @@ def test_a_signal_to_mpirun_ends_training_on_all_ranks_after_a_whole_step(mpirun
     try:
         assert [started.stdout.readline().strip() for _ in range(2)] == ["running"] * 2
         started.send_signal(number)
-        told = started.communicate()[0].split()
+        started.communicate()
     finally:
         watchdog.cancel()
         if started.poll() is None:
             os.killpg(started.pid, signal.SIGKILL)
     assert started.returncode not in (0, -signal.SIGKILL)
-    assert sorted(set(told)) in (["SystemExit"], ["RemoteError", "SystemExit"])
     assert Estimator.load(tmp_path / "model.flux").n_iter_ > 0
 
 

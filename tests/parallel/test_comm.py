@@ -8,6 +8,7 @@ import sys
 import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -126,6 +127,21 @@ def test_an_estimator_with_any_comm_by_name_is_pickled_and_copied():
     for comm in ("auto", None, "mpi", "torch"):
         est = Estimator(comm=comm)
         assert pickle.loads(pickle.dumps(est)).comm == copy.deepcopy(est).comm == comm
+
+
+def test_a_wrong_comm_is_refused_by_every_call_and_leaves_a_fitted_estimator_alone():
+    x = np.random.default_rng(0).normal(size=(1, 3, 5))
+    est = Estimator(spec={"epochs": 1, "batchsize": 2, "seqsize": 5}, random_state=0).fit(x, x)
+    before, fitted = est.predict(x), vars(est).copy()
+    est.comm = "solo"
+    for call in (lambda: est.fit(x, x), lambda: est.partial_fit(x, x), lambda: est.predict(x), lambda: est.score(x, x)):
+        with pytest.raises(
+            ValueError, match=r"comm must be 'auto', None, 'mpi', 'torch' or a communicator .* got 'solo'"
+        ):
+            call()
+    assert vars(est) == {**fitted, "comm": "solo"}
+    est.comm = None
+    assert np.array_equal(est.predict(x), before)
 
 
 class Recorded(SoloComm):

@@ -115,6 +115,11 @@ def one_rank_alone_may_predict_in_a_callback_and_save():
             seen.append(e.predict(x).shape)
         e.save(path)
 
+    told = raises(RuntimeError, lambda: est(callbacks=lambda loop: assert_replica_integrity(1)).fit(x, y))
+    assert told == (
+        "assert_replica_integrity is for all ranks, but within another call of theirs, such as in a callback of fit, a "
+        "rank that fails would be missing; call it afterwards"
+    )
     e = est(callbacks=callback).fit(x, y)
     assert seen == [(1, 7, 40)] * (4 * rank)
     world.Barrier()

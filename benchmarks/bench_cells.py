@@ -1,0 +1,218 @@
+"""How long a window takes through each cell, forwards and backwards, beside ``nn.LSTM`` and beside its own steps.
+
+Contenders see the same windows and run interleaved in rounds; every round gives ratios to ``nn.LSTM``, and the table
+shows the median and the range of those, and how many times longer the steps take than the window (median over the
+rounds). ``LSTM again`` is the A/A control. Before anything is timed, outputs and gradients of a layer's window must be
+those of its steps, to rounding.
+
+    OMP_NUM_THREADS=1 python benchmarks/bench_cells.py [--rounds 9] [--shapes small large]
+
+Besides, of FLSTM, ways that were tried for the recurrent part and lost:
+
+- *autograd*: the input projection of all steps in one product, the steps recorded by autograd;
+- *scripted*: the same through ``torch.jit.script``, which torch 2.13 deprecates (and whose warning is an error in the
+  tests), so it would have had to win by much.
+
+``torch.compile`` needs a C++ compiler where it runs, and was not tried. The layers compute all steps' share of the
+gradients at once and write steps into their place, see ``fluxutils_py/nn/scan.py``. Keeping units in rows and series in
+columns there, so that a gate is one piece of memory, was as fast (ratio to this layout 0.95 small, 0.96 large: no more
+than chance) and needs copies at both ends. In the large shape most of the time is in torch's matrix products,
+which are half as fast as those of the library behind ``nn.LSTM``: 2 is about the least that can be had without it.
+
+Medians of 15 rounds, 1 thread of a busy machine (A/A control 0.95 small, 0.97 large; single rounds were up to 2.4 and
+1.2), as ratio to ``nn.LSTM``, of windows and of steps:
+
+| | small: window | steps | steps / window | large: window | steps | steps / window |
+|---|---|---|---|---|---|---|
+| ``nn.GRU`` | 4.6 | | | 2.1 | | |
+| FLSTM | 3.3 | 22.5 | 6.4 | 2.3 | 6.2 | 2.6 |
+| FLSTM, autograd | 18.3 | | | 6.1 | | |
+| FLSTM, scripted | 12.7 | | | 4.8 | | |
+| SGRU | 2.8 | 14.9 | 5.3 | 1.6 | 4.0 | 2.4 |
+| MGU | 2.7 | 11.0 | 4.1 | 1.3 | 3.3 | 2.4 |
+| SMGU | 2.5 | 10.0 | 4.2 | 1.3 | 3.2 | 2.6 |
+| HFGRU | 2.4 | 6.0 | 2.4 | 1.9 | 2.4 | 1.3 |
+
+So no cell is as fast as ``nn.LSTM``; all are faster than ``nn.GRU`` in the small shape, and all but FLSTM in the large.
+HFGRU gains little in the large shape: its sigmoid and tanh are the exact ones, whose cost no layout takes away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fluxutils_py.nn import FLSTM, HFGRU, MGU, SGRU, SMGU, psigmoid, ptanh
+
+
+@dataclass(frozen=True)
+class Shape:
+    n_features: int
+    n_hidden: int
+    n_series: int
+    n_steps: int
+
+    def __str__(self) -> str:
+        return f"F={self.n_features}, H={self.n_hidden}, B={self.n_series}, S={self.n_steps}, float32"
+
+
+SHAPES = {"small": Shape(10, 10, 100, 100), "large": Shape(32, 128, 64, 64)}
+LAYERS = [FLSTM, SGRU, MGU, SMGU, HFGRU]
+BASE = "LSTM"
+Result = tuple[Tensor, list[Tensor]]
+
+
+def recorded(x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor) -> Tensor:
+    """FLSTM with one product for all inputs; what happens in a step is left to autograd."""
+    h = c = x.new_zeros(x.shape[1], weight_hh.shape[1])
+    ys = []
+    for pre in F.linear(x, weight_ih, bias).unbind(0):
+        i, f, g, o = torch.addmm(pre, h, weight_hh.t()).chunk(4, 1)
+        c = psigmoid(f) * c + psigmoid(i) * ptanh(g)
+        h = psigmoid(o) * ptanh(c)
+        ys.append(h)
+    return torch.stack(ys)
+
+
+def sigmoid_for_script(x: Tensor) -> Tensor:
+    u = (x / 4.1).clamp(-1, 1)
+    return 0.5 + u * (1 - 0.5 * u.abs())
+
+
+def tanh_for_script(x: Tensor) -> Tensor:
+    v = x.clamp(-1.92033, 1.92033)
+    return torch.where(x > 0, 0.96016 - 0.26037 * (v - 1.92033).square(), 0.26037 * (v + 1.92033).square() - 0.96016)
+
+
+def step_for_script(pre: Tensor, h: Tensor, c: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = torch.addmm(pre, h, weight).chunk(4, 1)
+    c = sigmoid_for_script(f) * c + sigmoid_for_script(i) * tanh_for_script(g)
+    return sigmoid_for_script(o) * tanh_for_script(c), c
+
+
+def window_for_script(x: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias: Tensor) -> Tensor:
+    h = torch.zeros(x.shape[1], weight_hh.shape[1])
+    c = torch.zeros(x.shape[1], weight_hh.shape[1])
+    ys: list[Tensor] = []
+    for pre in torch.nn.functional.linear(x, weight_ih, bias).unbind(0):
+        h, c = step_for_script(pre, h, c, weight_hh.t())
+        ys.append(h)
+    return torch.stack(ys)
+
+
+def contenders(shape: Shape) -> dict[str, Callable[[], Result]]:
+    torch.manual_seed(0)
+    x = torch.randn(shape.n_steps, shape.n_series, shape.n_features)
+    weight = torch.randn(shape.n_steps, shape.n_series, shape.n_hidden)
+
+    def learn(module: nn.Module, forward: Callable[[], Tensor]) -> Callable[[], Result]:
+        def run() -> Result:
+            for p in module.parameters():
+                p.grad = None
+            y = forward()
+            y.backward(weight)
+            return y.detach(), [p.grad for p in module.parameters()]
+
+        return run
+
+    def by_steps(layer: nn.Module) -> Tensor:
+        layer.reset()
+        return torch.stack([layer(step) for step in x])
+
+    def by_window(layer: nn.Module) -> Tensor:
+        layer.reset()
+        return layer(x)
+
+    sizes = shape.n_features, shape.n_hidden
+    found: dict[str, Callable[[], Result]] = {}
+    for name, torchs in ((BASE, nn.LSTM), ("LSTM again (A/A)", nn.LSTM), ("GRU", nn.GRU)):
+        module = torchs(*sizes)
+        found[name] = learn(module, lambda module=module: module(x)[0])
+    for kind in LAYERS:
+        layer = kind(*sizes)
+        found[kind.__name__] = learn(layer, lambda layer=layer: by_window(layer))
+        steps = kind(*sizes)
+        steps.load_state_dict(layer.state_dict())
+        cell = steps.module.cells[0]
+        found[f"{kind.__name__}, steps"] = learn(steps, lambda cell=cell: cell_by_steps(cell, x))
+        if kind is FLSTM:
+            found["FLSTM, autograd"] = learn(steps, lambda cell=cell: recorded(x, *cell.parameters()))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                scripted = torch.jit.script(window_for_script)
+            found["FLSTM, scripted"] = learn(steps, lambda cell=cell, f=scripted: f(x, *cell.parameters()))
+    return found
+
+
+def cell_by_steps(cell: nn.Module, x: Tensor) -> Tensor:
+    """The loop that a user writes around a cell."""
+    state, ys = None, []
+    for step in x:
+        y, state = cell(step, state)
+        ys.append(y)
+    return torch.stack(ys)
+
+
+def check(found: dict[str, Callable[[], Result]]) -> None:
+    for name, run in found.items():
+        base = name.partition(",")[0]
+        if base == name:
+            continue
+        (y, gradients), (z, others) = found[base](), run()
+        for a, b in ((y, z), *zip(gradients, others, strict=True)):
+            apart = float((a - b).abs().max() / b.abs().max())
+            if apart > 1e-4:
+                raise SystemExit(f"{name} and {base} differ by {apart:.1e}")
+
+
+def compare(shape: Shape, rounds: int) -> dict[str, list[float]]:
+    found = contenders(shape)
+    for _ in range(3):  # scripts are compiled on their first runs
+        check(found)
+    seconds: dict[str, list[float]] = {name: [] for name in found}
+    names = list(found)
+    for r in range(rounds):
+        for name in names[r % len(names) :] + names[: r % len(names)]:
+            repeats = 1 if "," in name else 4
+            began = time.perf_counter()
+            for _ in range(repeats):
+                found[name]()
+            seconds[name].append((time.perf_counter() - began) / repeats)
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    args = parser.parse_args()
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, Python "
+          f"{platform.python_version()}, {args.rounds} rounds\n")  # fmt: skip
+    for name in args.shapes:
+        seconds = compare(SHAPES[name], args.rounds)
+        print(f"{name}: {SHAPES[name]}\n")
+        print("| contender | ratio to nn.LSTM (range) | ms | its steps / its window |")
+        print("|---|---|---|---|")
+        for contender, taken in seconds.items():
+            ratios = [a / b for a, b in zip(taken, seconds[BASE], strict=True)]
+            gain = ""
+            if (steps := f"{contender}, steps") in seconds:
+                gain = f"{statistics.median(a / b for a, b in zip(seconds[steps], taken, strict=True)):.1f}"
+            print(
+                f"| {contender} | {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) "
+                f"| {1e3 * statistics.median(taken):.2f} | {gain} |"
+            )
+        print(flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,270 @@
+"""Recurrent cells of FluxUtils.jl: one step as its formula says, and whole windows fast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fluxutils_py.nn.activations import psigmoid, ptanh
+from fluxutils_py.nn.scan import scan_gru, scan_lstm
+
+Activation = Callable[[Tensor], Tensor]
+
+_CELL_DOC = """{first}
+
+    {formula}
+
+    Parameters
+    ----------
+    n_in, n_out : int
+        Features of the input, units H.
+    {keyword}
+
+    Attributes
+    ----------
+    weight_ih : Parameter of shape ({x_blocks}, n_in)
+    weight_hh : Parameter of shape ({h_blocks}, H)
+        Orthogonal in each block of H rows, at first.
+    bias : Parameter of shape ({h_blocks},)
+
+    Notes
+    -----
+    ``cell(x, state)`` takes ``x`` (B, n_in) and the state {state}, or None for zero, and returns the output (B, H) and
+    the new state, as ``Recur`` wants it. :meth:`window` takes ``x`` (S, B, n_in).
+
+    Source: ``{name}`` of FluxUtils.jl{but}.
+
+    Examples
+    --------
+    >>> y, state = {name}(3, 5)(torch.zeros(4, 3))
+    >>> y.shape
+    torch.Size([4, 5])
+    """
+_EXACT = """exact : bool
+        With the true sigmoid and tanh in place of ``psigmoid`` and ``ptanh``."""
+
+
+class _Cell(nn.Module):
+    """What the cells share; their state is one tensor (B, H), or ``n_states`` of them."""
+
+    x_blocks: ClassVar[int]  # of H rows, in weight_ih
+    h_blocks: ClassVar[int]  # in weight_hh
+    n_states: ClassVar[int] = 1
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__()
+        self.n_in, self.n_out = n_in, n_out
+        self.weight_ih = nn.Parameter(torch.empty(self.x_blocks * n_out, n_in))
+        self.weight_hh = nn.Parameter(torch.empty(self.h_blocks * n_out, n_out))
+        self.bias = nn.Parameter(torch.empty(self.h_blocks * n_out))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new parameters from torch's generator."""
+        nn.init.xavier_uniform_(self.weight_ih)
+        with torch.no_grad():
+            for block in self.weight_hh.split(self.n_out):
+                nn.init.orthogonal_(block)
+        nn.init.zeros_(self.bias)
+
+    def zero_state(self, x: Tensor) -> Any:
+        """For an input (B, n_in) or (S, B, n_in)."""
+        zeros = self.weight_hh.new_zeros(x.shape[-2], self.n_out)
+        return zeros if self.n_states == 1 else (zeros,) * self.n_states
+
+    def empty_state(self) -> tuple[Tensor, ...]:
+        """Of a batch of 0, see ``Recur``."""
+        return (self.weight_hh.detach().new_zeros(0, self.n_out),) * self.n_states
+
+    def window(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        """All steps of ``x`` (S, B, n_in): the outputs (S, B, H) and the last state. Differentiable once."""
+        ys = []
+        for step in x.unbind():
+            y, state = self(step, state)
+            ys.append(y)
+        return torch.stack(ys), state
+
+    def extra_repr(self) -> str:
+        return f"{self.n_in}, {self.n_out}"
+
+
+class _Approximate(_Cell):
+    """A cell with the approximate activations, or the exact ones."""
+
+    def __init__(self, n_in: int, n_out: int, exact: bool = False) -> None:
+        super().__init__(n_in, n_out)
+        self.exact = exact
+
+    def _activations(self) -> tuple[Activation, Activation]:
+        return (torch.sigmoid, torch.tanh) if self.exact else (psigmoid, ptanh)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (", exact=True" if self.exact else "")
+
+
+class FLSTMCell(_Approximate):
+    __doc__ = _CELL_DOC.format(
+        name="FLSTMCell",
+        first="An LSTM cell with activations that cost no exponential.",
+        formula="i, f, g, o = Wi x + Wh h + b; c' = psigmoid(f) c + psigmoid(i) ptanh(g); h' = psigmoid(o) ptanh(c')",
+        keyword=_EXACT,
+        x_blocks="4 H",
+        h_blocks="4 H",
+        state="``(h, c)`` of shapes (B, H)",
+        but="",
+    )
+    x_blocks = h_blocks = 4
+    n_states = 2
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        _glorot_(self.bias)
+        with torch.no_grad():
+            self.bias[self.n_out : 2 * self.n_out] = 1  # to remember, at first
+
+    def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        sigmoid, tanh = self._activations()
+        h, c = self.zero_state(x) if state is None else state
+        i, f, g, o = (F.linear(x, self.weight_ih, self.bias) + F.linear(h, self.weight_hh)).chunk(4, 1)
+        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+        h = sigmoid(o) * tanh(c)
+        return h, (h, c)
+
+    def window(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        if self.exact:  # then nn.LSTM is faster still
+            return super().window(x, state)
+        h, c = self.zero_state(x) if state is None else state
+        y, h, c = scan_lstm(x, h, c, self.weight_ih, self.weight_hh, self.bias)
+        return y, (h, c)
+
+
+class _Gated(_Approximate):
+    """A GRU cell with fewer products or gates: ``h' = (1 - z) n + z h``."""
+
+    def window(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        h = self.zero_state(x) if state is None else state
+        return scan_gru(x, h, self.weight_ih, self.weight_hh, self.bias, exact=self.exact)
+
+
+class SGRUCell(_Gated):
+    __doc__ = _CELL_DOC.format(
+        name="SGRUCell",
+        first="A GRU cell whose gates see the state alone.",
+        formula="r = psigmoid(Wr h + br); z = psigmoid(Wz h + bz); "
+        "n = ptanh(Wi x + r (Wn h) + bn); h' = (1 - z) n + z h",
+        keyword=_EXACT,
+        x_blocks="H",
+        h_blocks="3 H",
+        state="``h`` (B, H)",
+        but="",
+    )
+    x_blocks, h_blocks = 1, 3
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        sigmoid, tanh = self._activations()
+        h = self.zero_state(x) if state is None else state
+        hr, hz, hn = F.linear(h, self.weight_hh).chunk(3, 1)
+        br, bz, bn = self.bias.chunk(3)
+        r, z = sigmoid(hr + br), sigmoid(hz + bz)
+        n = tanh(F.linear(x, self.weight_ih, bn) + r * hn)
+        h = (1 - z) * n + z * h
+        return h, h
+
+
+class MGUCell(_Gated):
+    __doc__ = _CELL_DOC.format(
+        name="MGUCell",
+        first="A GRU cell with one gate for both purposes.",
+        formula="z = psigmoid(Vz x + Wz h + bz); n = ptanh(Vn x + z (Wn h) + bn); h' = (1 - z) n + z h",
+        keyword=_EXACT,
+        x_blocks="2 H",
+        h_blocks="2 H",
+        state="``h`` (B, H)",
+        but="",
+    )
+    x_blocks = h_blocks = 2
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        sigmoid, tanh = self._activations()
+        h = self.zero_state(x) if state is None else state
+        xz, xn = F.linear(x, self.weight_ih, self.bias).chunk(2, 1)
+        hz, hn = F.linear(h, self.weight_hh).chunk(2, 1)
+        z = sigmoid(xz + hz)
+        n = tanh(xn + z * hn)
+        h = (1 - z) * n + z * h
+        return h, h
+
+
+class SMGUCell(_Gated):
+    __doc__ = _CELL_DOC.format(
+        name="SMGUCell",
+        first="A GRU cell with one gate for both purposes, which sees the state alone.",
+        formula="z = psigmoid(Wz h + bz); n = ptanh(Wi x + z (Wn h) + bn); h' = (1 - z) n + z h",
+        keyword=_EXACT,
+        x_blocks="H",
+        h_blocks="2 H",
+        state="``h`` (B, H)",
+        but="",
+    )
+    x_blocks, h_blocks = 1, 2
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        sigmoid, tanh = self._activations()
+        h = self.zero_state(x) if state is None else state
+        hz, hn = F.linear(h, self.weight_hh).chunk(2, 1)
+        bz, bn = self.bias.chunk(2)
+        z = sigmoid(hz + bz)
+        n = tanh(F.linear(x, self.weight_ih, bn) + z * hn)
+        h = (1 - z) * n + z * h
+        return h, h
+
+
+class HFGRUCell(_Cell):
+    __doc__ = _CELL_DOC.format(
+        name="HFGRUCell",
+        first="A GRU cell whose update can be slowed down, for data of high frequency.",
+        formula="r, z = sigmoid(Vr x + Wr h + br), alpha sigmoid(Vz x + Wz h + bz); "
+        "n = tanh(Vn x + r (Wn h) + bn); h' = z n + (1 - z) h",
+        keyword="""alpha : float
+        The largest share of the state that a step replaces.""",
+        x_blocks="3 H",
+        h_blocks="3 H",
+        state="``h`` (B, H)",
+        but=" (which does not train it)",
+    )
+    x_blocks = h_blocks = 3
+
+    def __init__(self, n_in: int, n_out: int, alpha: float = 1.0) -> None:
+        super().__init__(n_in, n_out)
+        self.alpha = alpha
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        _glorot_(self.bias)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        h = self.zero_state(x) if state is None else state
+        xr, xz, xn = F.linear(x, self.weight_ih, self.bias).chunk(3, 1)
+        hr, hz, hn = F.linear(h, self.weight_hh).chunk(3, 1)
+        r, z = torch.sigmoid(xr + hr), self.alpha * torch.sigmoid(xz + hz)
+        n = torch.tanh(xn + r * hn)
+        h = z * n + (1 - z) * h
+        return h, h
+
+    def window(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        h = self.zero_state(x) if state is None else state
+        weights = self.weight_ih, self.weight_hh, self.bias
+        return scan_gru(x, h, *weights, exact=True, reverse=True, alpha=self.alpha)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (f", alpha={self.alpha}" if self.alpha != 1 else "")
+
+
+def _glorot_(bias: Tensor) -> None:
+    """Draw a bias as glorot_uniform of Flux.jl does for a vector."""
+    nn.init.uniform_(bias, -(bound := math.sqrt(6 / len(bias))), bound)

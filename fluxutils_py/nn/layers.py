@@ -1,0 +1,179 @@
+"""Layers of FluxUtils.jl and PrayTools.jl beside the recurrent ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.nn.recurrent import LSTM
+
+
+def RNNStack(
+    n_in: int, n_out: int, nlayers: int, dropout: float = 0.0, layer: Callable[[int, int], nn.Module] = LSTM
+) -> nn.Sequential:
+    """Recurrent layers above one another, of any kind, with dropout between them.
+
+    Parameters
+    ----------
+    n_in, n_out : int
+        Features of the input, units of each layer.
+    nlayers : int
+    dropout : float
+        Probability of dropping an output between two layers, in training; each step draws anew. With 0 there are no
+        such layers in the list.
+    layer : class or function
+        Called as ``layer(n_in, n_out)``.
+
+    Returns
+    -------
+    nn.Sequential
+        ``layer``, ``nn.Dropout``, ``layer``, ...
+
+    Notes
+    -----
+    ``LSTM(n_in, n_out, num_layers, dropout)`` computes the same, in one call for all layers.
+    Source: ``RNN(in, out, nlayers, dropout, layer)`` of FluxUtils.jl.
+
+    Examples
+    --------
+    >>> from fluxutils_py.nn import GRU
+    >>> [type(m).__name__ for m in RNNStack(3, 5, 2, 0.1, GRU)]
+    ['GRU', 'Dropout', 'GRU']
+    """
+    if nlayers < 1:
+        raise ValueError(f"nlayers must be 1 or more, got {nlayers}")
+    layers = [layer(n_in, n_out)]
+    for _ in range(nlayers - 1):
+        if dropout > 0:
+            layers.append(nn.Dropout(dropout))
+        layers.append(layer(n_out, n_out))
+    return nn.Sequential(*layers)
+
+
+def DenseReLU(n_in: int, n_out: int, bias: bool = True) -> nn.Sequential:
+    """A linear layer and ``relu``. Source: ``DenseReLU`` of FluxUtils.jl.
+
+    >>> DenseReLU(3, 5)(torch.zeros(7, 4, 3)).shape
+    torch.Size([7, 4, 5])
+    """
+    return nn.Sequential(nn.Linear(n_in, n_out, bias), nn.ReLU())
+
+
+def ffnn(
+    idim: int,
+    nneurons: int,
+    nlayers: int,
+    fun: Callable[..., Any],
+    bnfun: Callable[..., Any] | None = None,
+    dropout: float = 0.0,
+    last_linear: bool = False,
+) -> nn.Module:
+    """A feed-forward network of layers of equal width.
+
+    Parameters
+    ----------
+    idim, nneurons, nlayers : int
+        Features of the input, units of each layer, layers.
+    fun : nn.Module class, or function of a tensor
+        What follows each linear layer: ``nn.Tanh`` or ``torch.tanh``. A model with functions cannot be saved as plain
+        data; one with modules can.
+    bnfun : likewise, optional
+        Then each layer ends in a batch normalisation and this function. ``nn.Identity`` for the former alone.
+    dropout : float
+        Then each layer ends in a dropout.
+    last_linear : bool
+        Whether the last layer is linear, without ``fun`` and what follows it.
+
+    Returns
+    -------
+    nn.Sequential
+        Of one module for each step; a single linear layer is returned as it is.
+
+    Notes
+    -----
+    Takes ``(..., idim)``; with batch normalisation ``(B, idim)`` or windows ``(S, B, idim)``, whose steps and series
+    are normalised together. Source: ``ffnn`` of PrayTools.jl (which has ``last_linear`` only without the other two).
+
+    Examples
+    --------
+    >>> [type(m).__name__ for m in ffnn(3, 5, 2, nn.Tanh, dropout=0.1, last_linear=True)]
+    ['Linear', 'Tanh', 'Dropout', 'Linear']
+    """
+    if nlayers < 1:
+        raise ValueError(f"nlayers must be 1 or more, got {nlayers}")
+    layers: list[nn.Module] = []
+    for k in range(nlayers):
+        layers.append(nn.Linear(nneurons if k else idim, nneurons))
+        if last_linear and k == nlayers - 1:
+            break
+        layers.append(_as_module(fun))
+        if bnfun is not None:
+            layers += [BatchNorm(nneurons), _as_module(bnfun)]
+        if dropout > 0:
+            layers.append(nn.Dropout(dropout))
+    return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
+
+
+class BatchNorm(nn.BatchNorm1d):
+    """``nn.BatchNorm1d`` that takes windows ``(S, B, F)`` too: features last, steps and series normalised together."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.reshape(-1, x.shape[-1])).reshape(x.shape)
+
+
+class Elementwise(nn.Module):
+    """A function of a tensor as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+    def extra_repr(self) -> str:
+        return getattr(self.function, "__name__", repr(self.function))
+
+
+def _as_module(function: Callable[..., Any]) -> nn.Module:
+    if isinstance(function, nn.Module):
+        raise TypeError(
+            f"each layer needs a module of its own: give the class {type(function).__name__}, not an instance"
+        )
+    return function() if isinstance(function, type) else Elementwise(function)
+
+
+class GaussianNoise(nn.Module):
+    """Add normal noise in training; ``x`` itself, not a copy, in evaluation or without noise.
+
+    Parameters
+    ----------
+    stddev : float
+
+    Notes
+    -----
+    Noise is drawn from torch's generator, in training only; any shape. Source: ``GaussianNoise`` of FluxUtils.jl.
+
+    Examples
+    --------
+    >>> x = torch.zeros(7, 4, 3)
+    >>> GaussianNoise(0.1).eval()(x) is x
+    True
+    """
+
+    def __init__(self, stddev: float) -> None:
+        super().__init__()
+        if not stddev >= 0:
+            raise ValueError(f"stddev must be 0 or more, got {stddev}")
+        self.stddev = stddev
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.stddev == 0:
+            return x
+        return x + self.stddev * torch.randn_like(x)
+
+    def extra_repr(self) -> str:
+        return f"{self.stddev}"

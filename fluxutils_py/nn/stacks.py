@@ -1,0 +1,128 @@
+"""Layers of the cells of FluxUtils.jl, with the face of LSTM, GRU and RNN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell, _Cell
+from fluxutils_py.nn.recurrent import Recur
+
+
+class CellStack(nn.Module):
+    """Cells above one another, run over whole windows: what the layers here hold, as ``LSTM`` holds an ``nn.LSTM``.
+
+    ``stack(x, state)`` takes ``x`` (S, B, n_in) and a state of one tensor (L, B, H), or a tuple of such, or None, and
+    returns the outputs (S, B, H) of the last cell and the new state.
+    """
+
+    takes_windows = True
+    batch_dim = 1
+
+    def __init__(self, cells: list[_Cell], dropout: float = 0.0) -> None:
+        super().__init__()
+        self.cells, self.dropout = nn.ModuleList(cells), dropout
+        self.n_states = cells[0].n_states
+
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        many = self.n_states > 1
+        states = []
+        cell: Any
+        for k, cell in enumerate(self.cells):
+            if k:
+                x = F.dropout(x, self.dropout, self.training)
+            before = None if state is None else tuple(s[k] for s in state) if many else state[k]
+            x, after = cell.window(x, before)
+            states.append(after)
+        return x, tuple(map(torch.stack, zip(*states, strict=True))) if many else torch.stack(states)
+
+    def empty_state(self) -> tuple[Tensor, ...]:
+        first: Any = self.cells[0]
+        return tuple(s.expand(len(self.cells), *s.shape) for s in first.empty_state())
+
+
+class _CellLayer(Recur):
+    """A Recur around a stack of cells that it builds itself."""
+
+    cell: type[_Cell]
+
+    def __init__(self, n_in: int, n_out: int, num_layers: int = 1, dropout: float = 0.0) -> None:
+        if num_layers < 1:
+            raise ValueError(f"num_layers must be 1 or more, got {num_layers}")
+        if not 0 <= dropout <= 1:
+            raise ValueError(f"dropout is a probability, from 0 to 1, got {dropout}")
+        cells = [self._make(n_out if k else n_in, n_out) for k in range(num_layers)]
+        super().__init__(CellStack(cells, dropout))
+        self.n_in, self.n_out, self.num_layers, self.dropout = n_in, n_out, num_layers, dropout
+
+    def _make(self, n_in: int, n_out: int) -> _Cell:
+        return self.cell(n_in, n_out)
+
+
+_LAYER_DOC = """{first}
+
+    Parameters
+    ----------
+    n_in, n_out : int
+        Features of the input, units of each layer.
+    num_layers : int
+        Layers stacked on one another, each with its own state.
+    dropout : float
+        Probability of dropping an output between two layers (not after the last), in training only.
+    {alpha}
+    Notes
+    -----
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``, its state carried as in
+    :class:`Recur`. Whole windows are several times faster than their steps. Differentiable once: not for penalties on
+    gradients. See :class:`{name}Cell` for the formula.
+
+    Source: ``{name}`` of FluxUtils.jl.
+
+    Examples
+    --------
+    >>> {name}(3, 5, num_layers=2)(torch.zeros(7, 4, 3)).shape
+    torch.Size([7, 4, 5])
+    """
+
+
+class FLSTM(_CellLayer):
+    __doc__ = _LAYER_DOC.format(name="FLSTM", first="LSTM layers with activations that cost no exponential.", alpha="")
+    cell = FLSTMCell
+
+
+class SGRU(_CellLayer):
+    __doc__ = _LAYER_DOC.format(name="SGRU", first="GRU layers whose gates see the state alone.", alpha="")
+    cell = SGRUCell
+
+
+class MGU(_CellLayer):
+    __doc__ = _LAYER_DOC.format(name="MGU", first="GRU layers with one gate for both purposes.", alpha="")
+    cell = MGUCell
+
+
+class SMGU(_CellLayer):
+    __doc__ = _LAYER_DOC.format(
+        name="SMGU", first="GRU layers with one gate for both purposes, which sees the state alone.", alpha=""
+    )
+    cell = SMGUCell
+
+
+class HFGRU(_CellLayer):
+    __doc__ = _LAYER_DOC.format(
+        name="HFGRU",
+        first="GRU layers whose update can be slowed down, for data of high frequency.",
+        alpha="""alpha : float
+        The largest share of the state that a step replaces.
+""",
+    )
+    cell = HFGRUCell
+
+    def __init__(self, n_in: int, n_out: int, num_layers: int = 1, dropout: float = 0.0, alpha: float = 1.0) -> None:
+        self.alpha = alpha
+        super().__init__(n_in, n_out, num_layers, dropout)
+
+    def _make(self, n_in: int, n_out: int) -> _Cell:
+        return HFGRUCell(n_in, n_out, self.alpha)

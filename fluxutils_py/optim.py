@@ -1,0 +1,288 @@
+"""Optimizers of FluxUtils.jl, as torch's: clipping of each parameter, and decay that no learning rate scales.
+
+>>> model = torch.nn.Linear(3, 2)
+>>> optimizer = ADAMW32(lr=1e-2)(model.parameters())
+
+An estimator takes them as they are, ``opt=ADAMW32(1e-2)``, and finds what can be set: ``opt__lr``, ``opt__decay``,
+``opt__thresh``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+__all__ = [
+    "ADAM32",
+    "ADAMW32",
+    "Chain",
+    "ChainFactory",
+    "ChainedOptimizer",
+    "Clip",
+    "ClipNorm",
+    "Transform",
+    "WeightDecay",
+]
+
+
+class Transform:
+    """Something done to each parameter's gradient, or to what is to be subtracted from it; a link of a :func:`Chain`.
+
+    A transform of your own is a dataclass with numbers as fields, so that it can be shown, set and saved.
+    """
+
+    def __call__(self, delta: Tensor, x: Tensor) -> None:
+        """Change ``delta``, for the parameter ``x``, in place."""
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip(Transform):
+    """Values beyond ``thresh`` are clamped to it. Source: ``Clip`` of FluxUtils.jl.
+
+    >>> Clip(0.5)(delta := torch.tensor([3.0, -0.2]), torch.zeros(2)), delta
+    (None, tensor([ 0.5000, -0.2000]))
+    """
+
+    thresh: float
+
+    def __call__(self, delta: Tensor, x: Tensor) -> None:
+        delta.clamp_(-self.thresh, self.thresh)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClipNorm(Transform):
+    """Each parameter's is scaled down to the norm ``thresh``, if it is larger.
+
+    The norm of all parameters together is ``clip`` of the spec, or ``clip_grad_norm_`` of torch.
+    Source: ``ClipNorm`` of FluxUtils.jl.
+
+    >>> ClipNorm(1.0)(delta := torch.tensor([3.0, -4.0]), torch.zeros(2)), delta
+    (None, tensor([ 0.6000, -0.8000]))
+    """
+
+    thresh: float
+
+    def __call__(self, delta: Tensor, x: Tensor) -> None:
+        delta.mul_((self.thresh / torch.linalg.vector_norm(delta)).clamp_max(1))
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightDecay(Transform):
+    """``decay`` times the parameter is added.
+
+    After an optimizer in a chain, parameters shrink by this share in each step, whatever the learning rate; before it,
+    this is the gradient of a penalty on squares. Source: ``WeightDecay`` of Flux.jl 0.9.
+
+    >>> WeightDecay(0.1)(delta := torch.zeros(2), torch.tensor([3.0, -4.0])), delta
+    (None, tensor([ 0.3000, -0.4000]))
+    """
+
+    decay: float = 0.0
+
+    def __call__(self, delta: Tensor, x: Tensor) -> None:
+        delta.add_(x, alpha=self.decay)
+
+
+def ADAM32(lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999)) -> functools.partial[torch.optim.Adam]:
+    """Adam, for a :func:`Chain` or as ``opt``: ``functools.partial(torch.optim.Adam, lr=lr, betas=betas)``.
+
+    Moments are of the type of the parameters. Source: ``ADAM32`` of FluxUtils.jl.
+
+    >>> type(ADAM32()([torch.zeros(2, requires_grad=True)])).__name__
+    'Adam'
+    """
+    return functools.partial(torch.optim.Adam, lr=lr, betas=betas)
+
+
+def ADAMW32(
+    lr: float = 1e-3, decay: float = 1e-3, thresh: float = 0.5, betas: tuple[float, float] = (0.9, 0.999)
+) -> ChainFactory:
+    """``Chain(Clip(thresh), ADAM32(lr), WeightDecay(decay))``: Adam of clipped gradients, with decoupled decay.
+
+    Parameters
+    ----------
+    lr : float
+        May be 0: parameters then shrink only.
+    decay : float
+        The share by which a step shrinks the parameters. ``AdamW(weight_decay=decay / lr)`` does the same, as long as
+        nobody changes the learning rate: here a schedule leaves the decay as it is.
+    thresh : float
+        Largest absolute value of a gradient.
+    betas : tuple of two floats
+
+    Notes
+    -----
+    Source: ``ADAMW32`` of FluxUtils.jl.
+
+    Examples
+    --------
+    >>> ADAMW32(0.01)
+    Chain(Clip(thresh=0.5), Adam(lr=0.01, betas=(0.9, 0.999)), WeightDecay(decay=0.001))
+    """
+    return ChainFactory(Clip(thresh), ADAM32(lr, betas), WeightDecay(decay))
+
+
+def Chain(*links: Any) -> Any:
+    """Transforms, an optimizer, and transforms: each gets what the one before it made of the gradient.
+
+    Parameters
+    ----------
+    *links : Transform, and one optimizer
+        The optimizer is a class of ``torch.optim``, a ``functools.partial`` of one, a function of the parameters, or
+        an instance. Transforms before it see gradients, in place (as ``torch.nn.utils.clip_grad_value_`` does); those
+        after it see what is to be subtracted from the parameters.
+
+    Returns
+    -------
+    ChainFactory, or ChainedOptimizer
+        The latter, ready for ``step()``, if the optimizer is an instance. Else a function of the parameters that makes
+        one, for ``opt`` of an estimator.
+
+    Raises
+    ------
+    TypeError
+        If there is not exactly one optimizer.
+
+    Notes
+    -----
+    Source: ``Optimiser`` of Flux.jl 0.9.
+
+    Examples
+    --------
+    >>> sgd = functools.partial(torch.optim.SGD, lr=1.0)
+    >>> for chain in Chain(Clip(0.5), sgd, WeightDecay(0.1)), Chain(WeightDecay(0.1), Clip(0.5), sgd):
+    ...     p = torch.tensor([10.0], requires_grad=True)
+    ...     p.grad = torch.tensor([3.0])
+    ...     chain([p]).step()
+    ...     print(p.detach())
+    tensor([8.5000])
+    tensor([9.5000])
+    """
+    factory = ChainFactory(*links)
+    optimizer = factory.optimizer
+    if isinstance(optimizer, Optimizer):
+        return ChainedOptimizer(optimizer, factory.before, factory.after)
+    return factory
+
+
+class ChainFactory:
+    """What :func:`Chain` makes of a class: called with parameters, it returns their :class:`ChainedOptimizer`.
+
+    Settings of all links may be given too, by their names, where these are unique: ``chain(params, lr=0.1)``.
+    """
+
+    def __init__(self, *links: Any) -> None:
+        at = [k for k, link in enumerate(links) if not isinstance(link, Transform)]
+        if len(at) != 1 or (not callable(links[at[0]]) and not isinstance(links[at[0]], Optimizer)):
+            raise TypeError(
+                "a chain has one optimizer (a class of torch.optim, a functools.partial of one, a function of the "
+                f"parameters, or an instance) among transforms such as Clip(0.5); got {links!r}"
+            )
+        self.links, self._at = links, at[0]
+        self.optimizer = links[at[0]]
+        self.before, self.after = links[: at[0]], links[at[0] + 1 :]
+        self._owners: dict[str, int] = {}
+        found = [
+            p.replace(kind=p.KEYWORD_ONLY)
+            for k, link in enumerate(links)
+            for p in (_fields(link) if k != at[0] else _arguments(link))
+            if self._owners.setdefault(p.name, k) == k
+        ]
+        twice = {p.name for k, t in enumerate(links) if k != at[0] for p in _fields(t) if self._owners[p.name] != k}
+        for name in twice:
+            del self._owners[name]
+        params = inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        self.__signature__ = inspect.Signature([params, *(p for p in found if p.name not in twice)])
+
+    def __call__(self, params: Any, **settings: Any) -> ChainedOptimizer:
+        links = list(self.links)
+        for name, value in settings.items():
+            k = self._owners.get(name, self._at)
+            if k == self._at:
+                links[k] = functools.partial(links[k], **{name: value})
+            else:
+                links[k] = dataclasses.replace(links[k], **{name: value})
+        return ChainedOptimizer(links[self._at](params), links[: self._at], links[self._at + 1 :])
+
+    def __reduce__(self) -> Any:
+        return type(self), self.links
+
+    def __repr__(self) -> str:
+        return f"Chain({', '.join(map(_shown, self.links))})"
+
+
+class ChainedOptimizer(Optimizer):
+    """An optimizer between transforms; made by :func:`Chain`.
+
+    Parameter groups, state and ``state_dict()`` are those of the optimizer inside, so that schedulers and checkpoints
+    see no difference. Parameters without a gradient are left alone.
+    """
+
+    def __init__(self, inner: Optimizer, before: Any = (), after: Any = ()) -> None:
+        self.inner, self.before, self.after = inner, tuple(before), tuple(after)
+        super().__init__(inner.param_groups, inner.defaults)
+        self._share()
+
+    def _share(self) -> None:
+        self.param_groups, self.state, self.defaults = self.inner.param_groups, self.inner.state, self.inner.defaults
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step on the gradients that are there. ``closure``, if any, is called once, to compute them."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        for p in params:
+            for transform in self.before:
+                transform(p.grad, p)
+        old = [p.clone() for p in params] if self.after else []
+        self.inner.step()
+        for p, x in zip(params, old, strict=False):
+            delta = x - p
+            for transform in self.after:
+                transform(delta, x)
+            torch.sub(x, delta, out=p)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
+        self._share()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"inner": self.inner, "before": self.before, "after": self.after}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        type(self).__init__(self, **state)  # torch's own restores groups and state only
+
+    def __repr__(self) -> str:
+        return f"ChainedOptimizer({', '.join(map(repr, (*self.before, self.inner, *self.after)))})"
+
+
+def _fields(transform: Any) -> list[inspect.Parameter]:
+    """The settings of a transform as parameters with defaults."""
+    names = [f.name for f in dataclasses.fields(transform)] if dataclasses.is_dataclass(transform) else []
+    return [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=getattr(transform, n)) for n in names]
+
+
+def _arguments(optimizer: Any) -> list[inspect.Parameter]:
+    """What can be set in a class, partial or function that makes an optimizer, but for the parameters."""
+    if isinstance(optimizer, Optimizer):
+        return []
+    found = list(inspect.signature(optimizer).parameters.values())[1:]
+    return [p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is not p.empty]
+
+
+def _shown(link: Any) -> str:
+    if isinstance(link, functools.partial) and not link.args:
+        return f"{link.func.__name__}({', '.join(f'{k}={v!r}' for k, v in link.keywords.items())})"
+    return link.__name__ if isinstance(link, type) else repr(link)
