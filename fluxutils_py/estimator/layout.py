@@ -183,7 +183,7 @@ def _read_rows(x: Any, est: Any, fitted: bool, name: str) -> Inputs:
             f"{name} has one axis, of {len(x)} values. Reshape your data: x[None, None] if they are one feature of one "
             "series (F, N, T), x.reshape(-1, 1) if a matrix of one feature, x.reshape(1, -1) if one of a single sample"
         )
-    shape = getattr(x, "shape", ())
+    shape: Any = getattr(x, "shape", ())
     if fitted and est._form == "native" and len(shape) == 2 and shape[1] != est.n_features_in_:
         raise ShapeError(
             f"{name} is a matrix of shape {tuple(shape)}, whose rows are series of one step, but {type(est).__name__} "
