@@ -255,6 +255,8 @@ class Estimator(ReadableTables, BaseEstimator):
             If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` holds single NaNs or infinities.
         """
         result, end = self._run(x, out, state=state, lengths=lengths, transform=self._answer, return_state=return_state)
+        if out is None and self._y_ndim == 1 and result.ndim == 2 and result.shape[1] == 1:
+            result = result[:, 0]
         return (result, end) if return_state else result
 
     def score(self, x: Any, y: Any, sample_weight: Any = None, *, lengths: Any = None) -> float:
@@ -372,8 +374,7 @@ class Estimator(ReadableTables, BaseEstimator):
                 if out is None and isinstance(result, np.ndarray):
                     result = inputs.flat(result)
             end = found.state() if return_state else None
-        vector = out is None and self._y_ndim == 1 and result.ndim == 2 and result.shape[1] == 1
-        return (result[:, 0] if vector else result), end
+        return result, end
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

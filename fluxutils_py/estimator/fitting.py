@@ -60,8 +60,8 @@ class Fit:
         None: as the spec says.
     resume : bool
         Go on with the estimator's model and optimizer, if it has any.
-    validation_fraction : float or None
-        How much of the data to hold out for validation.
+    holds_out : bool
+        Whether to keep ``validation_fraction`` of the data for validation.
     sync : Sync, optional
         The ranks that fit together. Every one is given the same arguments, and takes its part of each minibatch, which
         is ``batchsize`` series for each of them.
@@ -77,7 +77,7 @@ class Fit:
         lengths: Any = None,
         epochs: int | None = None,
         resume: bool = False,
-        validation_fraction: float | None = None,
+        holds_out: bool = False,
         sync: Sync | None = None,
     ) -> None:
         self.sync = Sync() if sync is None else sync
@@ -106,10 +106,11 @@ class Fit:
             copy.deepcopy(est._rng) if self.resume else draw_generator(copy.deepcopy(self.settings.random_state))
         )[0]
         parts: tuple[Part | None, Part | None] = (None, None)
-        if validation_fraction is not None:
+        if holds_out:
             seed = self.sync.share(int(draw_generator(copy.deepcopy(self.settings.random_state)).integers(2**31)))[0]
             stratify = self.classes is not None
-            parts = hold_out(self.inputs, self.targets, lengths, validation_fraction, seed, stratify)
+            fraction = self.settings.validation_fraction
+            parts = hold_out(self.inputs, self.targets, lengths, fraction, seed, stratify)
         self.windows = self._cut(self.inputs, self.targets, weight, lengths, parts[0])
         self.model, self.optimizer = self._build()
         first = next(self.model.parameters())
@@ -290,7 +291,8 @@ class Fit:
         n_steps = min(3, self.windows.rows.longest)
         values = self.windows.cut(self.windows.rows[:4], 0, n_steps)[0]
         try:
-            takes_windows(self.model, [to_tensor(v, self.dtype, self.device) for v in values])
+            with seeded(0):  # trying it out puts the generators back: not while another fit draws from them
+                takes_windows(self.model, [to_tensor(v, self.dtype, self.device) for v in values])
         except ShapeError as error:
             if isinstance(self.loss, SeqLoss):
                 raise

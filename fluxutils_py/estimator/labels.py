@@ -22,10 +22,12 @@ class Encoder:
     classes : ndarray, sorted
     unknown : int or None
         What a label becomes that is none of the classes. None: that is an error.
+    name : str
+        What an error calls the labels.
     """
 
-    def __init__(self, classes: np.ndarray, unknown: int | None = None) -> None:
-        self.classes, self.unknown = classes, unknown
+    def __init__(self, classes: np.ndarray, unknown: int | None = None, name: str = "y") -> None:
+        self.classes, self.unknown, self.name = classes, unknown, name
 
     def __call__(self, labels: np.ndarray) -> np.ndarray:
         there = _present(labels)
@@ -35,7 +37,7 @@ class Encoder:
         if unknown.any():
             if self.unknown is None:
                 raise ValueError(
-                    f"y has labels {np.unique(labels[unknown]).tolist()} that are not in the classes "
+                    f"{self.name} has labels {np.unique(labels[unknown]).tolist()} that are not in the classes "
                     f"{self.classes.tolist()}; name all of them at the first call, partial_fit(x, y, classes=...)"
                 )
             codes[unknown] = self.unknown

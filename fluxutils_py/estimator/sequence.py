@@ -130,13 +130,8 @@ class _Sequence(Estimator):
         epochs: int | None = None,
         lengths: Any = None,
     ) -> Self:
-        held = self.validation_fraction if self.early_stopping and validation_data is None else None
-        run_fit(
-            self,
-            *(x, y, sample_weight, validation_data, lengths, epochs),
-            resume=self.warm_start,
-            validation_fraction=held,
-        )
+        holds_out = bool(self.early_stopping) and validation_data is None
+        run_fit(self, x, y, sample_weight, validation_data, lengths, epochs, self.warm_start, holds_out)
         return self
 
     fit.__doc__ = Estimator.fit.__doc__

@@ -137,7 +137,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         unknown: int | None = None,
         name: str = "y",
     ) -> Targets:
-        encode = None if classes is None else Encoder(classes, unknown)
+        encode = None if classes is None else Encoder(classes, unknown, name)
         return read_targets(y, inputs, self, lengths, kind="labels", encode=encode, name=name)
 
     def _find_classes(self, y: Any, inputs: Inputs, weight: SampleWeight | None, resume: bool) -> np.ndarray | None:

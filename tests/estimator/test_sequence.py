@@ -15,6 +15,7 @@ from torch.optim import AdamW
 
 from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, net2vec, samples, timesteps
 from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.estimator.sequence import CELLS
 from fluxutils_py.nn import GRU, LSTM, RNN, Recur
 
 N, T = 13, 17
@@ -71,8 +72,10 @@ def test_dropout_lies_between_layers():
 
 
 BAD = [
-    ("cell", "elman", ValueError, "cell must be one of 'lstm', 'gru', 'rnn', or a class, got 'elman'"),
-    ("cell", None, ValueError, "cell must be one of 'lstm', 'gru', 'rnn', or a class, got None"),
+    *(
+        ("cell", value, ValueError, f"cell must be one of {', '.join(map(repr, CELLS))}, or a class, got {value!r}")
+        for value in ("elman", None)
+    ),
     *(
         (name, value, SpecError, f"{name} must be a positive integer, got {value!r}")
         for name in ("hidden_size", "num_layers", "n_iter_no_change", "epochs", "batchsize")
