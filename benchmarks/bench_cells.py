@@ -17,7 +17,8 @@ Besides, of FLSTM, ways that were tried for the recurrent part and lost:
 gradients at once and write steps into their place, see ``fluxutils_py/nn/scan.py``. Keeping units in rows and series in
 columns there, so that a gate is one piece of memory, was as fast (ratio to this layout 0.95 small, 0.96 large: no more
 than chance) and needs copies at both ends. In the large shape most of the time is in torch's matrix products,
-which are half as fast as those of the library behind ``nn.LSTM``: 2 is about the least that can be had without it.
+which are half as fast as those of the library behind ``nn.LSTM``: of a cell with as many products, 2 is about the
+least that can be had.
 
 Medians of 15 rounds, 1 thread of a busy machine (A/A control 0.95 small, 0.97 large; single rounds were up to 2.4 and
 1.2), as ratio to ``nn.LSTM``, of windows and of steps:
@@ -124,10 +125,6 @@ def contenders(shape: Shape) -> dict[str, Callable[[], Result]]:
 
         return run
 
-    def by_steps(layer: nn.Module) -> Tensor:
-        layer.reset()
-        return torch.stack([layer(step) for step in x])
-
     def by_window(layer: nn.Module) -> Tensor:
         layer.reset()
         return layer(x)
@@ -143,7 +140,7 @@ def contenders(shape: Shape) -> dict[str, Callable[[], Result]]:
         steps = kind(*sizes)
         steps.load_state_dict(layer.state_dict())
         cell = steps.module.cells[0]
-        found[f"{kind.__name__}, steps"] = learn(steps, lambda cell=cell: cell_by_steps(cell, x))
+        found[f"{kind.__name__}, steps"] = learn(steps, lambda cell=cell: by_steps(cell, x))
         if kind is FLSTM:
             found["FLSTM, autograd"] = learn(steps, lambda cell=cell: recorded(x, *cell.parameters()))
             with warnings.catch_warnings():
@@ -153,7 +150,7 @@ def contenders(shape: Shape) -> dict[str, Callable[[], Result]]:
     return found
 
 
-def cell_by_steps(cell: nn.Module, x: Tensor) -> Tensor:
+def by_steps(cell: nn.Module, x: Tensor) -> Tensor:
     """The loop that a user writes around a cell."""
     state, ys = None, []
     for step in x:

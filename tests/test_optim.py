@@ -263,6 +263,8 @@ def test_its_settings_are_found_by_name():
     both = Estimator(opt=Chain(Clip(1.0), ClipNorm(2.0), SGD))  # which thresh?
     assert "opt__thresh" not in both.get_params()
     assert both.get_params()["opt__lr"] == 1e-3
+    with pytest.raises(TypeError, match="thresh"):
+        both.opt(params(), thresh=3.0)
 
 
 def test_a_schedule_goes_on_after_loading(tmp_path):
