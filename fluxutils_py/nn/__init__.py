@@ -21,7 +21,7 @@ from fluxutils_py.nn.states import (
     states,
     truncate,
 )
-from fluxutils_py.nn.vectors import gradients, net2grad, net2vec, pack, vec2net
+from fluxutils_py.nn.vectors import gradients, net2grad, net2vec, pack, vec2net, windices
 from fluxutils_py.nn.windows import prediction_copy, replica, run_window, takes_windows
 from fluxutils_py.nn.winsor import WinsorNorm
 
@@ -86,5 +86,6 @@ __all__ = [
     "truncate",
     "vec2net",
     "weights",
+    "windices",
     "wrap_recurrent",
 ]

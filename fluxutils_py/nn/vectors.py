@@ -69,6 +69,39 @@ def vec2net(m: M, v: Any) -> M:
     return m
 
 
+def windices(m: Any, maxnorm: bool = False) -> list[Tensor]:
+    """Where in the vector of :func:`net2vec` the weights stand: the parameters that ``weights`` lists.
+
+    Parameters
+    ----------
+    m : nn.Module or estimator
+    maxnorm : bool
+        One index per output unit (axis 0 of a weight), for constraints on the norm of what comes into each unit.
+
+    Returns
+    -------
+    list of Tensor of int64
+        One-dimensional, in the order of :func:`namedparams`; row-major, as the vector is.
+
+    Notes
+    -----
+    Source: ``windices`` of FluxUtils.jl, which leaves out weights of more than two axes.
+
+    Examples
+    --------
+    >>> model = nn.Linear(2, 3)
+    >>> [i.tolist() for i in windices(model, maxnorm=True)]
+    [[0, 1], [2, 3], [4, 5]]
+    """
+    found, begin = [], 0
+    for p in module_of(m).parameters():
+        if p.ndim >= 2:
+            indices = torch.arange(begin, begin + p.numel())
+            found += list(indices.reshape(p.shape[0], -1)) if maxnorm else [indices]
+        begin += p.numel()
+    return found
+
+
 def net2grad(m: Any, dtype: torch.dtype | None = None) -> Tensor:
     """The gradients of all parameters in one vector, in the order of :func:`net2vec`; zeros where there is none.
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import GRU, LSTM, gradients, net2grad, net2vec, pack, reset, vec2net
+from fluxutils_py.nn import GRU, LSTM, gradients, net2grad, net2vec, pack, reset, vec2net, weights, windices
 
 
 def small():
@@ -198,3 +198,18 @@ def test_packing_writes_into_the_vector_it_is_given():
     out = torch.empty(7)
     assert pack([torch.ones(2, 2), torch.zeros(1), torch.full((2, 1), 3.0)], out) is out
     assert out.tolist() == [1, 1, 1, 1, 0, 3, 3]
+
+
+def test_indices_of_weights_pick_them_from_the_vector():
+    model = nn.Sequential(nn.Conv1d(2, 3, 5), nn.LayerNorm(3), LSTM(3, 4, num_layers=2), nn.Linear(4, 1))
+    vector = net2vec(model)
+    picked = [vector[i] for i in windices(model)]
+    expected = [w.detach().reshape(-1) for w in weights(model)]
+    assert [p.tolist() for p in picked] == [e.tolist() for e in expected]
+
+
+def test_indices_by_unit_pick_the_rows_of_the_weights():
+    model = nn.Sequential(nn.Conv1d(2, 3, 5), LSTM(3, 4), nn.Linear(4, 2))
+    vector = net2vec(model)
+    picked = [vector[i].tolist() for i in windices(model, maxnorm=True)]
+    assert picked == [row.reshape(-1).tolist() for w in weights(model) for row in w.detach()]
