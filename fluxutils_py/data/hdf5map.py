@@ -127,7 +127,7 @@ class H5Map(np.memmap):
             return np.array(self).__reduce__()
         o = self._origin
         mode = o.mode if self.flags.writeable else "r"
-        return _reopen, (o.path, self.dtype, self.shape, self.strides, _address(self) - o.start, mode, o.identity)
+        return reopen, (o.path, self.dtype, self.shape, self.strides, _address(self) - o.start, mode, o.identity)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.__reduce__()
@@ -174,7 +174,7 @@ class H5Map(np.memmap):
         return bool(starts)
 
 
-def _reopen(
+def reopen(
     path: str,
     dtype: np.dtype,
     shape: tuple[int, ...],

@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5map import H5Map
+from fluxutils_py.data.hdf5map import H5Map, file_identity, reopen
 from fluxutils_py.data.indexing import chosen, picks, runs
 from fluxutils_py.data.series import in_memory
 
@@ -138,17 +138,18 @@ def portable(source: Any) -> Any:
     if root.mode == "c":  # the file lacks the changes; joblib would nevertheless send its name
         return np.array(source)
     ahead = source.__array_interface__["data"][0] - root.__array_interface__["data"][0]
-    return _Mapped(str(root.filename), source.dtype, source.shape, source.strides, root.offset + ahead)
+    path = str(root.filename)
+    return _Mapped(path, source.dtype, source.shape, source.strides, root.offset + ahead, "r", file_identity(path))
 
 
 class _Mapped:
-    """A memory map as the place of its bytes; unpickling maps the file again."""
+    """A memory map as the place of its bytes; unpickling maps the file again, if it is still the same."""
 
     def __init__(self, *place: Any) -> None:
         self.place = place
 
     def __reduce__(self) -> Any:
-        return H5Map, self.place
+        return reopen, self.place
 
 
 class _Stored:
