@@ -164,8 +164,33 @@ def test_some_series_are_held_out_and_decide(make, y):
     by_hand.fit(X[:, kept], cut(y, kept), validation_data=(X[:, out], cut(y, out)))
     assert torch.equal(torch.stack(hand.epochs), trace)
     assert est.validation_loss_curve_ == by_hand.validation_loss_curve_
-    if make is SequenceClassifier:  # each label has its share: 5 and 8 of 13 series
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_label_has_its_share_of_what_is_held_out(seed):
+    """5 and 8 of 13 series: 2 and 2 of 4."""
+    place = lambda n: (slice(None), n)  # noqa: E731
+    series = held_out(SequenceClassifier, X[:, :, :3], LABELS, place, N, random_state=seed)
+    rows = [n for n in range(N) if n in held_out(SequenceClassifier, X[:, :, 0].T.copy(), LABELS, lambda n: n, N,
+                                                 random_state=seed)]  # fmt: skip
+    for out in (series, rows):
         assert sorted(LABELS[out]) == ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize("in_time", [False, True])
+def test_weights_are_scaled_in_each_part_for_itself(in_time):
+    w = np.random.default_rng(1).random(T if in_time else N) * np.linspace(1, 9, T if in_time else N)
+    view = timesteps if in_time else samples
+    est, trace = traced(SequenceRegressor, view(X), view(Y), w)
+    if in_time:
+        kept, out = np.split(np.arange(T), [T - math.ceil(0.3 * T)])
+    else:
+        out = np.array(held_out(SequenceRegressor, X, Y, lambda n: (slice(None), n), N))
+        kept = np.setdiff1d(np.arange(N), out)
+    by_hand = SequenceRegressor(**SMALL, callbacks=(hand := Trace()))
+    by_hand.fit(view(X)[kept], view(Y)[kept], w[kept], validation_data=(view(X)[out], view(Y)[out], w[out]))
+    assert torch.allclose(torch.stack(hand.epochs), trace, rtol=0, atol=1e-12)
+    assert est.validation_loss_curve_ == pytest.approx(by_hand.validation_loss_curve_, rel=1e-12)
 
 
 @pytest.mark.parametrize("form", VIEWS)
