@@ -44,8 +44,7 @@ def test_a_script_that_fails_on_one_rank_ends_on_all(mpirun, tmp_path, accident,
     assert told in err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_mpirun_ends_training_on_all_ranks_after_a_whole_step(mpirun_command, tmp_path, number):
+def test_a_signal_to_mpirun_ends_training_on_all_ranks_after_a_whole_step(mpirun_command, tmp_path):
     program = tmp_path / "script.py"
     program.write_text(
         textwrap.dedent("""
@@ -78,7 +77,7 @@ def test_a_signal_to_mpirun_ends_training_on_all_ranks_after_a_whole_step(mpirun
     watchdog.start()
     try:
         assert [started.stdout.readline().strip() for _ in range(2)] == ["running"] * 2
-        started.send_signal(number)
+        started.send_signal(signal.SIGINT)  # it sends them SIGTERM
         started.communicate()
     finally:
         watchdog.cancel()
@@ -86,13 +85,6 @@ def test_a_signal_to_mpirun_ends_training_on_all_ranks_after_a_whole_step(mpirun
             os.killpg(started.pid, signal.SIGKILL)
     assert started.returncode not in (0, -signal.SIGKILL)
     assert Estimator.load(tmp_path / "model.flux").n_iter_ > 0
-
-
-def test_importing_the_package_under_mpirun_does_not_start_mpi(mpirun, tmp_path):
-    program = tmp_path / "script.py"
-    program.write_text("import sys, fluxutils_py, fluxutils_py.parallel; print('mpi4py' in sys.modules)")
-    out, _ = mpirun(program, 2)
-    assert out.split() == ["False", "False"]
 
 
 HOSTS = """

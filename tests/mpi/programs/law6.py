@@ -1,6 +1,6 @@
 """Fits of many kinds, on as many ranks as there are; the first rank writes what came out.
 
-    mpirun -n 3 python law6.py results.npz
+    mpirun -n 3 python law6.py auto results.npz float32 float64
 
 Imported, it does the same in one process, with a batchsize that many times as large.
 """
@@ -17,7 +17,7 @@ from torch import nn
 
 from fluxutils_py import Estimator, Spec, net2vec, seqloss
 from fluxutils_py.nn import LSTM
-from fluxutils_py.parallel import assert_replica_integrity
+from fluxutils_py.parallel import assert_replica_integrity, get_communicator
 
 B, N, T = 4, 37, 23
 
@@ -164,9 +164,10 @@ def results(dtype, factor, comm):
 
 
 if __name__ == "__main__":
-    comm, path = sys.argv[1:]
-    found = results("float32", 1, comm) | results("float64", 1, comm)
-    from fluxutils_py.parallel import get_communicator
-
+    assert "mpi4py" not in sys.modules  # importing the package does not start MPI
+    comm, path, *dtypes = sys.argv[1:]
+    found = {}
+    for dtype in dtypes:
+        found |= results(dtype, 1, comm)
     if get_communicator(comm).rank == 0:
         np.savez(path, **found)
