@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from typing import Any, Protocol, runtime_checkable
@@ -15,7 +15,7 @@ from torch import Tensor
 from fluxutils_py.data import BackgroundDataLoader
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.training.batches import Batch
-from fluxutils_py.training.randomness import generator_state, load_generator
+from fluxutils_py.training.randomness import generator_state, load_generator, pass_begins
 from fluxutils_py.training.triggers import at_least
 
 
@@ -93,7 +93,7 @@ def as_minibatch(item: Any, spec: Any = None) -> Minibatch:
     Raises
     ------
     DataError
-        For windows with ``overlap`` or ``burn_in``, which only :class:`WindowStep` can do, or a tuple of another length.
+        For windows with ``overlap`` or ``burn_in``, which need a :class:`WindowStep`, or a tuple of another length.
     """
     if isinstance(item, Minibatch):
         return item
@@ -156,9 +156,10 @@ class _Adapted:
     def __init__(self, data: Any, name: str, spec: Any) -> None:
         if not isinstance(data, Iterable):
             raise TypeError(f"a dataset is something to iterate over, got {type(data).__name__}")
-        self.data, self.name, self.spec = data, name, spec
+        self.data: Any = data
+        self.name, self.spec = name, spec
         self._spent = False
-        self._began: dict[str, Any] | None = None  # generators at the beginning of the pass under way
+        self._began: dict[str, Any] | None = None  # generators at the beginning of the last pass
 
     def __len__(self) -> int:
         return len(self.data)
@@ -174,7 +175,7 @@ class _Adapted:
             )
         self._spent = isinstance(self.data, Iterator)
         own = getattr(self.data, "generator", None)
-        with torch.random.fork_rng(devices=[], enabled=n > 0):  # the default generator is where the run is, not the pass
+        with torch.random.fork_rng(devices=[], enabled=n > 0):  # the default one is where the run is
             if n and self._began is not None:
                 load_generator(torch.default_generator, self._began["default"])
                 if own is not None:
@@ -187,12 +188,9 @@ class _Adapted:
         return self._minibatches(rest)
 
     def _minibatches(self, rest: Iterator[Any]) -> Iterator[Minibatch]:
-        try:
-            for item in rest:
-                found = as_minibatch(item)
-                yield found if found.spec is not None or self.spec is None else replace(found, spec=self.spec)
-        finally:
-            self._began = None
+        for item in rest:
+            found = as_minibatch(item)
+            yield found if found.spec is not None or self.spec is None else replace(found, spec=self.spec)
 
     def reset(self) -> None:
         """Nothing to do: each pass begins anew."""
@@ -337,7 +335,7 @@ class InMemory:
         if not sizes or len(set(sizes)) > 1 or not sizes[0]:
             raise ShapeError(f"inputs and labels must have equally many examples, at least 1, got {sizes}")
         self.n = sizes[0]
-        self._began: dict[str, Any] | None = None  # the generator at the beginning of the pass under way
+        self._began: dict[str, Any] | None = None  # the generator at the beginning of the last pass
         if not self._per_pass():
             raise ShapeError(f"{self.n} examples make no batch of {self.batchsize}; set drop_last=False")
 
@@ -353,14 +351,9 @@ class InMemory:
         return self.skip(0)
 
     def skip(self, n: int) -> Iterator[Minibatch]:
-        if n and self._began is not None:
-            load_generator(self.rng, self._began)
-        self._began = generator_state(self.rng)
-        try:
-            for chosen in islice(self._choices(), n, None):
-                yield Minibatch(tuple(v[chosen] for v in self.inputs), tuple(v[chosen] for v in self.labels), self.spec)
-        finally:
-            self._began = None
+        self._began = pass_begins(self.rng, self._began, n)
+        for chosen in islice(self._choices(), n, None):
+            yield Minibatch(tuple(v[chosen] for v in self.inputs), tuple(v[chosen] for v in self.labels), self.spec)
 
     def _choices(self) -> Iterator[Any]:
         """Which examples are in each batch."""
@@ -380,5 +373,3 @@ class InMemory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         load_generator(self.rng, state["rng"])
         self._began = state["began"]
-
-

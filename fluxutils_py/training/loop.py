@@ -25,7 +25,7 @@ class StepInfo:
     """What one step gives: its loss (None if it computed none), how many data it was a mean over, and metrics."""
 
     loss: float | None
-    n_live: int = 1
+    n_live: float = 1
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -34,7 +34,7 @@ class _Sums:
     """Of the steps of an epoch so far."""
 
     n_steps: int = 0
-    n_live: int = 0
+    n_live: float = 0
     total: float = 0.0
     weighted: float = 0.0
     seconds: float = 0.0
@@ -286,9 +286,7 @@ class Loop:
         source = sync.attempt(self._open, batches)
         end = None if n is None else self.step + n
         self._began = clock()
-        while (
-            self.step != end and not sync.stopped and (batch := sync.attempt(next, source, NO_MORE)) is not NO_MORE
-        ):
+        while self.step != end and not sync.stopped and (batch := sync.attempt(next, source, NO_MORE)) is not NO_MORE:
             self.loop_step = self.step
             began = clock()
             info = self.step_fn(batch)
@@ -326,7 +324,9 @@ class Loop:
         """The epoch under way is over, or given up."""
         source, batches, self._source, self._batches = self._source, self._batches, None, None
         self.epoch_step, self._sums = 0, _Sums()
-        if source is not batches and hasattr(source, "close"):  # a generator that reads ahead in the background
+        if (
+            source is not None and source is not batches and hasattr(source, "close")
+        ):  # a generator that reads ahead in the background
             source.close()
 
     # -- going on in another process -----------------------------------------------------------------
@@ -334,9 +334,9 @@ class Loop:
     def state_dict(self) -> dict[str, Any]:
         """Where this loop is, as plain data: counters, sums, history, and what hooks and triggers remember.
 
-        Asked by the last hook of a step, of an epoch or of the run, it lacks nothing: another loop, with the same hooks,
-        that loads it and is then run with the same arguments over the same batches, goes on behind that point, and
-        ends as this one will.
+        Asked by the last hook of a step, of an epoch or of the run, it lacks nothing: another loop, with the same
+        hooks, that loads it and is then run with the same arguments over the same batches, goes on behind that
+        point, and ends as this one will.
         """
         sums = asdict(self._sums)
         if self.epoch_step:

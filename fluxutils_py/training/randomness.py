@@ -50,6 +50,16 @@ def load_generator(generator: Generator, state: Mapping[str, Any]) -> None:
     generator.bit_generator.state = state["state"]
 
 
+def pass_begins(generator: Generator, began: Mapping[str, Any] | None, skipped: int) -> dict[str, Any]:
+    """The state of a generator as a pass over data begins that takes its order from it.
+
+    One that leaves out its first batches is the last pass once more: the generator is put where that began.
+    """
+    if skipped and began is not None:
+        load_generator(generator, began)
+    return generator_state(generator)
+
+
 class Randomness:
     """All that random numbers of a run come from: torch's default generators, and others by name.
 

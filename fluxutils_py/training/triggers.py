@@ -89,7 +89,9 @@ class AnyOf(Trigger):
     """
 
     def __init__(self, *triggers: Trigger) -> None:
-        self.triggers = tuple(t for given in triggers for t in (given.triggers if isinstance(given, AnyOf) else [given]))
+        self.triggers = tuple(
+            t for given in triggers for t in (given.triggers if isinstance(given, AnyOf) else [given])
+        )
         self.at_end = any(t.at_end for t in self.triggers)
 
     def start(self, at: Moment) -> None:
@@ -165,7 +167,7 @@ class NTimes(Trigger):
 
 
 class Exponential(Trigger):
-    """Fire at steps further and further apart: ``start``, then after ``start * factor``, ``start * factor**2``, ... more.
+    """Fire at steps further and further apart: ``start``, then ``start * factor`` later, ``start * factor**2``, ...
 
     Steps are those of ``loop.loop_step``, counted from 0 over all runs, so that the first time is when ``loop.step`` is
     ``start + 1``. Each distance is the one before times ``factor``, rounded (halves up). A loop that is past some of
@@ -217,7 +219,7 @@ class Exponential(Trigger):
 
 
 class ForEachNSteps(Trigger):
-    """Fire when the loop's step is a multiple of ``n``: at ``n``, ``2n``, ..., however often the run was interrupted."""
+    """Fire when the loop's step is a multiple of ``n``: at ``n``, ``2n``, ..., also after an interruption."""
 
     def __init__(self, n: int) -> None:
         self.n = at_least(n, 1, "n")
@@ -264,7 +266,7 @@ class AtFirstNStepsOfProcess(Trigger):
 
 
 class _Timed(Trigger):
-    """A trigger with a clock. What is saved is how long ago it began to count: clocks differ from process to process."""
+    """A trigger with a clock. How long it has counted is saved: clocks differ from process to process."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
         self.seconds, self.clock = float(seconds), clock
