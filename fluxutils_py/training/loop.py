@@ -326,7 +326,7 @@ class Loop:
         self.epoch_step, self._sums = 0, _Sums()
         if (
             source is not None and source is not batches and hasattr(source, "close")
-        ):  # a generator that reads ahead in the background
+        ):  # it may read ahead
             source.close()
 
     # -- going on in another process -----------------------------------------------------------------

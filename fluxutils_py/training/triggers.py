@@ -89,9 +89,7 @@ class AnyOf(Trigger):
     """
 
     def __init__(self, *triggers: Trigger) -> None:
-        self.triggers = tuple(
-            t for given in triggers for t in (given.triggers if isinstance(given, AnyOf) else [given])
-        )
+        self.triggers: tuple[Trigger, ...] = triggers
         self.at_end = any(t.at_end for t in self.triggers)
 
     def start(self, at: Moment) -> None:
