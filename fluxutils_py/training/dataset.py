@@ -196,11 +196,17 @@ class _Adapted:
         """Nothing to do: each pass begins anew."""
 
     def state_dict(self) -> dict[str, Any]:
-        inner = self.data.state_dict() if hasattr(self.data, "state_dict") else None
-        return {"began": self._began, "data": inner}
+        own, inner = getattr(self.data, "generator", None), getattr(self.data, "state_dict", None)
+        return {
+            "began": self._began,
+            "own": None if own is None else generator_state(own),
+            "data": None if inner is None else inner(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._began = state["began"]
+        if state["own"] is not None:
+            load_generator(self.data.generator, state["own"])
         if state["data"] is not None:
             self.data.load_state_dict(state["data"])
 

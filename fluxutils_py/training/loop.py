@@ -241,9 +241,8 @@ class Loop:
                 self.sync.stop()
         else:
             self.start_step, self._start_epoch = self.step, self.epoch
-            self._asked_to_stop = False
+            self.end_step, self._asked_to_stop = None, False
         self._goes_on = False
-        self.end_step = None
         self.train_step_durations = array("d")
 
     @contextmanager
@@ -324,10 +323,9 @@ class Loop:
         """The epoch under way is over, or given up."""
         source, batches, self._source, self._batches = self._source, self._batches, None, None
         self.epoch_step, self._sums = 0, _Sums()
-        if (
-            source is not None and source is not batches and hasattr(source, "close")
-        ):  # it may read ahead
-            source.close()
+        close = getattr(source, "close", None)
+        if close is not None and source is not batches:  # it may be reading ahead; batches are the caller's to close
+            close()
 
     # -- going on in another process -----------------------------------------------------------------
 
@@ -345,7 +343,7 @@ class Loop:
             "step": self.step,
             "epoch": self.epoch + self._between,
             "epoch_step": self.epoch_step,
-            "start": (self.start_step, self._start_epoch) if self._running else None,
+            "run": (self.start_step, self._start_epoch, self.end_step) if self._running else None,
             "stop": self._running and (self._asked_to_stop or self.stopped),
             "sums": sums,
             "history": [dict(record) for record in [*self.history, *([self.record] if self._between else [])]],
@@ -368,9 +366,9 @@ class Loop:
         self._leave()
         self.step = self.loop_step = state["step"]
         self.epoch, self.epoch_step = state["epoch"], state["epoch_step"]
-        self._goes_on = state["start"] is not None
+        self._goes_on = state["run"] is not None
         if self._goes_on:
-            self.start_step, self._start_epoch = state["start"]
+            self.start_step, self._start_epoch, self.end_step = state["run"]
         self._asked_to_stop = state["stop"]
         self._sums = _Sums(**state["sums"])
         self.history = [dict(record) for record in state["history"]]
