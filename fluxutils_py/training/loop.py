@@ -199,10 +199,10 @@ class Loop:
             self.end_step = self.step - made + (until - self.epoch) * self.steps_per_epoch
         with self._hooked():
             while self.epoch < until and not (self.stopped and self.epoch_step == 0):
+                if self.steps_per_epoch is None and self.epoch > self._start_epoch:
+                    each = (self.step - self.epoch_step - self.start_step) / (self.epoch - self._start_epoch)
+                    self.end_step = self.start_step + round(each * epochs)
                 self._run_epoch(batches)
-                if self.steps_per_epoch is None:
-                    each = (self.step - self.start_step) / (self.epoch - self._start_epoch)
-                    self.end_step = self.step + round(each * (until - self.epoch))
 
     def run_steps(self, batches: Iterable[Any], n: int) -> None:
         """Take ``n`` more steps. No epoch ends: a later run over the same ``batches`` goes on behind the last step.
@@ -241,8 +241,9 @@ class Loop:
                 self.sync.stop()
         else:
             self.start_step, self._start_epoch = self.step, self.epoch
-            self.end_step, self._asked_to_stop = None, False
+            self._asked_to_stop = False
         self._goes_on = False
+        self.end_step = None
         self.train_step_durations = array("d")
 
     @contextmanager
@@ -343,7 +344,7 @@ class Loop:
             "step": self.step,
             "epoch": self.epoch + self._between,
             "epoch_step": self.epoch_step,
-            "run": (self.start_step, self._start_epoch, self.end_step) if self._running else None,
+            "run": (self.start_step, self._start_epoch) if self._running else None,
             "stop": self._running and (self._asked_to_stop or self.stopped),
             "sums": sums,
             "history": [dict(record) for record in [*self.history, *([self.record] if self._between else [])]],
@@ -368,7 +369,7 @@ class Loop:
         self.epoch, self.epoch_step = state["epoch"], state["epoch_step"]
         self._goes_on = state["run"] is not None
         if self._goes_on:
-            self.start_step, self._start_epoch, self.end_step = state["run"]
+            self.start_step, self._start_epoch = state["run"]
         self._asked_to_stop = state["stop"]
         self._sums = _Sums(**state["sums"])
         self.history = [dict(record) for record in state["history"]]
