@@ -79,8 +79,8 @@ class Loop:
     start_step : int
         Where the run began.
     end_step : int or None
-        Where the run will end. None if that is not known: in the first epoch over batches without a length; after it,
-        an estimate from the epochs so far.
+        Where the run ends. None if that is not known: in the first epoch over batches without a length; after it, an
+        estimate from the epochs so far.
     info : StepInfo
         Of the last step.
     record : dict
@@ -254,6 +254,7 @@ class Loop:
             sync.attempt(self.hooks.run, "start", self)
             sync.share()
             yield
+            self.end_step = self.step
             sync.attempt(self.hooks.run, "end", self)
             sync.share()
         except BaseException:

@@ -206,8 +206,8 @@ def test_a_run_that_was_about_to_stop_stops(stop_at):
         return Run(DATA["in memory, shuffled"], stop_at)
 
     for whole, rest in cut_off(make, lambda run: run.loop.run_epochs(run.data, EPOCHS)):
-        assert rest[:-1] == whole[:-1]
-        assert rest[4] == stop_at
+        assert rest == whole
+        assert rest[4] == rest[-1] == stop_at
 
 
 def test_the_second_of_two_runs_goes_on():
