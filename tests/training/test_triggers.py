@@ -166,7 +166,15 @@ def test_exponential_fires_at_the_steps_of_gomlx():
 
 
 def test_halves_are_rounded_up():
-    assert steps_of(Exponential(1, 1.5), 60, at="loop_step") == [1, 3, 6, 11, 19, 31, 49]  # skips 2 (of 1.5), 3, 5 (4.5)
+    assert steps_of(Exponential(1, 1.5), 60, at="loop_step") == [
+        1,
+        3,
+        6,
+        11,
+        19,
+        31,
+        49,
+    ]  # skips 2 (of 1.5), 3, 5 (4.5)
 
 
 def test_a_factor_of_one_is_a_constant_distance():
@@ -281,7 +289,9 @@ def test_a_time_interval_by_name():
 
 
 def test_when_needs_a_trigger_and_knows_no_other():
-    with pytest.raises(ValueError, match=r"^when to act is not given: set step_interval, at_step, at_first_steps, at_fi"):
+    with pytest.raises(
+        ValueError, match=r"^when to act is not given: set step_interval, at_step, at_first_steps, at_fi"
+    ):
         when()
     with pytest.raises(TypeError, match="unexpected keyword argument 'step_intervall'"):
         when(step_intervall=3)
