@@ -40,6 +40,7 @@ class Hooks:
         self._entries: dict[str, list[_Entry]] = {event: [] for event in EVENTS}
         self._n = 0
         self._stateful: dict[str, Any] = {}
+        self._unclaimed: dict[str, Any] = {}  # states loaded for hooks that are yet to be added
 
     def add(
         self,
@@ -104,6 +105,8 @@ class Hooks:
         while (key := name if n == 1 else f"{name} ({n})") in self._stateful:
             n += 1
         self._stateful[key] = thing
+        if key in self._unclaimed:
+            thing.load_state_dict(self._unclaimed.pop(key))
 
     def run(self, event: str, loop: Any) -> None:
         """Call the actions of an event; an error says which hook it came from.
@@ -129,20 +132,19 @@ class Hooks:
         return {name: thing.state_dict() for name, thing in self._stateful.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict`, with the same hooks added in the same order; further ones begin anew.
+        """Go on from :meth:`state_dict`, with the same hooks, added before or after; further ones begin anew."""
+        self._unclaimed = dict(state)
+        for name, thing in self._stateful.items():
+            if name in self._unclaimed:
+                thing.load_state_dict(self._unclaimed.pop(name))
 
-        Raises
-        ------
-        LoadError
-            If there is no hook for a part of the state. Nothing is changed then.
-        """
-        if lost := [name for name in state if name not in self._stateful]:
+    def require_all(self) -> None:
+        """Raise :class:`LoadError` if a hook is missing of those whose states were loaded."""
+        if self._unclaimed:
             raise LoadError(
-                f"the state is of a run with the hooks {', '.join(map(repr, lost))}, which this run lacks "
+                f"the state is of a run with the hooks {', '.join(map(repr, self._unclaimed))}, which this run lacks "
                 f"(it has {', '.join(map(repr, self._stateful)) or 'none'}); add the same hooks under the same names"
             )
-        for name, part in state.items():
-            self._stateful[name].load_state_dict(part)
 
 
 class _Triggered:

@@ -251,6 +251,7 @@ class Loop:
         """The hooks around a run."""
         sync, self._running = self.sync, True
         try:
+            sync.attempt(self.hooks.require_all)
             sync.attempt(self.hooks.run, "start", self)
             sync.share()
             yield
@@ -357,12 +358,8 @@ class Loop:
 
         The next run is the one that was interrupted, and so takes the same number of steps or epochs, those already
         done included. In an epoch under way, the batches done are passed over: by ``batches.skip(n)``, an iterator
-        over the others, if there is such a method; else they are read once more.
-
-        Raises
-        ------
-        LoadError
-            If there is no hook for what one remembers. Nothing is changed then.
+        over the others, if there is such a method; else they are read once more. Hooks may be added before or after;
+        one that is missing then, and remembered something, is a ``LoadError``.
         """
         self.hooks.load_state_dict(state["hooks"])
         self._leave()

@@ -320,17 +320,33 @@ def test_training_goes_on_after_any_step(patience):
 # -- what does not fit ---------------------------------------------------------------------------------
 
 
-def test_a_state_with_hooks_that_are_not_there_is_refused_and_changes_nothing():
-    run, loop = Run(DATA["a list"]), Loop(lambda batch: StepInfo(1.0))
+def test_a_state_with_hooks_that_are_not_there_is_refused_before_any_step():
+    run, steps = Run(DATA["a list"]), []
+    loop = Loop(lambda batch: (steps.append(batch), StepInfo(1.0))[1])
     run.loop.run_epochs(run.data, 1)
+    loop.load_state_dict(run.loop.state_dict())
     loop.on_step("sometimes", print, trigger=NTimes(4))
     with pytest.raises(LoadError) as caught:
-        loop.load_state_dict(run.loop.state_dict())
+        loop.run_epochs(run.data, 1)
     assert str(caught.value) == (
         "the state is of a run with the hooks 'often', 'the run', which this run lacks (it has 'sometimes'); "
         "add the same hooks under the same names"
     )
-    assert (loop.step, loop.history) == (0, [])
+    assert steps == []
+
+
+def test_hooks_may_be_added_after_their_state_is_loaded():
+    def make(fired, before):
+        loop = Loop(lambda batch: StepInfo(1.0))
+        if before is not None:
+            loop.load_state_dict(before)
+        loop.on_step("note", lambda loop: fired.append(loop.step), trigger=Every(3))
+        return loop
+
+    first, fired = make([], None), []
+    first.run_steps(range(9), 4)
+    make(fired, first.state_dict()).run_steps(range(9), 5)
+    assert fired == [6, 9]
 
 
 def test_hooks_of_one_name_are_told_apart_by_their_order():
