@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from importlib.util import find_spec
 from typing import Any
 
 
@@ -64,8 +63,8 @@ def history_table(history: Iterable[Mapping[str, Any]]) -> Any:
     records = list(history)
     names = dict.fromkeys(name for record in records for name in record)
     columns = {name: [record.get(name) for record in records] for name in names}
-    if find_spec("pandas") is None:
+    try:
+        import pandas  # type: ignore[import-untyped]  # its stubs are a package of their own
+    except ImportError:
         return columns
-    import pandas  # type: ignore[import-untyped]  # its stubs are a package of their own
-
     return pandas.DataFrame(columns)
