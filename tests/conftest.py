@@ -6,6 +6,8 @@ import random
 # One thread: the models are small, and two threads that wait for each other are slow where the cores are shared.
 # Before torch is imported, so that it holds for its worker threads and for programs that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
+# What scikit-learn asks for before it dispatches to other array libraries. Before scipy is imported.
+os.environ["SCIPY_ARRAY_API"] = "1"
 
 import numpy as np
 import pytest

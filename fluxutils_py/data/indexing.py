@@ -10,7 +10,10 @@ import numpy as np
 
 
 def picks(key: Any, shape: tuple[int, ...]) -> list[int | range | np.ndarray]:
-    """What an index picks along each axis: one place, a range of places, or places in any order."""
+    """What an index picks along each axis: one place, a range of places, or places in any order.
+
+    Axes keep their order, as in h5py: where NumPy has an integer and a list of places apart, it moves that axis first.
+    """
     keys = list(key) if isinstance(key, tuple) else [key]
     dots = [i for i, k in enumerate(keys) if isinstance(k, EllipsisType)]
     if len(dots) > 1:
@@ -41,10 +44,11 @@ def pick(key: Any, n: int, axis: int) -> int | range | np.ndarray:
         return np.flatnonzero(index)
     if index.size == 0:
         index = index.astype(np.intp)
-    if index.ndim != 1 or index.dtype.kind not in "iu":
+    if index.ndim != 1 or index.dtype.kind not in "iu" or isinstance(key, bool):
         raise IndexError(
             f"an index must be an integer, a slice, '...', or one list of integers or booleans, got {key!r}"
         )
+    index = index.astype(np.intp, copy=False)  # comparisons in small types overflow
     out = (index < -n) | (index >= n)
     if out.any():
         raise IndexError(f"index {index[out][0]} is out of bounds for axis {axis} with size {n}")

@@ -135,8 +135,8 @@ def portable(source: Any) -> Any:
         root = root.base
     if not isinstance(root, np.memmap) or getattr(root, "filename", None) is None:
         return source
-    if root.mode == "c":  # changes stay in this process: the file does not have them
-        return source
+    if root.mode == "c":  # the file lacks the changes; joblib would nevertheless send its name
+        return np.array(source)
     ahead = source.__array_interface__["data"][0] - root.__array_interface__["data"][0]
     return _Mapped(str(root.filename), source.dtype, source.shape, source.strides, root.offset + ahead)
 
@@ -175,6 +175,6 @@ def _index(index: Index | None) -> Any:
         return slice(None)
     if not isinstance(index, range):
         return index
-    if index.step > 0 or len(index) == 0:
-        return slice(index.start, index.stop, index.step)
-    return np.asarray(index)
+    if len(index) == 0:
+        return slice(0, 0)
+    return slice(index.start, None if index.stop < 0 else index.stop, index.step)

@@ -47,22 +47,9 @@ class Series:
     """
 
     def __init__(self, array: Any, name: str) -> None:
-        if type(array).__module__.split(".")[0] == "torch":
-            array = array.detach().cpu().numpy()
-        if not hasattr(array, "shape") or not hasattr(array, "__getitem__"):
-            array = _from_lists(array, name)
-        if isinstance(array, np.ma.MaskedArray):
-            raise DataError(f"{name} is a masked array, whose mask would be lost; use {name}.filled(np.nan)")
+        array = three_axes(array, name)
         self.array, self.name = array, name
-        if len(array.shape) != 3:
-            raise ShapeError(
-                f"{name} must have three axes (F, N, T) = (features, series, time steps), got shape "
-                f"{tuple(array.shape)}{_way_out(array.shape)}"
-            )
         self.F, self.N, self.T = (int(n) for n in array.shape)
-        for size, axis in zip(array.shape, ("features", "series", "time steps"), strict=True):
-            if size == 0:
-                raise ShapeError(f"{name} has no {axis}: shape {tuple(array.shape)}")
         self.dtype = np.dtype(getattr(array, "dtype", None) or np.asarray(array[0:1, 0:1, 0:1]).dtype)
         if self.dtype.kind not in "fiub":
             raise DataError(f"{name} must hold real numbers, got dtype {self.dtype}; convert it, as with astype")
@@ -143,6 +130,31 @@ class Series:
             views += [self._plain[:, n, steps] for n in which]
         if self._map.willneed(*views):
             self._found = 0
+
+
+def three_axes(array: Any, name: str) -> Any:
+    """An array of shape (F, N, T) that takes three slices; of a torch tensor or nested lists, a NumPy array.
+
+    Raises
+    ------
+    ShapeError, DataError
+        If it has other axes, an axis is empty, or it is masked.
+    """
+    if type(array).__module__.split(".")[0] == "torch":
+        array = array.detach().cpu().numpy()
+    if not hasattr(array, "shape") or not hasattr(array, "__getitem__"):
+        array = _from_lists(array, name)
+    if isinstance(array, np.ma.MaskedArray):
+        raise DataError(f"{name} is a masked array, whose mask would be lost; use {name}.filled(np.nan)")
+    if len(array.shape) != 3:
+        raise ShapeError(
+            f"{name} must have three axes (F, N, T) = (features, series, time steps), got shape "
+            f"{tuple(array.shape)}{_way_out(array.shape)}"
+        )
+    for size, axis in zip(array.shape, ("features", "series", "time steps"), strict=True):
+        if size == 0:
+            raise ShapeError(f"{name} has no {axis}: shape {tuple(array.shape)}")
+    return array
 
 
 def as_series(value: Any, name: str) -> tuple[Series, ...]:

@@ -10,9 +10,9 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.hdf5lazy import H5Lazy
-from fluxutils_py.data.indexing import chosen, pick, runs
+from fluxutils_py.data.indexing import chosen, picks, runs
 from fluxutils_py.data.lazy import Function, Index, LazyArray, portable, select
-from fluxutils_py.data.series import Series
+from fluxutils_py.data.series import three_axes
 from fluxutils_py.errors import DataError, ShapeError
 
 
@@ -81,12 +81,14 @@ class SequenceView:
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, of {of})"
 
     def __getitem__(self, key: Any) -> Any:
-        key, columns = _split(key)
-        which = pick(key, len(self), 0)
+        which, columns = picks(key, self.shape)
         if isinstance(which, int):
-            return np.asarray(self._with(self.index[which : which + 1]))[0][columns]
+            row = np.asarray(self._with(self.index[which : which + 1]))[0]
+            return row[columns if isinstance(columns, int) else np.asarray(columns)]
         rows = self._with(chosen(self.index, which))
-        return rows if isinstance(columns, slice) and columns == slice(None) else np.asarray(rows)[:, columns]
+        if isinstance(columns, range) and columns == range(self.shape[1]):
+            return rows
+        return np.asarray(rows)[:, columns if isinstance(columns, int) else np.asarray(columns)]
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[i] for i in range(len(self)))
@@ -102,6 +104,10 @@ class SequenceView:
     def take(self, indices: Any, axis: int | None = None, out: Any = None, mode: str = "raise") -> Any:
         """Rows by their numbers, as a view; columns (``axis=1``) are read."""
         return self[np.asarray(indices)] if axis in (None, 0) else self[:, indices]
+
+    def copy(self) -> np.ndarray:
+        """All of it, read, as a matrix that may be written to."""
+        return np.array(self)
 
     def __reduce__(self) -> Any:
         return type(self), (portable(self.array), self.index, self.functions)
@@ -148,7 +154,7 @@ class SamplesView(SequenceView):
 
     @staticmethod
     def flat(array: np.ndarray) -> np.ndarray:
-        return array.transpose(1, 0, 2).reshape(array.shape[1], -1)
+        return array.transpose(1, 0, 2).reshape(array.shape[1], array.shape[0] * array.shape[2])
 
     @staticmethod
     def unflat(rows: np.ndarray, n_features: int) -> np.ndarray:
@@ -196,7 +202,7 @@ class TimestepsView(SequenceView):
 
     @staticmethod
     def flat(array: np.ndarray) -> np.ndarray:
-        return array.transpose(2, 0, 1).reshape(array.shape[2], -1)
+        return array.transpose(2, 0, 1).reshape(array.shape[2], array.shape[0] * array.shape[1])
 
     @staticmethod
     def unflat(rows: np.ndarray, n_features: int) -> np.ndarray:
@@ -225,7 +231,7 @@ def samples(x: Any) -> SamplesView:
     Raises
     ------
     ShapeError, DataError
-        If ``x`` is no numeric array of three axes.
+        If ``x`` is no array of numbers, or of labels, with three axes.
 
     Examples
     --------
@@ -262,7 +268,7 @@ def timesteps(x: Any, context: int = 0) -> TimestepsView:
     Raises
     ------
     ShapeError, DataError
-        If ``x`` is no numeric array of three axes.
+        If ``x`` is no array of numbers, or of labels, with three axes.
     ValueError
         If ``context`` is negative; on indexing, if steps would be out of order.
 
@@ -283,20 +289,8 @@ def _three_axes(x: Any, name: str) -> Any:
         raise DataError(f"{name} takes an array of shape (F, N, T), got a view of one; its array is x.native")
     if isinstance(x, tuple):
         raise ShapeError(f"{name} takes one array of shape (F, N, T), got a tuple of {len(x)}; stack their features")
-    array = Series(x, "x").array
+    array = three_axes(x, "x")
+    if np.dtype(getattr(array, "dtype", float)).kind in "cMmV":
+        raise DataError(f"x must hold real numbers, or labels, got dtype {array.dtype}; convert it, as with astype")
     lazy = isinstance(array, np.ndarray | H5Lazy | LazyArray | h5py.Dataset)
     return array if lazy else LazyArray(array)
-
-
-def _split(key: Any) -> tuple[Any, Any]:
-    """An index of a matrix as one of rows and one of columns."""
-    if not isinstance(key, tuple):
-        return (slice(None) if key is Ellipsis else key), slice(None)
-    keys = [k for k in key if k is not Ellipsis]
-    if len(keys) > 2:
-        raise IndexError(f"too many indices: a view of sequences is two-dimensional, got {len(keys)}")
-    if len(keys) == 2:
-        return keys[0], keys[1]
-    if not keys:
-        return slice(None), slice(None)
-    return (slice(None), keys[0]) if len(key) == 2 and key[0] is Ellipsis else (keys[0], slice(None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,6 +59,8 @@ class SampleWeight:
     def normalise(self, rows: Rows, ys: Sequence[Series]) -> None:
         """Scale to mean 1 over the live steps: those that exist, have a weight, and no NaN target. One pass in blocks.
 
+        Row ``n`` says which steps of series ``n`` exist.
+
         Raises
         ------
         DataError
@@ -68,7 +71,8 @@ class SampleWeight:
             w = self._read(series, steps).astype(float)  # (B, S)
             if not np.isfinite(w).all() or (w < 0).any():
                 raise DataError("sample_weight must be finite and not negative; use 0 for what shall not count")
-            live = (w > 0) & (np.arange(steps.start, steps.stop) < rows.length[series, None])
+            t, start = np.arange(steps.start, steps.stop), rows.start[series, None]
+            live = (w > 0) & (t >= start) & (t < start + rows.length[series, None])
             for y in ys:
                 if y.kind == "float":
                     live &= ~np.isnan(np.asarray(y.array[:, series, steps])).any(0)
@@ -112,9 +116,13 @@ class SampleWeight:
 
 
 def blocks(n_series: int, n_steps: int, n_features: int = 1) -> list[tuple[slice, slice]]:
-    """Cut (N, T) into rectangles of about a million values, whole in one axis where possible."""
-    per_series = max(1, BLOCK // max(1, n_steps * n_features))
-    per_step = n_steps if per_series > 1 else max(1, min(n_steps, BLOCK // n_features))
+    """Cut (N, T) into rectangles of about a million values.
+
+    As near to squares as the axes allow: in whatever order the data lie in a file, each is read in long stretches.
+    """
+    room = max(1, BLOCK // max(1, n_features))
+    per_step = max(1, min(n_steps, max(math.isqrt(room), room // max(1, n_series))))
+    per_series = max(1, room // per_step)
     return [
         (slice(n, min(n + per_series, n_series)), slice(t, min(t + per_step, n_steps)))
         for n in range(0, n_series, per_series)

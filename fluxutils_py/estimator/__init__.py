@@ -1,8 +1,21 @@
 """The estimators: what scikit-learn sees."""
 
+from fluxutils_py.estimator.display import LossCurveDisplay
 from fluxutils_py.estimator.estimator import Estimator
+from fluxutils_py.estimator.pooled import pooled_scorer
+from fluxutils_py.estimator.scaler import SequenceScaler
 from fluxutils_py.estimator.sequence import SequenceClassifier, SequenceRegressor
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.estimator.typed import EstimatorClassifier, EstimatorRegressor
 
-__all__ = ["Estimator", "EstimatorClassifier", "EstimatorRegressor", "SequenceClassifier", "SequenceRegressor", "Spec"]
+__all__ = [
+    "Estimator",
+    "EstimatorClassifier",
+    "EstimatorRegressor",
+    "LossCurveDisplay",
+    "SequenceClassifier",
+    "SequenceRegressor",
+    "SequenceScaler",
+    "Spec",
+    "pooled_scorer",
+]

@@ -135,7 +135,7 @@ class LossCurveDisplay:
         several = len(self.loss_curve) > 0 and isinstance(self.loss_curve[0], Sequence | np.ndarray)
         training = self.loss_curve if several else [self.loss_curve]
         validation = self.validation_loss_curve if several else [self.validation_loss_curve]
-        validation = validation or [None] * len(training)
+        validation = [None] * len(training) if validation is None else validation
         styles = _one_each({} if curve_kwargs is None else curve_kwargs, len(training), "curve_kwargs")
         name = self.name if name is None else name
         names = _one_each(name, len(training), "name")
@@ -160,7 +160,7 @@ class LossCurveDisplay:
         if several and any(dashed):
             ax.plot([], [], color="0.4", linestyle="--", label="validation")  # one entry for all that are dashed
         ax.set(xlabel="epoch", ylabel="loss")
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         ax.legend(frameon=False)
         self.ax_, self.figure_ = ax, ax.figure
         self.line_: Any = line if several else line[0]

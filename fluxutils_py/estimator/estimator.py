@@ -6,13 +6,14 @@ import copy
 from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import BaseEstimator
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, optim
 
 from fluxutils_py.data import Rows, SampleWeight
 from fluxutils_py.estimator.fitting import run_fit
+from fluxutils_py.estimator.html import ReadableTables
 from fluxutils_py.estimator.layout import Inputs, Targets, read_inputs, read_targets, read_weight
 from fluxutils_py.estimator.output import Output
 from fluxutils_py.estimator.persistence import load_estimator, save_estimator
@@ -20,9 +21,11 @@ from fluxutils_py.estimator.predicting import Predictions, Transform
 from fluxutils_py.estimator.scoring import pooled_accuracy, pooled_r2
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.nn import SeqLoss, as_loss
+from fluxutils_py.parallel import Sync, get_communicator
+from fluxutils_py.training import StreamState
 
 
-class Estimator(BaseEstimator):
+class Estimator(ReadableTables, BaseEstimator):
     """A stateful sequence model with a scikit-learn face, trained by truncated backpropagation through time.
 
     Parameters
@@ -39,10 +42,17 @@ class Estimator(BaseEstimator):
         None: ``torch.optim.AdamW``, fused where torch offers it.
     spec : Spec, dict, namedtuple, dataclass, object, or None
         ``epochs``, ``batchsize``, ``seqsize`` and what :class:`fluxutils_py.Spec` lists. None: its defaults.
-    comm : "auto" or None
-        Kept for training over several ranks; this version trains in one process.
-    n_jobs : None or 1
-        Kept for training in several threads.
+    comm : "auto", "mpi", "torch", None, or a communicator
+        Which processes train, predict and score together; every one makes the same calls with the same arguments, and
+        has the same results. "auto": the ranks that ``mpirun``, ``srun`` or ``torchrun`` started; without them, and in
+        child processes and threads, this process alone. ``batchsize`` is per rank: ``P`` ranks train as one with
+        ``P * batchsize``, but for dropout and batch normalisation, which see each rank's own series. An error on one
+        rank is an error on all. See :class:`fluxutils_py.parallel.Communicator` for one's own.
+    n_jobs : int or None
+        Threads to train in: the series of each minibatch are divided over them. -1: as many as there are cores; None:
+        1, on torch's own threads. The result is that of one thread, to rounding, and bit-identical from run to run
+        (with dropout too, though the numbers drawn are others). A ``loss`` of your own must be a mean over the live
+        steps of its window, and thread-safe; batch normalisation is refused.
     device : str, torch.device or None
         Where to train. None: where the model is.
     callbacks : callable, object, or list of such
@@ -183,6 +193,8 @@ class Estimator(BaseEstimator):
             When a loss or gradient is NaN or infinite; parameters and optimizer are as before that window.
         KeyboardInterrupt
             Passed on; what was learnt until then stays, and the estimator can be used.
+        RemoteError, RankError
+            On ranks whose fellows failed, or were given something else; see :class:`fluxutils_py.parallel.Sync`.
         """
         run_fit(self, x, y, sample_weight, validation_data, lengths, epochs, resume=self.warm_start)
         return self
@@ -217,7 +229,8 @@ class Estimator(BaseEstimator):
             and its prediction is NaN. Each stretch of ``timesteps(x, context=k)`` is warmed through the ``k`` steps
             before it.
         out : array of shape (G, N, T), or a tuple of such, optional
-            Where to write: a NumPy array, a memory map, an h5py dataset, or anything that takes slices.
+            Where to write: a NumPy array, a memory map, an h5py dataset, or anything that takes slices. Of several
+            ranks each gets the whole in its own array; but into one map of the same file each writes its own series.
         state : StreamState or list of Tensor, optional
             Where to go on: what an earlier call with ``return_state=True`` returned, for the same series in the same
             order. None: from zero.
@@ -241,8 +254,8 @@ class Estimator(BaseEstimator):
         ValueError
             If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` holds single NaNs or infinities.
         """
-        result, predictions = self._run(x, out, state=state, lengths=lengths, transform=self._answer)
-        return (result, predictions.state()) if return_state else result
+        result, end = self._run(x, out, state=state, lengths=lengths, transform=self._answer, return_state=return_state)
+        return (result, end) if return_state else result
 
     def score(self, x: Any, y: Any, sample_weight: Any = None, *, lengths: Any = None) -> float:
         """How good predictions are, pooled over all live steps of all series; higher is better.
@@ -251,24 +264,26 @@ class Estimator(BaseEstimator):
         cross-entropy loss and integer targets, the share of steps whose label is right. Steps without a target do not
         count. Parameters as in :meth:`fit`.
         """
-        check_is_fitted(self, "model_")
-        inputs = read_inputs(x, self, fitted=True)
-        predictions = Predictions(self.model_, inputs, read_spec(self._settings().spec), None, lengths)
-        targets = self._read_targets(y, inputs, lengths, getattr(self, "classes_", None), strict=False).series
-        rows = Rows.whole(inputs.N, inputs.T, predictions.lengths)
-        weight = read_weight(sample_weight, inputs)
-        if weight is not None:
-            weight.normalise(rows, targets)
-        loss = as_loss(self._settings().loss)
-        if isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int":
-            return pooled_accuracy(predictions, targets, rows, weight, loss.ignore_index)
-        return pooled_r2(predictions, targets, rows, weight)
+        with Sync.of(self._settings().comm, "score") as sync:
+            check_is_fitted(self, "model_")
+            inputs = read_inputs(x, self, fitted=True)
+            predictions = Predictions(self.model_, inputs, read_spec(self._settings().spec), None, lengths, sync=sync)
+            targets = self._read_targets(y, inputs, lengths, getattr(self, "classes_", None), unknown=-1).series
+            rows = Rows.whole(inputs.N, inputs.T, predictions.lengths)
+            weight = read_weight(sample_weight, inputs)
+            if weight is not None:
+                weight.normalise(rows, targets)
+            loss = as_loss(self._settings().loss)
+            if isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int":
+                return pooled_accuracy(predictions, targets, rows, weight, loss.ignore_index, sync)
+            return pooled_r2(predictions, targets, rows, weight, sync)
 
     def save(self, path: Any) -> None:
         """Write the fitted estimator to one file, aside and then moved into place; see :meth:`load`.
 
         The file holds parameters, optimizer and history, the settings, and the structure of models that are made of
-        modules of torch and of this package. Code is not stored: a model or loss of your own is named only.
+        modules of torch and of this package. Code is not stored: a model or loss of your own is named only. Of several
+        ranks only rank 0 writes; the others return at once.
 
         Raises
         ------
@@ -276,7 +291,8 @@ class Estimator(BaseEstimator):
             Before ``fit``.
         """
         check_is_fitted(self, "model_")
-        save_estimator(self, path)
+        if get_communicator(self._settings().comm).rank == 0:
+            save_estimator(self, path)
 
     @classmethod
     def load(cls, path: Any, **arguments: Any) -> Estimator:
@@ -304,7 +320,13 @@ class Estimator(BaseEstimator):
         return self
 
     def _read_targets(
-        self, y: Any, inputs: Inputs, lengths: Any, classes: np.ndarray | None, strict: bool = True, name: str = "y"
+        self,
+        y: Any,
+        inputs: Inputs,
+        lengths: Any,
+        classes: np.ndarray | None,
+        unknown: int | None = None,
+        name: str = "y",
     ) -> Targets:
         loss = as_loss(self._settings().loss)
         kind = "integers" if isinstance(loss, SeqLoss) and loss.classes else "numbers"
@@ -323,25 +345,35 @@ class Estimator(BaseEstimator):
         return outputs
 
     def _run(
-        self, x: Any, out: Any, *, state: Any = None, lengths: Any = None, transform: Transform | None = None
-    ) -> tuple[Any, Predictions]:
-        """Predictions in the form that the inputs have."""
-        check_is_fitted(self, "model_")
-        inputs = read_inputs(x, self, fitted=True)
-        found = Predictions(self.model_, inputs, read_spec(self._settings().spec), state, lengths, transform)
-        if self._per_series and inputs.form != "timesteps":
-            if out is not None:
-                raise ValueError("out is for predictions of every step, but this estimator predicts one per series")
-            result: Any = found.last_steps()
-        else:
-            output = Output(out, inputs.N, inputs.T)
-            for prediction in found:
-                output.write(prediction)
-            result = output.result()
-            if out is None and isinstance(result, np.ndarray):
-                result = inputs.flat(result)
+        self,
+        x: Any,
+        out: Any,
+        *,
+        state: Any = None,
+        lengths: Any = None,
+        transform: Transform | None = None,
+        return_state: bool = False,
+    ) -> tuple[Any, StreamState | None]:
+        """Predictions in the form that the inputs have, of all ranks; and, if asked for, where they ended."""
+        with Sync.of(self._settings().comm, "predict") as sync:
+            check_is_fitted(self, "model_")
+            inputs = read_inputs(x, self, fitted=True)
+            found = Predictions(self.model_, inputs, read_spec(self._settings().spec), state, lengths, transform, sync)
+            if self._per_series and inputs.form != "timesteps":
+                if out is not None:
+                    raise ValueError("out is for predictions of every step, but this estimator predicts one per series")
+                result: Any = found.last_steps()
+            else:
+                output = Output(out, inputs.N, inputs.T)
+                for prediction in found:
+                    output.write(prediction)
+                output.complete(sync)
+                result = output.result()
+                if out is None and isinstance(result, np.ndarray):
+                    result = inputs.flat(result)
+            end = found.state() if return_state else None
         vector = out is None and self._y_ndim == 1 and result.ndim == 2 and result.shape[1] == 1
-        return (result[:, 0] if vector else result), found
+        return (result[:, 0] if vector else result), end
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -351,11 +383,7 @@ class Estimator(BaseEstimator):
         return tags
 
     def __sklearn_clone__(self) -> Self:
-        arguments = {name: getattr(self, name) for name in self._get_param_names()}
-        if isinstance(arguments.get("opt"), optim.Optimizer):  # one copy: the optimizer stays bound to the model
-            arguments |= copy.deepcopy({"model": self.model, "opt": self.opt})
-            kept = {"model", "opt"}
-        else:
-            kept = set()
-        arguments = {k: v if k in kept else clone(v, safe=False) for k, v in arguments.items()}
-        return type(self)(**arguments)
+        made = super().__sklearn_clone__()
+        if isinstance(getattr(self, "opt", None), optim.Optimizer):  # one copy: it stays bound to the model
+            made.model, made.opt = copy.deepcopy((self.model, self.opt))
+        return made

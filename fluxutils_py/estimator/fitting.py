@@ -16,10 +16,11 @@ from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series
 from fluxutils_py.data.weights import blocks
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, draw_generator, require_stored
-from fluxutils_py.estimator.layout import Inputs, Targets, read_inputs, read_weight, sizes
+from fluxutils_py.estimator.holdout import Part, hold_out
+from fluxutils_py.estimator.layout import MISSING, Inputs, Targets, read_inputs, read_weight, sizes
 from fluxutils_py.estimator.ranks import agree_on_fit, own_device
 from fluxutils_py.estimator.spec import check_int, read_spec
-from fluxutils_py.nn import SeqLoss, as_loss, reset, takes_weights, takes_windows
+from fluxutils_py.nn import SeqLoss, as_loss, reset, seeded, takes_weights, takes_windows
 from fluxutils_py.parallel import Sync, Threads, n_threads
 from fluxutils_py.reporting import ProgressBar, watched
 from fluxutils_py.training import (
@@ -40,7 +41,7 @@ FLOATS = {"float16": torch.float32, "float32": torch.float32, "bool": torch.floa
 def run_fit(est: Any, *args: Any, **kwargs: Any) -> None:
     """Fit, alone or with the ranks that ``est.comm`` means; arguments as for :class:`Fit`."""
     with Sync.of(est._settings().comm, "fit") as sync:
-        Fit(est, *args, **kwargs, sync=sync).run()
+        Fit(est, *args, **kwargs | {"sync": sync}).run()
 
 
 class Fit:
@@ -59,6 +60,8 @@ class Fit:
         None: as the spec says.
     resume : bool
         Go on with the estimator's model and optimizer, if it has any.
+    validation_fraction : float or None
+        How much of the data to hold out for validation.
     sync : Sync, optional
         The ranks that fit together. Every one is given the same arguments, and takes its part of each minibatch, which
         is ``batchsize`` series for each of them.
@@ -74,6 +77,7 @@ class Fit:
         lengths: Any = None,
         epochs: int | None = None,
         resume: bool = False,
+        validation_fraction: float | None = None,
         sync: Sync | None = None,
     ) -> None:
         self.sync = Sync() if sync is None else sync
@@ -92,19 +96,31 @@ class Fit:
         self.inputs = read_inputs(x, est, fitted=self.resume)
         weight = read_weight(sample_weight, self.inputs)
         self.classes = est._find_classes(y, self.inputs, weight, self.resume) if y is not None else None
-        self.targets = est._read_targets(y, self.inputs, lengths, self.classes)
+        # what is no class of those that were looked for in these labels has weight 0
+        unknown = None if self.resume or getattr(est, "_announced", None) is not None else MISSING
+        self.targets = est._read_targets(y, self.inputs, lengths, self.classes, unknown)
         self.x, self.y = self.inputs.series, self.targets.series
         self.callbacks, self.shown = as_callbacks(self.settings.callbacks), watched(self.settings.verbose)
         # of copies: the originals move on only when something has been learnt
         self.rng: np.random.Generator = self.sync.share(
             copy.deepcopy(est._rng) if self.resume else draw_generator(copy.deepcopy(self.settings.random_state))
         )[0]
-        self.windows = self._cut(self.inputs, self.targets, weight, lengths, training=True)
+        parts: tuple[Part | None, Part | None] = (None, None)
+        if validation_fraction is not None:
+            seed = self.sync.share(int(draw_generator(copy.deepcopy(self.settings.random_state)).integers(2**31)))[0]
+            stratify = self.classes is not None
+            parts = hold_out(self.inputs, self.targets, lengths, validation_fraction, seed, stratify)
+        self.windows = self._cut(self.inputs, self.targets, weight, lengths, parts[0])
         self.model, self.optimizer = self._build()
         first = next(self.model.parameters())
         self.dtype, self.device = first.dtype, first.device
         self.batches = self._batches(self.windows, self.rng if self.spec.shuffle else None)
-        self.validation = self._validation(validation_data)
+        if parts[1] is not None:
+            weight = read_weight(sample_weight, self.inputs)  # is scaled for itself
+            held = self._cut(self.inputs, self.targets, weight, lengths, parts[1], training=False)
+            self.validation: Validation | None = self._validation_on(held)
+        else:
+            self.validation = self._validation(validation_data)
         self._try_model()
         self._settings = [dict(group) for group in self.optimizer.param_groups]  # a new scheduler changes them
         self.scheduler = self._schedule()
@@ -118,8 +134,7 @@ class Fit:
         self._adopt()
         devices = [self.device] if self.device.type == "cuda" else []
         try:
-            with torch.random.fork_rng(devices=devices), self.threads:
-                torch.manual_seed((int(self.rng.integers(2**63)) + self.sync.rank) % 2**63)
+            with seeded((int(self.rng.integers(2**63)) + self.sync.rank) % 2**63, devices), self.threads:
                 reset(self.model.train())
                 self.loop.run_epochs(self.batches, self.spec.epochs)
         except BaseException:
@@ -143,8 +158,15 @@ class Fit:
     # -- building ------------------------------------------------------------------------------------
 
     def _cut(
-        self, inputs: Inputs, targets: Targets, weight: SampleWeight | None, lengths: Any, training: bool
+        self,
+        inputs: Inputs,
+        targets: Targets,
+        weight: SampleWeight | None,
+        lengths: Any,
+        part: Part | None = None,
+        training: bool = True,
     ) -> SequenceWindows:
+        """Windows of these data, or of a part of them."""
         x, y = inputs.series, targets.series
         rows, whole = inputs.rows(lengths), inputs.whole(lengths)
         weighable = takes_weights(self.loss)
@@ -154,18 +176,20 @@ class Fit:
             raise ValueError(f"the series differ in length, but {no_weights(self.loss)}")
         if targets.per_series and not weighable:
             raise ValueError(f"y has one target per series, at its last step, but {no_weights(self.loss)}")
-        if isinstance(self.loss, SeqLoss) and self.loss.classes:
-            for s in y:
-                s.missing = self.loss.ignore_index if s.kind == "int" else None
+        if part is not None:
+            rows, whole = part.of(rows), part.of(whole)
+            rows = rows[rows.length > 0]
+        self._mark_missing(targets)
         weight = self.est._weigh(weight, targets, self.classes)
         if weight is not None:
             weight.normalise(whole, y)
             if inputs.form == "rows":  # as if rows of weight 0 were not there: minibatches too
                 rows = weight.counting(rows)
+        n_steps = rows.longest
         if training and self.spec.rebatch and not targets.per_series:
             rows = rows.folded(self.batchsize)
         if self.spec.burn_in >= rows.longest:
-            folded = " after folding (rebatch=True)" if rows.longest < x[0].T else ""
+            folded = " after folding (rebatch=True)" if rows.longest < n_steps else ""
             raise ValueError(f"burn_in of {self.spec.burn_in} leaves nothing of series of {rows.longest} steps{folded}")
         windows = SequenceWindows(
             x,
@@ -183,6 +207,18 @@ class Fit:
             raise ValueError(f"y has NaN (steps without a target), but {no_weights(self.loss)}")
         return windows
 
+    def _mark_missing(self, targets: Targets) -> None:
+        """Say which label stands for none, where targets are labels."""
+        ours = self.classes is not None or targets.per_series  # where there is none, we put MISSING
+        ignored = self.loss.ignore_index if isinstance(self.loss, SeqLoss) and self.loss.classes else None
+        if ours and ignored not in (None, MISSING):
+            raise ValueError(
+                f"ignore_index={ignored} of the loss: steps without a label are marked by {MISSING} here; leave it out"
+            )
+        for s in targets.series:
+            if s.kind == "int":
+                s.missing = MISSING if ours else ignored
+
     def _seqsize(self, rows: Rows, training: bool) -> int:
         """Steps per window. Validation of a mean over steps may take longer ones: nothing is kept for gradients."""
         asked = int(self.spec.seqsize or rows.longest)
@@ -199,8 +235,7 @@ class Fit:
             return est.model_, est.optimizer_
         n_in = sizes(self.x)
         dtype = float_type(self.x)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(self.rng.integers(2**63)))
+        with seeded(int(self.rng.integers(2**63))):
             device = own_device(self.settings.device, self.sync)
             model = build_model(self.settings.model, n_in, self._n_out(), dtype, device)
             optimizer = build_optimizer(self.settings.opt, self.settings.model, model)
@@ -237,7 +272,10 @@ class Fit:
         for ours, theirs in ((self.x, inputs.series), (self.y, targets.series)):
             if [s.F for s in ours] != [s.F for s in theirs]:
                 raise ShapeError(f"{theirs[0].name} has {sizes(theirs)} features, the training data have {sizes(ours)}")
-        windows = self._cut(inputs, targets, read_weight(sample_weight, inputs), lengths, training=False)
+        weight = read_weight(sample_weight, inputs)
+        return self._validation_on(self._cut(inputs, targets, weight, lengths, training=False))
+
+    def _validation_on(self, windows: SequenceWindows) -> Validation:
         return Validation(self.model, self.loss, self._batches(windows), self.sync)
 
     def _batches(self, windows: SequenceWindows, rng: np.random.Generator | None = None) -> TensorBatches:

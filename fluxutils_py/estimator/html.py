@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn, optim
 
-from fluxutils_py.estimator.nested import NestedParams, argument_view, view
+from fluxutils_py.estimator.nested import NestedParams, view
 from fluxutils_py.estimator.spec import Spec
 
 
@@ -26,8 +26,7 @@ class ReadableTables(NestedParams):
         nested = {name for name in table if "__" in name and name.partition("__")[0] in self._nested()}
         given = {name for name in table.non_default if name not in nested}
         for argument in self._nested():
-            value = getattr(self, argument)
-            default = {f"{argument}__{k}": v for k, v in _defaults(argument, value).items()}
+            default = {f"{argument}__{k}": v for k, v in self._unset(argument).items()}
             mine = {name for name in nested if name.startswith(f"{argument}__")}
             given |= {name for name in mine if name not in default or repr(default[name]) != repr(table[name])}
 
@@ -37,6 +36,16 @@ class ReadableTables(NestedParams):
         table.data = {name: in_short(table[name]) for name in sorted(table, key=place)}
         table.non_default = tuple(name for name in table if name in given)
         return table
+
+    def _unset(self, argument: str) -> dict[str, Any]:
+        """What the parameters inside an argument are where the user has not set them."""
+        value = getattr(self, argument)
+        if value is None:
+            return self._inside(argument).values
+        if argument == "spec":
+            return view(Spec).values
+        origin = value.func if isinstance(value, functools.partial) else value
+        return view(origin if callable(origin) else type(origin)).values
 
     def _get_fitted_attr_html(self, *args: Any, **kwargs: Any) -> Any:  # since 1.8
         table = super()._get_fitted_attr_html(*args, **kwargs)  # type: ignore[misc]  # BaseEstimator's
@@ -72,13 +81,3 @@ def in_short(value: Any) -> Any:
     if isinstance(value, list) and any(isinstance(v, dict) for v in value):
         return Words(f"{len(value)} records")
     return value
-
-
-def _defaults(argument: str, value: Any) -> dict[str, Any]:
-    """What the parameters inside an argument are where the user has not set them."""
-    if value is None:
-        return argument_view(argument, None).values
-    if argument == "spec":
-        return view(Spec).values
-    origin = value.func if isinstance(value, functools.partial) else value
-    return view(origin if callable(origin) else type(origin)).values

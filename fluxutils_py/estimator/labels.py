@@ -20,12 +20,12 @@ class Encoder:
     Parameters
     ----------
     classes : ndarray, sorted
-    strict : bool
-        Whether an unknown label is an error; else it is -1.
+    unknown : int or None
+        What a label becomes that is none of the classes. None: that is an error.
     """
 
-    def __init__(self, classes: np.ndarray, strict: bool = True) -> None:
-        self.classes, self.strict = classes, strict
+    def __init__(self, classes: np.ndarray, unknown: int | None = None) -> None:
+        self.classes, self.unknown = classes, unknown
 
     def __call__(self, labels: np.ndarray) -> np.ndarray:
         there = _present(labels)
@@ -33,12 +33,12 @@ class Encoder:
         codes = np.minimum(found, len(self.classes) - 1).astype(np.int64)
         unknown = there & (self.classes[codes] != labels)
         if unknown.any():
-            if self.strict:
+            if self.unknown is None:
                 raise ValueError(
                     f"y has labels {np.unique(labels[unknown]).tolist()} that are not in the classes "
                     f"{self.classes.tolist()}; name all of them at the first call, partial_fit(x, y, classes=...)"
                 )
-            codes[unknown] = -1
+            codes[unknown] = self.unknown
         return np.where(there, codes, MISSING)
 
 
@@ -56,8 +56,8 @@ def find_classes(labels: Any, weight: SampleWeight | None) -> np.ndarray:
         counts = _present(block)
         if weight is not None:
             counts &= weight.block(series, steps) > 0
-        found.append(np.unique(block[counts]))
-    classes = np.unique(np.concatenate(found))
+        found.append(_unique(block[counts]))
+    classes = _unique(np.concatenate(found))
     if len(classes) == 0:
         raise DataError("there is nothing to learn from: no step of y that counts has a label")
     check_classification_targets(classes)
@@ -95,8 +95,18 @@ class ClassWeight:
     def __getitem__(self, key: tuple[int, slice, slice]) -> np.ndarray:
         _, series, steps = key
         block = np.asarray(self.codes[:, series, steps])[0]
-        w = np.where(block >= 0, self.of_class[block], 1.0)
+        w = np.where(block >= 0, self.of_class[np.maximum(block, 0)], 1.0)
         return w if self.weight is None else w * self.weight.block(series, steps)
+
+
+def _unique(labels: np.ndarray) -> np.ndarray:
+    try:
+        return np.unique(labels)
+    except TypeError:
+        kinds = sorted({type(v).__name__ for v in labels})
+        raise DataError(
+            f"y has labels of types {', '.join(kinds)}, which have no order; make all of one type"
+        ) from None
 
 
 def _present(labels: np.ndarray) -> np.ndarray:

@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from sklearn.utils import check_array, check_consistent_length, column_or_1d
+from sklearn.utils import check_array, check_consistent_length, column_or_1d, get_tags
 from sklearn.utils.validation import _check_sample_weight, _check_y, assert_all_finite, validate_data
 
 from fluxutils_py.data import (
-    LazyArray,
     Rows,
     SamplesView,
     SampleWeight,
@@ -34,6 +33,7 @@ from fluxutils_py.data import (
     require_aligned,
 )
 from fluxutils_py.data.indexing import picks
+from fluxutils_py.data.series import three_axes
 from fluxutils_py.errors import DataError, ShapeError
 
 FLOATS = [np.float64, np.float32]
@@ -170,10 +170,11 @@ def _read_rows(x: Any, est: Any, fitted: bool, name: str) -> Inputs:
     if type(x).__module__.split(".")[0] == "torch":
         x = x.detach().cpu().numpy()
     asked = getattr(est, "n_timesteps", None)
+    finite = "allow-nan" if get_tags(est).input_tags.allow_nan else True
     form = est._form if fitted else "rows"
     if form in ("samples", "timesteps"):
         # the matrix that a view looks like to scikit-learn
-        x = check_array(x, dtype=FLOATS, estimator=est, input_name="X")
+        x = check_array(x, dtype=FLOATS, ensure_all_finite=finite, estimator=est, input_name="X")
         n_features, names = int(est._n_inputs), None
         if x.shape[1] % n_features or (form == "timesteps" and x.shape[1] != est.n_features_in_):
             raise ValueError(
@@ -186,7 +187,7 @@ def _read_rows(x: Any, est: Any, fitted: bool, name: str) -> Inputs:
             return Inputs((Series(array, name),), form, x.shape[1], None, TimestepsView(array))
     else:
         probe = copy.copy(est)  # takes what validate_data leaves behind
-        x = validate_data(probe, x, dtype=FLOATS, reset=not fitted)
+        x = validate_data(probe, x, dtype=FLOATS, ensure_all_finite=finite, reset=not fitted)
         names = getattr(probe, "feature_names_in_", None)
         n_steps = 1 if asked is None else int(asked)
         if x.shape[1] % n_steps:
@@ -276,7 +277,20 @@ def _encoded(a: Any, encode: Callable[[np.ndarray], np.ndarray] | None) -> Any:
         a = np.asarray(a)
     if type(a).__module__.split(".")[0] == "torch":
         a = a.detach().cpu().numpy()
-    return encode(a) if type(a) is np.ndarray else LazyArray(a, functions=(encode,))
+    return encode(a) if type(a) is np.ndarray else Encoded(a, encode)
+
+
+class Encoded:
+    """Labels as integers, made of them as they are read."""
+
+    ndim, dtype = 3, np.dtype(np.int64)
+
+    def __init__(self, labels: Any, encode: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.labels, self.encode, self.shape = labels, encode, tuple(labels.shape)
+        self.at_hand = getattr(labels, "at_hand", False)
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        return self.encode(np.asarray(self.labels[key]))
 
 
 def _read_plain_targets(y: Any, inputs: Inputs, est: Any, lengths: Any, kind: str, encode: Any, name: str) -> Targets:
@@ -322,8 +336,7 @@ def read_labels(y: Any, inputs: Inputs, weight: SampleWeight | None) -> tuple[An
     if isinstance(y, SequenceView):
         return y.native, weight
     if _is_native(y):
-        (labels,) = as_series(y, "y") if not hasattr(y, "shape") else (y,)
-        return getattr(labels, "array", labels), weight
+        return three_axes(y, "y"), weight
     array = _labels(y)
     if inputs.form == "timesteps":
         return array[None, None], weight
@@ -379,4 +392,9 @@ def read_weight(sample_weight: Any, inputs: Inputs) -> SampleWeight | None:
             w = np.broadcast_to(np.asarray(w), (inputs.N, inputs.T))
         elif w.shape == (inputs.T, inputs.N):
             w = np.asarray(w).T
+        elif w.shape != (1, inputs.N, inputs.T):
+            raise ShapeError(
+                f"sample_weight has shape {tuple(w.shape)}; expected ({inputs.T},), ({inputs.T}, {inputs.N}) or "
+                f"(1, {inputs.N}, {inputs.T}) for {inputs.T} time steps of {inputs.N} series"
+            )
     return SampleWeight(w, inputs.N, inputs.T)

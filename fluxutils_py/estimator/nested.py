@@ -10,13 +10,13 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 from sklearn.base import clone
 from torch import nn, optim
 
 from fluxutils_py.errors import SpecError
-from fluxutils_py.estimator.building import SIZES, default_model
+from fluxutils_py.estimator.building import SIZES, adamw, default_model
 from fluxutils_py.estimator.spec import NAMES, Spec, spec_fields
 
 FILLED = {"params", "optimizer", *SIZES}  # arguments of user code that fit fills in
@@ -44,10 +44,11 @@ class NestedParams:
     None                      those of what it stands for           a partial, a ``Spec``
     ========================  ====================================  ==============================================
 
-    ``None`` stands for the default network (``model__n_hidden``), ``AdamW`` and ``Spec()``. Optional fields of
-    :class:`fluxutils_py.Spec` may be added to a spec that is a mapping or an object. What is inside parameters in the
-    same ways can be set too, one more ``__`` down: ``spec__scheduler__step_size``. What ``fit`` fills in (``params``,
-    ``n_in``, ``n_out``, ``n_features``, ``n_outputs``) is no parameter.
+    ``None`` stands for the default network (``model__n_hidden``), for ``AdamW``, and for ``Spec()``, with the defaults
+    of the estimator in question. Optional fields of :class:`fluxutils_py.Spec` may be added to a spec that is a mapping
+    or an object. What is inside parameters in the same ways can be set too, one more ``__`` down:
+    ``spec__scheduler__step_size``. What ``fit`` fills in (``params``, ``n_in``, ``n_out``, ``n_features``,
+    ``n_outputs``) is no parameter.
 
     Examples
     --------
@@ -71,10 +72,10 @@ class NestedParams:
         params: dict[str, Any] = super().get_params(deep)  # type: ignore[misc]  # BaseEstimator's
         if deep:
             for argument in self._nested():
-                params |= _flat(argument, argument_view(argument, params[argument]).values)
+                params |= _flat(argument, self._inside(argument).values)
         return params
 
-    def set_params(self, **params: Any) -> Any:
+    def set_params(self, **params: Any) -> Self:
         """Set parameters by name, also those inside ``model``, ``opt`` and ``spec``, as in ``spec__epochs``.
 
         Arguments themselves come first: ``set_params(spec__epochs=3, spec=other)`` takes ``other`` with 3 epochs.
@@ -95,10 +96,31 @@ class NestedParams:
                 plain[key] = value
         for key in plain:
             self._check(key, params, known)
-        for argument, changes in nested.items():
-            value = plain.get(argument, getattr(self, argument))
-            plain[argument] = _replace(argument_view(argument, value), changes, argument, known)
-        return super().set_params(**plain)  # type: ignore[misc]  # BaseEstimator's
+        before = dict(vars(self))
+        try:
+            super().set_params(**plain)  # type: ignore[misc]  # BaseEstimator's
+            made = {name: _replace(self._inside(name), changes, name, known) for name, changes in nested.items()}
+        except Exception:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+        for argument, value in made.items():
+            setattr(self, argument, value)
+        return self
+
+    def _inside(self, argument: str) -> View:
+        """What can be set in ``model``, ``opt`` or ``spec``; None stands for what fit would take."""
+        value = getattr(self, argument)
+        if value is None:
+            value = getattr(self._settings(), argument)  # type: ignore[attr-defined]  # Estimator's
+        if argument == "opt":
+            if value is None or getattr(value, "func", None) is adamw:
+                # the class itself: its arguments can be listed, and a file can hold it
+                value = functools.partial(optim.AdamW, **getattr(value, "keywords", {}))
+            return view(value, n_filled=1)  # its parameters come first, however named
+        if argument == "spec":
+            return view(Spec() if value is None else value, optional=NAMES)
+        return view(default_model if value is None else value)
 
     def _check(self, key: str, params: dict[str, Any], known: list[str]) -> None:
         """Raise unless scikit-learn can set a parameter."""
@@ -139,15 +161,6 @@ class View:
         """The value in a word, for messages."""
         core = self.value.func if isinstance(self.value, functools.partial) else self.value
         return str(getattr(core, "__name__", type(core).__name__))
-
-
-def argument_view(argument: str, value: Any) -> View:
-    """What can be set in ``model``, ``opt`` or ``spec``; None stands for the default."""
-    if argument == "opt":
-        return view(optim.AdamW if value is None else value, n_filled=1)  # its parameters come first, however named
-    if argument == "spec":
-        return view(Spec() if value is None else value, optional=NAMES)
-    return view(default_model if value is None else value)
 
 
 def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import DataError, RankError, ShapeError
+from fluxutils_py.estimator.ranks import gather_series, shared_file
+from fluxutils_py.parallel import Sync, by_rank
 from fluxutils_py.training import Prediction
 
 
@@ -41,6 +43,28 @@ class Output:
         for target, y in zip(self._targets, p.y, strict=True):
             target[:, p.series, p.steps] = y.transpose(2, 1, 0)  # (S, B, G) -> (G, B, S)
 
+    def complete(self, sync: Sync) -> None:
+        """Have every rank's arrays hold what all ranks have written, each for series of its own.
+
+        Ranks that were given the same map of a file have written to it together, and only wait for each other.
+        """
+        if sync.solo:
+            return
+        files = [None] if self.out is None else [shared_file(target) for _, target in self._named()]
+        told = sync.share((files, None if self._targets is None else [(t.shape[0], t.dtype) for t in self._targets]))
+        kinds = [kind for _, kind in told if kind is not None]
+        if any(kind != kinds[0] for kind in kinds):
+            sync.fail(RankError(f"out differs: {by_rank([str(k) for _, k in told])}; give every rank one of a kind"))
+        if None not in files and all(f == files for f, _ in told):
+            for _, target in self._named():
+                target.flush()
+            sync.share()
+            return
+        if self._targets is None:  # there are fewer series than ranks
+            self._targets = self._new(kinds[0]) if self.out is None else tuple(_writable(t) for _, t in self._named())
+            self._several = len(self._targets) > 1
+        gather_series(self._targets, self.n_series, self.n_steps, sync)
+
     def result(self) -> Any:
         """``out`` as it was given, or the new array, a tuple for several outputs."""
         if self.out is not None:
@@ -72,7 +96,7 @@ class Output:
     def _open(self, p: Prediction) -> tuple[Any, ...]:
         self._several = len(p.y) > 1
         if self.out is None:
-            return tuple(np.empty((self.n_steps, self.n_series, y.shape[2]), y.dtype).transpose(2, 1, 0) for y in p.y)
+            return self._new([(y.shape[2], y.dtype) for y in p.y])
         named = self._named()
         if len(named) != len(p.y):
             raise ShapeError(f"out has {len(named)} arrays, the model gives {len(p.y)} outputs")
@@ -85,6 +109,10 @@ class Output:
             if isinstance(dtype, np.dtype) and not np.can_cast(y.dtype, dtype, "same_kind"):
                 raise DataError(f"{name} has dtype {dtype}, which cannot hold {y.dtype}; make it floating-point")
         return tuple(_writable(target) for _, target in named)
+
+    def _new(self, kinds: list[tuple[int, Any]]) -> tuple[np.ndarray, ...]:
+        """Arrays in time-major memory, by number of features and type."""
+        return tuple(np.empty((self.n_steps, self.n_series, n), dtype).transpose(2, 1, 0) for n, dtype in kinds)
 
 
 def _writable(target: Any) -> Any:

@@ -20,11 +20,12 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.building import NotStored, build_model, optimizer_class
 from fluxutils_py.estimator.spec import Spec, spec_fields
 from fluxutils_py.evaluation import read_file, write_file
-from fluxutils_py.nn import SeqLoss, seqloss
+from fluxutils_py.nn import SeqLoss, seeded, seqloss
 
 KIND, FORMAT = "fluxutils_py estimator", 1
 PLAIN = (bool, int, float, str, type(None), np.bool_, np.integer, np.floating)  # NumPy's are stored as Python's
 NO_SETTINGS = ("model", "loss", "opt", "spec", "device", "callbacks")  # code, or for another machine
+CODE = ("cell",)  # settings that may be classes: their names only
 FITTED = (
     *("loss_", "loss_curve_", "validation_loss_curve_", "n_iter_", "history_"),
     *("n_features_in_", "n_outputs_", "_n_steps", "_n_inputs", "_form", "_per_series", "_y_ndim"),
@@ -49,6 +50,7 @@ def save_estimator(est: Any, path: Any) -> None:
         "optimizer": None if optimizer is None else describe_optimizer(optimizer, est.model_),
         "spec": describe_spec(getattr(est, "spec", None)),
         "settings": {k: v for k in est._get_param_names() if k not in NO_SETTINGS and _is_plain(v := getattr(est, k))},
+        "code": {k: _name(v) for k in CODE if callable(v := getattr(est, k, None))},
         "fitted": {k: _plain(getattr(est, k)) for k in FITTED},
         "arrays": {k: (_kind(a), a.tolist()) for k in ARRAYS if (a := getattr(est, k, None)) is not None},
         "grad": est.grad_,
@@ -68,13 +70,14 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
         raise LoadError(f"{path} has format {c.get('format')}, this version reads {FORMAT}; update fluxutils_py")
     if c.get("class") != cls.__name__:
         raise LoadError(f"{path} holds {c.get('class')}, not {cls.__name__}; use {c.get('class')}.load")
-    with _reading(path), torch.random.fork_rng(devices=[]):
+    with _reading(path), seeded(0):
         stored = {
             "model": None if c["model_name"] is None else _made(build_module, c["model"], "model", c["model_name"]),
             "loss": _made(build_loss, *c["loss"]),
             "opt": _made(build_opt, *c["opt"]),
             "spec": _made(build_spec, *c["spec"]),
             **{k: v for k, v in c["settings"].items() if k not in NO_SETTINGS},
+            **{k: NotStored(k, what) for k, what in c["code"].items() if k in CODE},
         }
         stored = {k: v for k, v in stored.items() if k in known}
         fitted = {k: c["fitted"][k] for k in FITTED}
@@ -88,7 +91,7 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
             f"{path} holds the parameters of a model of its author's own, {c['model_name']}, not its code: "
             f"give the model too, {cls.__name__}.load(path, model=...)"
         )
-    with torch.random.fork_rng(devices=[]):
+    with seeded(0):
         model = build_model(asked.model, fitted["_n_inputs"], fitted["n_outputs_"], dtype, asked.device)
     with _reading(path):
         compare_parameters(c["parameters"], model.state_dict(), path)
@@ -159,7 +162,7 @@ def describe_module(module: nn.Module) -> Any:
     """
     try:
         recipe = _describe(module)
-        with torch.random.fork_rng(devices=[]):
+        with seeded(0):
             again = build_module(recipe)
     except (LoadError, TypeError, ValueError, AttributeError):
         return None
@@ -370,7 +373,7 @@ def _name(value: Any) -> str:
 
 
 def _kind(array: np.ndarray) -> str:
-    return "O" if array.dtype.kind in "OUT" else array.dtype.str
+    return "O" if array.dtype.kind in "OT" else array.dtype.str
 
 
 def _is_plain(value: Any) -> bool:

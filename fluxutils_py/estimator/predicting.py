@@ -12,8 +12,11 @@ from fluxutils_py.data import Rows, SequenceWindows, Series, Stretch
 from fluxutils_py.data.lazy import select
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.layout import Inputs, read_lengths
+from fluxutils_py.estimator.ranks import agree_on_inputs, gather_rows
 from fluxutils_py.estimator.spec import Spec
+from fluxutils_py.parallel import Sync
 from fluxutils_py.training import Prediction, Predictor, StreamState
+from fluxutils_py.training.batches import share_of
 
 Transform = Callable[[np.ndarray], np.ndarray]
 
@@ -35,6 +38,8 @@ class Predictions:
     lengths : array of int, optional
     transform : callable, optional
         Of each block of outputs (S, B, G).
+    sync : Sync, optional
+        The ranks that share out the series; each gets the blocks of its own.
 
     Raises
     ------
@@ -50,11 +55,14 @@ class Predictions:
         state: Any = None,
         lengths: Any = None,
         transform: Transform | None = None,
+        sync: Sync | None = None,
     ) -> None:
         if state is not None and not isinstance(state, StreamState | list | tuple):
             raise ShapeError(f"state must be what predict(..., return_state=True) returned, got {type(state).__name__}")
         self.model, self.inputs, self.spec, self.transform = model, inputs, spec, transform
         self.lengths = read_lengths(lengths, inputs)
+        self.sync = Sync() if sync is None else sync
+        agree_on_inputs(self.sync, inputs)
         self._stretches = inputs.stretches()
         if state is not None and len(self._stretches) > 1:
             raise ValueError(
@@ -74,7 +82,7 @@ class Predictions:
 
     def state(self) -> StreamState:
         """Where the last stretch ended."""
-        return self._last.state()
+        return self._last.state(self.sync)
 
     def last_steps(self) -> np.ndarray:
         """The outputs at the last step of each series, (N, G)."""
@@ -88,8 +96,7 @@ class Predictions:
             at = last[p.series] - p.steps.start
             here = np.flatnonzero((at >= 0) & (at < len(y)))
             found[p.series.start + here] = y[at[here], here]
-        assert found is not None
-        return found
+        return gather_rows(found, n, self.sync)
 
     def _predictor(self, stretch: Stretch, state: Sequence[Tensor] | None) -> Predictor:
         names = [s.name for s in self.inputs.series]
@@ -98,7 +105,7 @@ class Predictions:
         seqsize = int(self.spec.seqsize or x[0].T)
         windows = SequenceWindows(x, batchsize=int(self.spec.batchsize), seqsize=seqsize, rows=rows)
         windows.check()
-        return Predictor(self.model, windows, state)
+        return Predictor(self.model, windows, state, share_of(x[0].N, self.sync.rank, self.sync.size))
 
     def _placed(self, p: Prediction, stretch: Stretch) -> Iterator[Prediction]:
         """The part of a block that comes after the lead, where it stands in the inputs."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import warnings
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -13,6 +14,9 @@ import torch
 
 from fluxutils_py.data import SequenceWindows, Series
 from fluxutils_py.parallel import Sync, local_rank
+from fluxutils_py.training.batches import share_of
+
+CHUNK = 1 << 23  # values that are passed on together
 
 
 def agree_on_fit(fit: Any) -> None:
@@ -39,9 +43,12 @@ def agree_on_fit(fit: Any) -> None:
             **({} if fit.validation is None else _data("validation ", fit.validation.batches.windows)),
             **_parameters(fit.model),
             "the optimizer": type(fit.optimizer).__name__,
-            "its settings": [
-                {k: _plain(v) for k, v in group.items() if k != "params"} for group in fit.optimizer.param_groups
-            ],
+            **{
+                f"{name} of the optimizer's group {i}": _plain(value)
+                for i, group in enumerate(fit.optimizer.param_groups)
+                for name, value in group.items()
+                if name != "params"
+            },
             "hooks that all ranks need": [type(w).__name__ for w in (fit.validation, fit.scheduler) if w is not None],
         }
     )
@@ -49,6 +56,57 @@ def agree_on_fit(fit: Any) -> None:
     n = len(fit.windows.rows)
     if n < sync.size and sync.rank == 0:
         warnings.warn(f"{sync.size} ranks share {n} series: some have nothing to do", UserWarning, stacklevel=5)
+
+
+def agree_on_inputs(sync: Sync, inputs: Any) -> None:
+    """Raise on every rank unless all ranks were given inputs of the same sizes."""
+    sync.agree({f"the shape of {s.name}": (s.F, s.N, s.T) for s in inputs.series} | {"the form of x": inputs.form})
+
+
+def gather_rows(values: np.ndarray | None, n: int, sync: Sync) -> np.ndarray:
+    """An array of which each rank has filled its share of the ``n`` rows (axis 0), filled by all.
+
+    A rank without rows may give None. Every rank gets the whole, of the type that the first has.
+    """
+    if sync.solo:
+        assert values is not None
+        return values
+    shape, dtype = sync.share(None if values is None else (values.shape, values.dtype))[0]
+    if values is None:
+        values = np.zeros(shape, dtype)
+    for rank in range(sync.size):
+        rows = share_of(n, rank, sync.size)
+        _pass_on(values, [(rows,)], rank, sync)
+    return values
+
+
+def gather_series(targets: tuple[Any, ...], n_series: int, n_steps: int, sync: Sync) -> None:
+    """Have arrays (G, N, T), of which each rank has filled its share of the series, filled by all."""
+    for target in targets:
+        for rank in range(sync.size):
+            series = share_of(n_series, rank, sync.size)
+            step = max(1, CHUNK // max(1, target.shape[0] * (series.stop - series.start)))
+            places = [(slice(None), series, slice(t, min(t + step, n_steps))) for t in range(0, n_steps, step)]
+            _pass_on(target, places, rank, sync)
+
+
+def _pass_on(target: Any, places: list[Any], root: int, sync: Sync) -> None:
+    """Copy parts of an array from one rank to the others."""
+    for place in places:
+        mine = np.ascontiguousarray(target[place])
+        if mine.dtype.kind == "O":
+            mine = sync.comm.allgather(mine if sync.rank == root else None)[root]
+        elif mine.size:
+            sync.comm.broadcast_(torch.from_numpy(mine.reshape(-1).view(np.uint8)), root)
+        if sync.rank != root:
+            target[place] = mine
+
+
+def shared_file(target: Any) -> tuple[Any, ...] | None:
+    """Where in which file the memory of an array lies, for ranks to see that they write to the same; None for none."""
+    if not isinstance(target, np.memmap) or target.filename is None or target.mode == "c":
+        return None
+    return os.path.realpath(target.filename), target.offset, target.shape, target.strides
 
 
 def own_device(device: Any, sync: Sync) -> Any:

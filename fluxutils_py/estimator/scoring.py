@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
 from fluxutils_py.data import Rows, SampleWeight, Series
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.parallel import Sync
 from fluxutils_py.training import Prediction
 
 
 def pooled_r2(
-    predictions: Iterable[Prediction], y: tuple[Series, ...], rows: Rows, weight: SampleWeight | None = None
+    predictions: Iterable[Prediction],
+    y: tuple[Series, ...],
+    rows: Rows,
+    weight: SampleWeight | None = None,
+    sync: Sync | None = None,
 ) -> float:
     """Coefficient of determination over all live steps of all series.
 
@@ -26,7 +32,11 @@ def pooled_r2(
         _require_sizes([t.shape[2] for t in targets], [out.shape[2] for out in p.y])
         for m, target, out in zip(moments, targets, p.y, strict=True):
             m.add(target, out, w)
-    return float(np.mean([m.r2() for m in moments]))
+    first, *others = (Sync() if sync is None else sync).share(moments)  # of the ranks
+    for more in others:
+        for m, part in zip(first, more, strict=True):
+            m.join(part)
+    return float(np.mean([m.r2() for m in first]))
 
 
 def pooled_accuracy(
@@ -35,6 +45,7 @@ def pooled_accuracy(
     rows: Rows,
     weight: SampleWeight | None = None,
     ignore_index: int = -100,
+    sync: Sync | None = None,
 ) -> float:
     """Share of live steps whose largest score is at the target's label; ``ignore_index`` marks steps without one."""
     right = total = 0.0
@@ -44,6 +55,7 @@ def pooled_accuracy(
             ww = np.where(target[:, :, 0] == ignore_index, 0, w)
             right += float(((out.argmax(-1) == target[:, :, 0]) * ww).sum())
             total += float(ww.sum())
+    right, total = (sum(parts) for parts in zip(*(Sync() if sync is None else sync).share((right, total)), strict=True))
     return right / total if total else math.nan
 
 
@@ -79,8 +91,19 @@ def _require_sizes(given: list[int], wanted: list[int]) -> None:
         )
 
 
+def merge(n: Any, mean: Any, squares: Any, m: Any, other_mean: Any, other_squares: Any) -> tuple[Any, Any, Any]:
+    """Weight, mean, and sum of squared distances from it, of two parts together; no digits are lost.
+
+    Numbers or arrays, one value per feature. Source: Chan, Golub & LeVeque (1983), The American Statistician 37(3).
+    """
+    both = n + m
+    share = m / np.where(both > 0, both, 1)
+    distance = other_mean - mean
+    return both, mean + distance * share, squares + other_squares + distance * (n * share) * distance
+
+
 class _Moments:
-    """Weighted sums of squares, combined block by block (Chan, Golub & LeVeque 1979) so that no digits are lost."""
+    """Weighted sums of squares, combined block by block."""
 
     def __init__(self, n_features: int) -> None:
         self.residual, self.weight = 0.0, 0.0
@@ -94,13 +117,19 @@ class _Moments:
         live = w[:, :, None] > 0
         # C order, so that sums are added up alike whatever the memory order of the data
         y, out = (np.where(live, v, 0).astype(float, order="C") for v in (y, out))
-        self.residual += float((w[:, :, None] * (y - out) ** 2).sum())
-        mean = np.einsum("sb,sbf->f", w, y) / total
-        self.squares += np.einsum("sb,sbf->f", w, (y - mean) ** 2)
-        both = self.weight + total
-        self.squares += (mean - self.mean) ** 2 * self.weight * total / both
-        self.mean += (mean - self.mean) * total / both
-        self.weight = both
+        block = _Moments(len(self.mean))
+        block.residual, block.weight = float((w[:, :, None] * (y - out) ** 2).sum()), total
+        block.mean = np.einsum("sb,sbf->f", w, y) / total
+        block.squares = np.einsum("sb,sbf->f", w, (y - block.mean) ** 2)
+        self.join(block)
+
+    def join(self, other: _Moments) -> None:
+        if self.weight + other.weight == 0:
+            return
+        self.residual += other.residual
+        self.weight, self.mean, self.squares = merge(
+            self.weight, self.mean, self.squares, other.weight, other.mean, other.squares
+        )
 
     def r2(self) -> float:
         spread = float(self.squares.sum())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import numbers
 from collections.abc import Callable
@@ -10,17 +9,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Self
 
-import numpy as np
 import torch.nn.functional as F
-from sklearn.model_selection import train_test_split
-from sklearn.utils import _safe_indexing
 from torch import nn
 
-from fluxutils_py.data import SequenceView, samples, timesteps
 from fluxutils_py.errors import SpecError
-from fluxutils_py.estimator.building import adamw, draw_generator
+from fluxutils_py.estimator.building import adamw
 from fluxutils_py.estimator.estimator import Estimator
-from fluxutils_py.estimator.layout import read_inputs
+from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.spec import Spec, check_int, check_positive
 from fluxutils_py.estimator.typed import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.nn import GRU, LSTM, RNN
@@ -131,9 +126,14 @@ class _Sequence(Estimator):
         epochs: int | None = None,
         lengths: Any = None,
     ) -> Self:
-        if self.early_stopping and validation_data is None:
-            x, y, sample_weight, lengths, validation_data = self._hold_out(x, y, sample_weight, lengths)
-        return super().fit(x, y, sample_weight, validation_data=validation_data, epochs=epochs, lengths=lengths)
+        held = self.validation_fraction if self.early_stopping and validation_data is None else None
+        run_fit(
+            self,
+            *(x, y, sample_weight, validation_data, lengths, epochs),
+            resume=self.warm_start,
+            validation_fraction=held,
+        )
+        return self
 
     fit.__doc__ = Estimator.fit.__doc__
 
@@ -163,50 +163,6 @@ class _Sequence(Estimator):
 
     def _default_loss(self) -> Any:
         return None
-
-    # -- early stopping --------------------------------------------------------------------------------
-
-    def _hold_out(self, x: Any, y: Any, w: Any, lengths: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """The part of each argument to train on, and validation data of the rest."""
-        fraction: Any = self.validation_fraction
-        if isinstance(fraction, bool) or not isinstance(fraction, numbers.Real) or not 0 < float(fraction) < 1:
-            raise ValueError(f"validation_fraction must be a number between 0 and 1, got {fraction!r}")
-        inputs = read_inputs(x, self, fitted=self.warm_start and hasattr(self, "model_"))
-        in_time = inputs.form == "timesteps" or inputs.N == 1
-        n = inputs.T if in_time else inputs.N
-        held = math.ceil(n * float(fraction))
-        if held >= n:
-            raise ValueError(
-                f"early_stopping holds out {held} of n_samples={n}{' time steps' if in_time else ''}, which leaves "
-                "nothing to train on; give more data, or early_stopping=False"
-            )
-        if in_time:
-            parts: Any = (np.arange(n - held), np.arange(n - held, n))
-            if lengths is not None:
-                raise ValueError("early_stopping of one series holds out its last steps; cut it, in place of lengths")
-        else:
-            seed = int(draw_generator(copy.deepcopy(self.random_state)).integers(2**31))
-            strata = self._strata(y, inputs.N)
-            parts = train_test_split(np.arange(n), test_size=held, random_state=seed, stratify=strata)
-            parts = [np.sort(part) for part in parts]  # neighbours in a file stay neighbours
-        face = timesteps if in_time else samples
-        (x, xv), (y, yv) = _divided(x, parts, face), _divided(y, parts, face)
-        w, wv = (None, None) if w is None else _divided(w, parts, face)
-        lengths, lv = (None, None) if lengths is None else _divided(lengths, parts, face)
-        return x, y, w, lengths, (xv, yv, wv, lv)
-
-    def _strata(self, y: Any, n_series: int) -> Any:
-        return None
-
-
-def _divided(a: Any, parts: Any, face: Callable[[Any], SequenceView]) -> list[Any]:
-    """Both parts of an argument of any form."""
-    if isinstance(a, tuple):
-        return [tuple(pair) for pair in zip(*(_divided(one, parts, face) for one in a), strict=True)]
-    if not isinstance(a, SequenceView) and len(getattr(a, "shape", ())) == 3:
-        view = face(a)
-        return [view[part].native for part in parts]
-    return [_safe_indexing(a, part) for part in parts]
 
 
 class SequenceRegressor(_Sequence, EstimatorRegressor):
@@ -317,12 +273,3 @@ class SequenceClassifier(_Sequence, EstimatorClassifier):
 
     def _default_loss(self) -> Any:
         return F.cross_entropy
-
-    def _strata(self, y: Any, n_series: int) -> Any:
-        if isinstance(y, SequenceView) or len(getattr(y, "shape", (0,))) == 3:
-            return None
-        labels = np.asarray(y).ravel()
-        counts = np.unique(labels, return_counts=True)[1]
-        held = math.ceil(n_series * self.validation_fraction)
-        enough = counts.min() > 1 and len(counts) <= min(held, n_series - held)
-        return labels if len(labels) == n_series and enough else None

@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.metadata_routing import UNUSED
-from torch import Tensor
 
 from fluxutils_py.data import SampleWeight
 from fluxutils_py.errors import DataError
-from fluxutils_py.estimator.building import adamw
+from fluxutils_py.estimator.building import adamw, default_model
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.labels import ClassWeight, Encoder, find_classes
@@ -28,7 +27,7 @@ def with_ready_settings(est: Any) -> SimpleNamespace:
     settings = SimpleNamespace(**est.get_params(deep=False))
     if settings.spec is None:
         settings.spec = Spec(epochs=100)
-    if settings.opt is None and settings.model is None:
+    if settings.opt is None and (settings.model is None or getattr(settings.model, "func", None) is default_model):
         settings.opt = partial(adamw, lr=0.01)
     return settings
 
@@ -100,7 +99,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
 
     def predict_log_proba(self, x: Any, out: Any = None, *, lengths: Any = None) -> Any:
         """Logarithms of :meth:`predict_proba`."""
-        return self._run(x, out, lengths=lengths, transform=lambda o: _log_softmax(o).numpy())[0]
+        return self._run(x, out, lengths=lengths, transform=self._log_probabilities)[0]
 
     def decision_function(self, x: Any, out: Any = None, *, lengths: Any = None) -> Any:
         """Scores of the classes before the softmax; of two classes, how far the second's is above the first's."""
@@ -130,9 +129,15 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         return settings
 
     def _read_targets(
-        self, y: Any, inputs: Inputs, lengths: Any, classes: np.ndarray | None, strict: bool = True, name: str = "y"
+        self,
+        y: Any,
+        inputs: Inputs,
+        lengths: Any,
+        classes: np.ndarray | None,
+        unknown: int | None = None,
+        name: str = "y",
     ) -> Targets:
-        encode = None if classes is None else Encoder(classes, strict)
+        encode = None if classes is None else Encoder(classes, unknown)
         return read_targets(y, inputs, self, lengths, kind="labels", encode=encode, name=name)
 
     def _find_classes(self, y: Any, inputs: Inputs, weight: SampleWeight | None, resume: bool) -> np.ndarray | None:
@@ -152,7 +157,11 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         return self.classes_[outputs.argmax(-1)][:, :, None]
 
     def _probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        return _log_softmax(outputs).exp().numpy()
+        return np.exp(self._log_probabilities(outputs))
+
+    def _log_probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        self._require_scores(outputs)
+        return torch.log_softmax(torch.from_numpy(np.ascontiguousarray(outputs)), -1).numpy()
 
     def _margins(self, outputs: np.ndarray) -> np.ndarray:
         self._require_scores(outputs)
@@ -164,7 +173,3 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
                 f"the model gives {outputs.shape[-1]} scores for {len(self.classes_)} classes; a class or function as "
                 "model is told their number as n_out"
             )
-
-
-def _log_softmax(outputs: np.ndarray) -> Tensor:
-    return torch.log_softmax(torch.from_numpy(np.ascontiguousarray(outputs)), -1)

@@ -3,6 +3,7 @@
 from fluxutils_py.nn.losses import SeqLoss, as_loss, needs_weights, seqloss, takes_weights
 from fluxutils_py.nn.ops import batched_gemm, batched_gemm_, bmm, contract
 from fluxutils_py.nn.parameters import gradinfo, module_of, namedparams, namedweights, notrack, weights
+from fluxutils_py.nn.randomness import seeded
 from fluxutils_py.nn.recurrent import GRU, LSTM, RNN, Recur, bare_recurrent, wrap_recurrent
 from fluxutils_py.nn.states import (
     batch_dims,
@@ -51,6 +52,7 @@ __all__ = [
     "reset",
     "restore",
     "run_window",
+    "seeded",
     "seqloss",
     "snapshot",
     "states",

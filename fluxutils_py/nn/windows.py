@@ -79,13 +79,14 @@ def replica(model: nn.Module) -> nn.Module:
 
 def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> bool:
     devices = sorted({x.device.index or 0 for x in xs if x.is_cuda})
+    # a generator of our own, and no wait for threads that have borrowed the global ones: they may wait for this one
+    generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=devices), torch.no_grad():
-        torch.manual_seed(0)
         trial = _copied(model).eval()
         for t in [*trial.parameters(), *trial.buffers()]:
             if t.is_floating_point():  # so that zero heads and fresh batch statistics hide no difference
-                t.add_(0.1 * torch.rand_like(t))
-        sample = _sample(xs)
+                t.add_(0.1 * torch.rand(t.shape, generator=generator).to(t))
+        sample = _sample(xs, generator)
         whole, whole_error = _attempt(lambda: _outputs(reset(trial)(*sample)))
         steps, steps_error = _attempt(lambda: _stepwise(reset(trial), sample))
     if whole is None and steps is None:
@@ -125,7 +126,7 @@ def _copied(model: nn.Module, shared: Sequence[Tensor] = ()) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _sample(xs: Sequence[Tensor]) -> list[Tensor]:
+def _sample(xs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
     """Three steps of a few series; never as many series as features, so that the two axes cannot be confused."""
     n_series, n_features = min(xs[0].shape[1], 4), {x.shape[2] for x in xs}
     fitting = [n for n in range(n_series, 0, -1) if n not in n_features]
@@ -135,7 +136,7 @@ def _sample(xs: Sequence[Tensor]) -> list[Tensor]:
     for x in xs:
         x = x[[min(t, x.shape[0] - 1) for t in range(3)]][:, [n % x.shape[1] for n in range(n_series)]]
         if x.is_floating_point():
-            x = torch.nan_to_num(x) + torch.randn(x.shape, device=x.device).to(x.dtype)
+            x = torch.nan_to_num(x) + torch.randn(x.shape, generator=generator).to(x)
         sample.append(x)
     return sample
 

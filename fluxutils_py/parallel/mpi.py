@@ -36,7 +36,8 @@ class MPIComm:
         self.patience, self.cuda_aware = patience, cuda_aware
         origin = MPI.COMM_WORLD if comm is None else comm
         self.rank, self.size = origin.rank, origin.size
-        self._origin, self._comm = origin, None  # duplicated by the first meeting: that is a collective as well
+        self._origin = origin
+        self._comm: Any = None  # duplicated by the first meeting: that is a collective as well
         self._meetings = 0
 
     def allreduce_(self, t: Tensor) -> None:

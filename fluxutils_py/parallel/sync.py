@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -20,6 +21,7 @@ from fluxutils_py.parallel.comm import Communicator, SoloComm, get_communicator
 
 T = TypeVar("T")
 TAIL = 5  # numbers behind the gradients: weight, weight * loss, live steps, ranks that failed, that wish to stop
+GRACE = 0.5  # seconds to wait for a signal that another rank has had
 _busy = threading.local()  # whether this thread is within a call of several ranks
 
 
@@ -60,12 +62,24 @@ class Sync:
         self.agreed = self.stopped = False
         self._wish = self._met = self._lost = False
         self._signal: int | None = None
+        self._signalled = False  # whether the error is a signal
         self._handlers: dict[int, Any] = {}
 
     @classmethod
-    def of(cls, comm: Any, call: str) -> Sync:
-        """For an estimator's ``comm`` argument. Within a call of several ranks, such as in a callback, one's own."""
-        return cls(SoloComm() if getattr(_busy, "yes", False) else get_communicator(comm), call)
+    def of(cls, comm: Any, call: str, *, alone: bool = True) -> Sync:
+        """For an estimator's ``comm`` argument.
+
+        Within another call of several ranks, such as in a callback of ``fit``, which one rank may leave by an error, it
+        is this process alone; or a RuntimeError, if ``alone`` is false.
+        """
+        if not getattr(_busy, "yes", False):
+            return cls(get_communicator(comm), call)
+        if not alone:
+            raise RuntimeError(
+                f"{call} is for all ranks, but within another call of theirs, such as in a callback of fit, a rank "
+                "that fails would be missing; call it afterwards"
+            )
+        return cls(SoloComm(), call)
 
     # -- from beginning to end -----------------------------------------------------------------------
 
@@ -305,6 +319,10 @@ class Sync:
 
     def _raise(self, failed: dict[int, tuple[str, str]]) -> NoReturn:
         self.agreed = True
+        until = time.monotonic() + GRACE
+        while self.error is None and "signal" in dict(failed.values()) and time.monotonic() < until:
+            time.sleep(0.01)  # a launcher sends it to all: the one that comes too late would end this process
+            self._keep_signal()
         if self.error is not None:
             raise self.error
         text = "; ".join(f"rank {rank}: {told}" for rank, (_, told) in failed.items())
@@ -319,7 +337,7 @@ class Sync:
                 self._comm_call(self.comm.assemble, self._warn)
         self._keep_signal()
         e = self.error
-        told = None if e is None else (type(e).__name__, f"{type(e).__name__}: {e}")
+        told = None if e is None else ("signal" if self._signalled else type(e).__name__, f"{type(e).__name__}: {e}")
         return self._comm_call(self.comm.allgather, (self.call, told, self._wish, value))
 
     def _comm_call(self, f: Callable[..., T], *args: Any) -> T:
@@ -347,7 +365,7 @@ class Sync:
         if self._signal is not None and self.error is None:
             name = signal.Signals(self._signal).name
             self.error = KeyboardInterrupt(name) if self._signal == signal.SIGINT else SystemExit(128 + self._signal)
-            self._signal = None
+            self._signal, self._signalled = None, True
 
 
 def by_rank(values: Sequence[Any]) -> str:

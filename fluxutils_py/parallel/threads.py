@@ -87,10 +87,11 @@ class Threads:
             torch.set_num_threads(self._torch_threads)
 
     def map(self, fn: Callable[[T], R], items: Sequence[T], *, repeatable: bool = False) -> list[R]:
-        """``[fn(item) for item in items]``, item ``i`` in thread ``i % n``; the asking one is number 0.
+        """``[fn(item) for item in items]``, ``n`` at a time.
 
-        Gradient mode and autocast are those of the asking thread. An error is raised when all have stopped; of several,
-        that of the first thread.
+        The asking thread takes the first item and every ``n``-th after it. Gradient mode and autocast are those of the
+        asking thread. An error is raised when all have stopped; of several, that of the asking thread, else the first
+        of the others.
 
         What ``fn`` draws from torch's default generator of the CPU, it draws from one of the item's own, seeded from
         that: the numbers are the same in every run, whichever thread is faster. They are others than in one thread.

@@ -6,6 +6,7 @@ import atexit
 import functools
 import itertools
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -32,10 +33,11 @@ class TorchComm:
     def __init__(self, *, patience: float = PATIENCE) -> None:
         if not dist.is_initialized():
             dist.init_process_group("gloo")
-            atexit.register(_close)
+            atexit.register(dist.destroy_process_group)
         self.patience = patience
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._group = dist.new_group(backend="gloo")
+        _alive.add(self)
         self._number = next(_numbers)
         self._meetings = 0
 
@@ -92,6 +94,12 @@ def world() -> TorchComm:
 _numbers = itertools.count()
 
 
-def _close() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+_alive: weakref.WeakSet[TorchComm] = weakref.WeakSet()
+
+
+@atexit.register
+def _let_go() -> None:
+    """Have the threads of gloo end before the interpreter: one that still cleaned up after a message would abort it."""
+    world.cache_clear()
+    for comm in list(_alive):
+        del comm._group

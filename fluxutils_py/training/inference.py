@@ -22,6 +22,7 @@ from fluxutils_py.nn import (
     states,
     takes_windows,
 )
+from fluxutils_py.parallel import Sync
 from fluxutils_py.training.batches import to_tensor
 
 FULL, AT_MOST = 1 << 14, 256  # rows times steps of a block, and steps: what keeps a step's overhead small
@@ -73,11 +74,20 @@ class Predictor:
         The inputs; its ``batchsize`` and ``seqsize`` are used.
     state : StreamState or list of Tensor, optional
         Of all series, from an earlier prediction or :func:`fluxutils_py.nn.states`. None is the zero state.
+    part : slice, optional
+        The series to predict, perhaps none; the others are left to other ranks. By default all.
     """
 
-    def __init__(self, model: nn.Module, windows: SequenceWindows, state: Sequence[Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        windows: SequenceWindows,
+        state: Sequence[Tensor] | None = None,
+        part: slice | None = None,
+    ) -> None:
         self.windows = windows
         self.n_series, self.n_steps = windows.x[0].N, windows.x[0].T
+        self.part = slice(0, self.n_series) if part is None else part
         first = next(model.parameters(), torch.empty(0))
         self.dtype, self.device = first.dtype, first.device
         sample = [self._tensor(v) for v in windows.cut(windows.rows[:4], 0, min(3, self.n_steps))[0]]
@@ -93,13 +103,14 @@ class Predictor:
     def __iter__(self) -> Iterator[Prediction]:
         """The predictions, group by group of series, forward in time."""
         self._parts = []
-        for begin in range(0, self.n_series, self.windows.batchsize):
-            yield from self._group(slice(begin, min(begin + self.windows.batchsize, self.n_series)))
+        for begin in range(self.part.start, self.part.stop, self.windows.batchsize):
+            yield from self._group(slice(begin, min(begin + self.windows.batchsize, self.part.stop)))
 
-    def state(self) -> StreamState:
-        """Where the last iteration stopped."""
-        tensors, pending = zip(*self._parts, strict=True)
-        dims = batch_dims(self.model)
+    def state(self, sync: Sync | None = None) -> StreamState:
+        """Where the last iteration stopped, on all ranks of ``sync``."""
+        found = (Sync() if sync is None else sync).share((self._parts, batch_dims(self.model)))
+        tensors, pending = zip(*(part for parts, _ in found for part in parts), strict=True)
+        dims = found[0][1]
         joined = [torch.cat(parts, d) for parts, d in zip(zip(*tensors, strict=True), dims, strict=True)]
         seen = self.n_steps + (self._before.n_steps if self._before else 0)
         return StreamState(joined, seen, tuple(torch.cat(parts, 1) for parts in zip(*pending, strict=True)))

@@ -139,31 +139,27 @@ class WindowStep:
         sync, waiting = self.sync, [p.grad for p in self._params] if self._waiting else None
         if waiting:
             self._forget_gradients()
-        value, share, n_live = (None if sync.leaving else sync.attempt(self._walk_part, batch)) or (0.0, 0.0, 0)
+        value, share, n_live = (0.0, 0.0, 0) if sync.leaving else sync.attempt(self._walk_part, batch) or (0.0, 0.0, 0)
         shares, weighted, live = sync.reduce(share, value, n_live, packed=self.accumulate == 1)
-        if sync.stopped:
+        if sync.stopped or live == 0:  # what this window gave is not wanted, or nothing
             for p, grad in zip(self._params, waiting or [None] * len(self._params), strict=True):
                 p.grad = grad
-            return None
-        if live == 0:
-            return StepInfo(None, 0)
+            return None if sync.stopped else StepInfo(None, 0)
         divisor = 1.0 if self._adds_up else shares or 1.0
         self._seen += n_live
         if self.accumulate == 1:
             self._flat.div_(divisor)
-        elif (
-            n_live and (factor := share / n_live * live / divisor) != 1
-        ):  # as if one rank had weighed all by live steps
+        elif n_live and (factor := share / n_live * live / divisor) != 1:  # as if one rank had weighed all
             self._scale_gradients(factor)
         if waiting:
-            add_to(self._params, waiting)
+            add_to(self._params, tuple(waiting))
         return self._learnt(weighted / divisor, live, batch.window)
 
-    def _walk_part(self, batch: Batch) -> tuple[float, float, int] | None:
+    def _walk_part(self, batch: Batch) -> tuple[float, float, int]:
         """Loss, what it weighs among those of all ranks, and live steps."""
         value = self._walk(batch) if len(batch.window.place.rows) else None
         if value is None:
-            return None
+            return 0.0, 0.0, 0
         n_live = batch.window.n_live
         return value, 1.0 if self._adds_up else loss_share(self.loss, batch, n_live), n_live
 

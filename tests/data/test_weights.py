@@ -193,6 +193,14 @@ def test_blocks_cover_every_step_once(monkeypatch, block, n_features):
     assert (seen == 1).all()
 
 
+def test_blocks_are_long_along_both_axes(monkeypatch):
+    """A file in either order is read in stretches of some length, not again and again for a value in each page."""
+    monkeypatch.setattr(weights_module, "BLOCK", 1000)
+    for n_series, n_steps, size in ((70, 900, (32, 31)), (900, 70, (32, 31)), (7, 900, (7, 142)), (900, 7, (142, 7))):
+        series, steps = weights_module.blocks(n_series, n_steps)[0]
+        assert (series.stop, steps.stop) == size
+
+
 @pytest.mark.parametrize("block", [1, 6, 16])
 def test_scaling_does_not_depend_on_the_blocks(monkeypatch, block):
     y = np.zeros((2, N, T))

@@ -561,15 +561,9 @@ class OnEpoch:
     Case("callback class", TypeError, ("callback OnEpoch is a class", "OnEpoch(...)"),
          settings=given(callbacks=[OnEpoch])),
     Case("verbose", ValueError, "verbose must be 'auto', True or False, got 'loud'", settings=given(verbose="loud")),
-    Case("comm mpi", NotImplementedError, ("comm='mpi'", "use comm='auto' or None"), settings=given(comm="mpi")),
-    Case("comm of 2", NotImplementedError, "this version trains in one process",
-         settings=given(comm=SimpleNamespace(rank=0, size=2))),
-    Case("comm number", ValueError, "comm must be 'auto', None, 'mpi', 'torch' or a communicator, got 5",
-         settings=given(comm=5)),
-    Case("comm string", ValueError, "comm must be 'auto'", settings=given(comm="solo")),
-    Case("n_jobs", NotImplementedError, ("n_jobs=2", "use None or 1"), settings=given(n_jobs=2)),
-    Case("n_jobs -1", NotImplementedError, "n_jobs=-1", settings=given(n_jobs=-1)),
-    Case("n_jobs True", NotImplementedError, "n_jobs=True", settings=given(n_jobs=True)),
+    Case("n_jobs 0", ValueError, ("n_jobs must be None, a number of threads", "got 0"), settings=given(n_jobs=0)),
+    Case("n_jobs 2.0", ValueError, "got 2.0", settings=given(n_jobs=2.0)),
+    Case("n_jobs True", ValueError, "got True", settings=given(n_jobs=True)),
 )  # fmt: skip
 def test_other_arguments(case, stage):
     bad_fit(case, stage)

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import cloudpickle  # with which joblib sends
 import numpy as np
 import pytest
+import sklearn
 import torch
 from sklearn.base import BaseEstimator, clone
 from sklearn.model_selection import GridSearchCV, ParameterGrid
@@ -27,17 +28,10 @@ from sklearn.utils.estimator_checks import (
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 
-from fluxutils_py import Estimator as Bare
-from fluxutils_py import Spec, net2vec
+from fluxutils_py import Estimator, EstimatorRegressor, Spec, net2vec
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import default_model
-from fluxutils_py.estimator.nested import NestedParams
 from fluxutils_py.nn import GRU, LSTM
-
-
-class Estimator(NestedParams, Bare):
-    pass
-
 
 F, N, T = 3, 7, 11  # nothing divides
 X = np.random.default_rng(0).normal(size=(F, N, T))
@@ -60,6 +54,10 @@ class Net(nn.Module):
 
 def make_net(n_features, hidden=5, n_outputs=1):
     return nn.Sequential(GRU(n_features, hidden), nn.Linear(hidden, n_outputs))
+
+
+def make_lazy(n_out, eps=1e-5):
+    return nn.Sequential(nn.LazyLinear(n_out), nn.LayerNorm(n_out, eps))
 
 
 def make_open(n_in, n_out, width=2, **settings):
@@ -267,6 +265,23 @@ def test_nothing_given_becomes_the_default_with_what_is_set():
     assert est.spec == Spec(epochs=2)
 
 
+def test_what_is_set_builds_on_the_defaults_of_the_estimator():
+    est = EstimatorRegressor()  # 100 epochs, and a learning rate of 0.01
+    assert (est.get_params()["spec__epochs"], est.get_params()["opt__lr"]) == (100, 0.01)
+    assert inside(est, "opt") == {**ADAMW, "lr": 0.01}
+    est.set_params(spec__batchsize=4, opt__weight_decay=0.5, model__n_hidden=3)
+    assert est.spec == Spec(epochs=100, batchsize=4)
+    assert (est.opt.func, est.opt.keywords) == (AdamW, {"lr": 0.01, "weight_decay": 0.5})
+
+
+def test_what_is_set_to_none_is_the_default_again():
+    est = EstimatorRegressor(spec=Spec(epochs=2), opt=SGD).set_params(
+        spec=None, spec__batchsize=4, opt=None, opt__eps=1
+    )
+    assert est.spec == Spec(epochs=100, batchsize=4)
+    assert (est.opt.func, est.opt.keywords) == (AdamW, {"lr": 0.01, "eps": 1})
+
+
 def test_a_callable_dataclass_is_a_model_with_fields():
     @dataclass(frozen=True)
     class Maker:
@@ -399,6 +414,8 @@ def test_clones_of_clones_with_changed_optimizer_instances_fit_alike():
          "Did you mean 'model__hidden'?"),
         (Estimator(functools.partial(make_net, hidden=2)), {"model__width": 3},
          "Invalid parameter 'width' for model (make_net). Valid parameters are: ['hidden']."),
+        (Estimator(make_lazy), {"model__epss": 3},
+         "Invalid parameter 'epss' for model (make_lazy). Valid parameters are: ['eps']. Did you mean 'model__eps'?"),
         (Estimator(opt=sgd), {"opt__weights": 3},
          "Invalid parameter 'weights' for opt (sgd). Valid parameters are: ['lr', 'momentum']."),
         (Estimator(), {"opt__epochs": 3},
@@ -552,3 +569,15 @@ def test_clones_have_the_same_parameters():
 )
 def test_scikit_learns_checks_of_parameters(check):
     check("Estimator", Estimator(functools.partial(Net, bias=True), None, AdamW, Spec(epochs=1)))
+
+
+def test_a_clone_keeps_requests_for_metadata_and_an_optimizer_bound_to_its_model():
+    model = nn.Sequential(LSTM(F, 4), nn.Linear(4, F)).double()
+    est = Estimator(model, opt=AdamW(model.parameters(), lr=0.1), spec={"epochs": 1, "batchsize": 4, "seqsize": 5})
+    with sklearn.config_context(enable_metadata_routing=True):
+        est.set_fit_request(sample_weight=True)
+        twin = clone(est)
+        assert twin.get_metadata_routing().fit.requests["sample_weight"] is True
+    held = {id(p) for p in twin.opt.param_groups[0]["params"]}
+    assert held == {id(p) for p in twin.model.parameters()}
+    assert held.isdisjoint(id(p) for p in model.parameters())

@@ -533,3 +533,31 @@ def test_no_loss_is_the_mean_squared_error():
     loss = as_loss(None)
     assert loss.criterion is F.mse_loss
     assert not loss.classes
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        nn.L1Loss(),
+        nn.MSELoss(reduction="sum"),
+        nn.CrossEntropyLoss(torch.tensor([1.0, 5.0, 0.5]), ignore_index=1),
+        nn.CrossEntropyLoss(reduction="sum"),
+    ],
+)
+def test_losses_of_parts_add_up_to_that_of_the_whole(criterion, weighted):
+    loss, model = seqloss(criterion), nn.Linear(4, 3)
+    xs = torch.randn(7, 5, 4)  # (S, B, F)
+    ys = torch.randint(3, (7, 5, 1)) if loss.classes else torch.randn(7, 5, 3)
+    ws = torch.rand(7, 5, 1) * (torch.rand(7, 5, 1) > 0.4) if weighted else None
+    whole, total = loss.divisors(ys, ws), 0.0
+    for part in (slice(0, 2), slice(2, 5)):
+        w = None if ws is None else ws[:, part]
+        factors = None if whole is None else [a / b for a, b in zip(loss.divisors(ys[:, part], w), whole, strict=True)]
+        total += loss(model, xs[:, part], ys[:, part], w, factors=factors)
+    torch.testing.assert_close(total, loss(model, xs, ys, ws))
+
+
+def test_labels_out_of_range_are_left_to_the_criterion():
+    loss = seqloss(nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0])))
+    assert loss.divisors(torch.tensor([[[0], [5]]])) == [1.0 + 3.0]

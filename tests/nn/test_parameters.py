@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.nn import GRU, LSTM, Recur, module_of, namedparams, namedweights, net2vec, notrack, weights
+from fluxutils_py.nn import GRU, LSTM, Recur, gradinfo, module_of, namedparams, namedweights, net2vec, notrack, weights
 
 
 class Tied(nn.Module):
@@ -121,3 +121,12 @@ def test_notrack_of_a_model_without_gradients_is_the_model():
     assert notrack(model) is not model
     relu = nn.ReLU()
     assert notrack(relu) is relu
+
+
+def test_gradinfo_counts_and_measures_what_is_a_number():
+    grads = [torch.tensor([[3.0, -4.0], [float("nan"), 0.0]]), None, torch.tensor([float("nan"), 12.0])]
+    assert gradinfo(grads) == (2, 0, 12.0, 9.0 + 16 + 144)
+    assert gradinfo([torch.tensor([1.0, -float("inf")])]) == (0, 1, float("inf"), float("inf"))
+    assert gradinfo([None, torch.tensor([float("nan")])]) == (1, 0, 0.0, 0.0)
+    assert gradinfo([]) == (0, 0, 0.0, 0.0)
+    assert gradinfo([torch.tensor([[0.0, 0.0], [1.0, -2.0]]).to_sparse(1)]).l2 == 5

@@ -10,7 +10,18 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import GRU, LSTM, Recur, net2vec, prediction_copy, reset, run_window, states, takes_windows
+from fluxutils_py.nn import (
+    GRU,
+    LSTM,
+    Recur,
+    net2vec,
+    prediction_copy,
+    replica,
+    reset,
+    run_window,
+    states,
+    takes_windows,
+)
 from fluxutils_py.nn import windows as windows_module
 
 # torch says so once in a process, for whichever test is first to run such a layer in float32
@@ -380,3 +391,39 @@ def test_threads_predict_with_copies_of_their_own():
     for got, want in zip(found, expected, strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
     assert model[0].state is None
+
+
+def test_replicas_share_parameters_and_buffers_and_remember_by_themselves():
+    model = nn.Sequential(LSTM(3, 4, 2, dropout=0.5), nn.BatchNorm1d(4, affine=False))
+    model[0](torch.randn(5, 2, 3))
+    twin = replica(model)
+    assert all(p is q for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+    assert all(p is q for p, q in zip(model.buffers(), twin.buffers(), strict=True))
+    assert twin.training
+    assert twin[0].state is None
+    twin[0](torch.randn(5, 7, 3))
+    assert model[0].state[0].shape == (2, 2, 4)
+
+
+@pytest.mark.parametrize("layer", [LSTM(3, 4, 2), Recur(nn.GRUCell(3, 4))], ids=repr)
+def test_what_is_remembered_of_some_series_goes_to_a_replica_and_back(layer):
+    xs = torch.randn(6, 5, 3)  # (S, B, F)
+    layer(xs)
+    before = layer.memory()
+    copies = [replica(layer) for _ in range(2)]
+    layer.mark(4)
+    marked = layer.memory()
+    parts = (slice(0, 2), slice(2, 5))
+    for copied, part in zip(copies, parts, strict=True):
+        copied.take(marked, part)
+        copied(xs[:, part])
+    layer(xs)
+    expected, noted = states(layer), layer.marked()
+    layer.take(before, slice(None))
+    layer.join([copied.memory() for copied in copies])
+    for a, b in zip(states(layer), expected, strict=True):
+        torch.testing.assert_close(a, b)
+    noted, found = ((s,) if isinstance(s, torch.Tensor) else s for s in (noted, layer.marked()))
+    for a, b in zip(found, noted, strict=True):
+        torch.testing.assert_close(a, b)
+    assert not any(t.requires_grad for t in states(layer))

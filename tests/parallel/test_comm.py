@@ -1,10 +1,31 @@
-"""Who takes part in a fit: one process, whatever the argument that says so."""
+"""Who takes part in a call: what the argument means here, and what the launchers' variables say."""
 
+import copy
+import multiprocessing
+import pickle
+import subprocess
+import sys
+import threading
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
-from fluxutils_py.parallel import SoloComm, get_communicator
+from fluxutils_py import Estimator
+from fluxutils_py.parallel import SoloComm, Sync, by_rank, get_communicator, local_rank
+from fluxutils_py.parallel.comm import launched_by
+
+VARIABLES = [
+    "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_STEP_NUM_TASKS",
+    "TORCHELASTIC_RUN_ID", "WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "LOCAL_RANK", "SLURM_LOCALID",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch):
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize("comm", ["auto", None])
@@ -14,18 +35,183 @@ def test_one_process_is_rank_0_of_1(comm):
     assert (found.rank, found.size) == (0, 1)
 
 
-def test_a_communicator_of_one_is_taken_as_it_is():
-    for comm in (SoloComm(), SimpleNamespace(rank=0, size=1)):
-        assert get_communicator(comm) is comm
+def test_a_communicator_is_taken_as_it_is():
+    comm = SoloComm()
+    assert get_communicator(comm) is comm
 
 
-@pytest.mark.parametrize("comm", ["mpi", "torch", SimpleNamespace(rank=1, size=2)])
-def test_more_than_one_rank_is_not_there_yet(comm):
-    with pytest.raises(NotImplementedError, match=r"this version trains in one process; use comm='auto' or None"):
-        get_communicator(comm)
-
-
-@pytest.mark.parametrize("comm", ["Auto", "", 4, True, [], SimpleNamespace(size=1), SimpleNamespace(rank=0)])
+@pytest.mark.parametrize("comm", ["Auto", "", 4, True, [], SoloComm, SimpleNamespace(rank=0, size=1)])
 def test_anything_else_is_refused(comm):
-    with pytest.raises(ValueError, match="comm must be 'auto', None, 'mpi', 'torch' or a communicator, got"):
+    with pytest.raises(ValueError, match="comm must be 'auto', None, 'mpi', 'torch' or a communicator") as caught:
         get_communicator(comm)
+    assert str(caught.value) == (
+        "comm must be 'auto', None, 'mpi', 'torch' or a communicator (an object with rank, size, allreduce_, "
+        f"broadcast_, allgather, barrier), got {comm!r}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "launcher"),
+    [
+        ({}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "mpi"),
+        ({"PMI_SIZE": "2"}, "mpi"),
+        ({"PMI_SIZE": ""}, None),
+        ({"PMIX_RANK": "0"}, None),
+        ({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "3"}, "mpi"),
+        ({"SLURM_STEP_NUM_TASKS": "3"}, None),
+        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}, "torch"),
+        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "1"}, None),
+        ({"WORLD_SIZE": "2"}, None),
+    ],
+)
+def test_launchers_are_known_by_their_variables(monkeypatch, variables, launcher):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert launched_by() == launcher
+
+
+def test_in_a_thread_auto_is_this_process_alone(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    found = []
+    thread = threading.Thread(target=lambda: found.append(get_communicator("auto")))
+    thread.start()
+    thread.join()
+    assert isinstance(found[0], SoloComm)
+
+
+def test_in_a_child_process_auto_is_that_process_alone_and_mpi_is_refused(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
+    assert isinstance(get_communicator("auto"), SoloComm)
+    with pytest.raises(RuntimeError) as caught:
+        get_communicator("mpi")
+    assert str(caught.value) == (
+        "comm='mpi' in a child process, which is no rank of its own; use comm='auto', which is this process alone "
+        "here, or do without child processes (n_jobs=1)"
+    )
+
+
+def test_mpirun_without_mpi4py_is_an_error_that_says_what_to_install(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(ImportError, match="training over MPI ranks needs mpi4py and an MPI library") as caught:
+        get_communicator("auto")
+    assert str(caught.value).endswith(
+        ": pip install fluxutils_py[mpi]; or use comm=None to train in each process alone"
+    )
+
+
+def test_fitting_alone_starts_neither_mpi_nor_torch_distributed():
+    program = (
+        "import sys, numpy as np, torch.distributed as dist; from fluxutils_py import Estimator; "
+        "x = np.zeros((1, 2, 5)); Estimator(spec=dict(epochs=1, batchsize=2, seqsize=5)).fit(x, x).predict(x); "
+        "print('mpi4py' in sys.modules, dist.is_initialized())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "False False", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "rank"),
+    [({}, 0), ({"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2), ({"LOCAL_RANK": "1"}, 1), ({"SLURM_LOCALID": "3"}, 3)],
+)
+def test_the_place_on_the_machine_is_known(monkeypatch, variables, rank):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert local_rank() == rank
+
+
+def test_an_estimator_with_any_comm_by_name_is_pickled_and_copied():
+    for comm in ("auto", None, "mpi", "torch"):
+        est = Estimator(comm=comm)
+        assert pickle.loads(pickle.dumps(est)).comm == copy.deepcopy(est).comm == comm
+
+
+def test_a_wrong_comm_is_refused_by_every_call_and_leaves_a_fitted_estimator_alone():
+    x = np.random.default_rng(0).normal(size=(1, 3, 5))
+    est = Estimator(spec={"epochs": 1, "batchsize": 2, "seqsize": 5}, random_state=0).fit(x, x)
+    before, fitted = est.predict(x), vars(est).copy()
+    est.comm = "solo"
+    for call in (lambda: est.fit(x, x), lambda: est.partial_fit(x, x), lambda: est.predict(x), lambda: est.score(x, x)):
+        with pytest.raises(
+            ValueError, match=r"comm must be 'auto', None, 'mpi', 'torch' or a communicator .* got 'solo'"
+        ):
+            call()
+    assert vars(est) == {**fitted, "comm": "solo"}
+    est.comm = None
+    assert np.array_equal(est.predict(x), before)
+
+
+class Recorded(SoloComm):
+    """Two ranks, of which the other one says what it is told to say."""
+
+    size = 2
+
+    def __init__(self, other):
+        self.other = other
+
+    def allgather(self, obj):
+        return [obj, self.other(obj)]
+
+
+def test_a_communicator_of_ones_own_carries_values_and_errors():
+    with Sync(Recorded(lambda mine: (*mine[:3], "theirs"))) as sync:
+        assert sync.share("mine") == ["mine", "theirs"]
+    failed = Recorded(lambda mine: (mine[0], ("KeyError", "KeyError: 'k'"), False, None))
+    with pytest.raises(RuntimeError, match=r"^rank 1: KeyError: 'k'$"), Sync(failed) as sync:
+        sync.share()
+
+
+def test_an_error_on_one_rank_alone_is_kept_for_the_next_collective_and_told_at_the_end():
+    told, comm = [], Recorded(lambda mine: told.append(mine[1]) or mine)
+
+    def kept():
+        with Sync(comm) as sync:
+            assert sync.attempt(lambda: 1 / 0) is None
+            assert sync.leaving
+            assert sync.attempt(lambda v: v + 1, 1) == 2
+            sync.share()
+
+    def raised():
+        with Sync(comm):
+            raise KeyError("k")
+
+    with pytest.raises(ZeroDivisionError):
+        kept()
+    with pytest.raises(KeyError):
+        raised()
+    assert told == [("ZeroDivisionError", "ZeroDivisionError: division by zero"), ("KeyError", "KeyError: 'k'")]
+
+
+def test_a_broken_communicator_is_not_asked_again():
+    def broken(mine):
+        told.append(mine)
+        raise OSError("cable")
+
+    told = []
+    with pytest.raises(OSError, match="cable"), Sync(Recorded(broken)) as sync:
+        sync.share()
+    assert len(told) == 1
+
+
+def test_one_rank_alone_raises_at_once():
+    with pytest.raises(ZeroDivisionError):
+        Sync().attempt(lambda: 1 / 0)
+
+
+def test_broadcasting_keeps_every_bit_of_every_type():
+    kept = [
+        torch.tensor([2**53 + 1]),
+        torch.tensor(0.1, dtype=torch.bfloat16),
+        torch.tensor([True, False]),
+        torch.ones(0),
+    ]
+    found = [t.clone() for t in kept]
+    Sync(Recorded(lambda mine: mine)).broadcast(found)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, kept, strict=True))
+
+
+def test_values_of_ranks_in_words():
+    assert by_rank([1, 2, 1, 1]) == "1 on ranks 0, 2 and 3, 2 on rank 1"

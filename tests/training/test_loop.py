@@ -335,3 +335,23 @@ def test_what_reads_ahead_is_closed_when_an_epoch_is_broken_off():
     batches = Reading()
     loop.run_epochs(batches, 1)
     assert closed == [True]
+
+
+def test_steps_go_on_where_an_iterator_stands():
+    taken, log = [], []
+    loop = Loop(lambda batch: taken.append(batch) or StepInfo(1.0))
+    for event in ("start", "step", "epoch", "end", "close"):
+        loop.hooks.add(event, lambda loop, event=event: log.append((event, loop.step)))
+    batches = iter("abcdefg")
+    loop.run_steps(batches, 2)
+    loop.run_steps(batches, 0)
+    loop.run_steps(batches, 3)
+    assert taken == list("abcde")
+    assert next(batches) == "f"  # none too many was drawn
+    assert loop.step == 5
+    assert log == [
+        *[("start", 0), ("step", 1), ("step", 2), ("end", 2), ("close", 2)],
+        *[("start", 2), ("end", 2), ("close", 2)],
+        *[("start", 2), ("step", 3), ("step", 4), ("step", 5), ("end", 5), ("close", 5)],
+    ]
+    assert (loop.epoch, loop.history) == (0, [])

@@ -1,0 +1,70 @@
+"""Start programs under mpirun, with a time limit that kills them all."""
+
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@functools.cache
+def launcher():
+    """mpirun with flags that let more ranks run than there are cores, and as root; None if it does not work here."""
+    if shutil.which("mpirun") is None:
+        return None
+    for flags in (["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"], []):  # Open MPI, MPICH
+        done = subprocess.run(["mpirun", *flags, "-n", "2", "true"], capture_output=True, timeout=60)
+        if done.returncode == 0:
+            return ["mpirun", *flags]
+    return None
+
+
+def run(command, timeout, environment=None):
+    """Run a command in a process group of its own, which does not outlive it; returns status, stdout, stderr."""
+    ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}  # cores are shared
+    env = {**os.environ, **ours, **(environment or {})}
+    started = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
+    )
+    try:
+        out, err = started.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(started.pid, signal.SIGKILL)
+        out, err = started.communicate()
+        raise AssertionError(f"still running after {timeout} s:\n{out[-3000:]}\n{err[-6000:]}") from None
+    return started.returncode, out, err
+
+
+@pytest.fixture(scope="session")
+def start():
+    """``start(command, timeout=60)``: run a command; it and its children are killed when the time is over."""
+    return lambda command, timeout=240, **environment: run([str(c) for c in command], timeout, environment)
+
+
+@pytest.fixture(scope="session")
+def mpirun_command():
+    """How mpirun is called here."""
+    pytest.importorskip("mpi4py")
+    if launcher() is None:
+        pytest.skip("no mpirun that can start programs")
+    return launcher()
+
+
+@pytest.fixture(scope="session")
+def mpirun(mpirun_command):
+    """``mpirun(program, n, *args)``: run a program of programs/ on n ranks; it must end well, and in time."""
+
+    def started(program, n, *args, timeout=240, status=0, options=()):
+        command = [*mpirun_command, "-n", str(n), sys.executable, *options, PROGRAMS / program, *args]
+        code, out, err = run([str(c) for c in command], timeout)
+        assert code == status, f"{program} on {n} ranks ended with {code}\n{out[-3000:]}\n{err[-6000:]}"
+        return out, err
+
+    return started

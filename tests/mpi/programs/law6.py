@@ -1,0 +1,172 @@
+"""Fits of many kinds, on as many ranks as there are; the first rank writes what came out.
+
+    mpirun -n 3 python law6.py results.npz
+
+Imported, it does the same in one process, with a batchsize that many times as large.
+"""
+
+import copy
+import functools
+import sys
+import warnings
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fluxutils_py import Estimator, Spec, net2vec, seqloss
+from fluxutils_py.nn import LSTM
+from fluxutils_py.parallel import assert_replica_integrity
+
+B, N, T = 4, 37, 23
+
+
+class TwoOutputs(nn.Module):
+    """Two inputs, two outputs, a frozen parameter and one that is never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.a, self.b = LSTM(5, 6), nn.Linear(6, 1), nn.Linear(6, 2)
+        self.unused = nn.Linear(3, 3)
+        self.a.bias.requires_grad_(False)
+
+    def forward(self, u, v):
+        h = self.lstm(torch.cat([u, v], -1))
+        return self.a(h), self.b(h)
+
+
+def huber(model, xs, ys):
+    """A loss without weights."""
+    return F.huber_loss(model(xs), ys)
+
+
+class Task:
+    def __init__(self, dtype, factor, comm):
+        self.dtype, self.factor, self.comm = dtype, factor, comm
+        rng = np.random.default_rng(5)
+        self.x = rng.standard_normal((3, N, T)).astype(dtype)
+        self.y = (self.x.cumsum(2).mean(0, keepdims=True) + 0.1 * rng.standard_normal((1, N, T))).astype(dtype)
+        self.lengths = rng.integers(5, T + 1, N)
+        self.weight = rng.random((N, T))
+        self.weight[rng.random((N, T)) < 0.1] = 0
+        self.holes = self.y.copy()
+        self.holes[0, rng.random((N, T)) < 0.3] = np.nan
+        self.holes[0, :9] = np.nan  # some ranks have nothing to learn from
+        self.labels = rng.integers(0, 3, (1, N, T))
+        self.labels[rng.random((1, N, T)) < 0.2] = -100
+        self.long = rng.standard_normal((3, 2, 101)).astype(dtype)
+        torch.manual_seed(3)
+        self.model = nn.Sequential(LSTM(3, 5), nn.Linear(5, 1))
+        self.scores = nn.Sequential(LSTM(3, 5), nn.Linear(5, 3))
+        self.two = TwoOutputs()
+        self.words = nn.Sequential(nn.Embedding(7, 4, sparse=True), nn.Flatten(-2), LSTM(4, 5), nn.Linear(5, 1))
+
+    def est(self, model=None, loss=None, opt=None, *, n_jobs=None, random_state=1, **spec):
+        spec = {"epochs": 2, "batchsize": B * self.factor, "seqsize": 6, **spec}
+        return Estimator(
+            self.model if model is None else model, loss, opt, Spec(**spec), comm=self.comm, n_jobs=n_jobs,
+            random_state=random_state, verbose=False,
+        )  # fmt: skip
+
+    # each returns a fitted estimator
+
+    def plain(self):
+        return self.est().fit(self.x, self.y)
+
+    def shuffled(self):
+        return self.est(shuffle=True).fit(self.x, self.y)
+
+    def uneven(self):
+        return self.est(shuffle=True).fit(self.x, self.holes, self.weight, lengths=self.lengths)
+
+    def far_back(self):
+        return self.est(overlap=4, burn_in=3, clip=0.05).fit(self.x, self.holes)
+
+    def accumulated(self):
+        return self.est(accumulate=3, shuffle=True).fit(self.x, self.holes, lengths=self.lengths)
+
+    def stopped_early(self):
+        scheduler = functools.partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0)
+        opt = functools.partial(torch.optim.SGD, lr=0.05)
+        est = self.est(opt=opt, epochs=9, patience=1, scheduler=scheduler, clip=1.0)
+        return est.fit(self.x, self.y, validation_data=(self.x[:, :11, :17], -self.holes[:, :11, :17]))
+
+    def folded(self):
+        return self.est(epochs=3).fit(self.long, self.long[:1])
+
+    def folded_without_weights(self):
+        return self.est(loss=huber).fit(self.long, self.long[:1])
+
+    def fewer_series_than_ranks(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it warns of that
+            return self.est(rebatch=False).fit(self.x[:, :2], self.y[:, :2])
+
+    def classes(self):
+        weight = torch.tensor([1.0, 5.0, 0.5], dtype=getattr(torch, self.dtype))
+        est = self.est(self.scores, nn.CrossEntropyLoss(weight=weight), accumulate=2)
+        x, y = self.x[:, :12], self.labels[:, 12:24]
+        return est.fit(self.x, self.labels, validation_data=(x, y))
+
+    def sums(self):
+        opt = functools.partial(torch.optim.SGD, lr=1e-4)
+        return self.est(loss=nn.MSELoss(reduction="sum"), opt=opt).fit(self.x, self.y)
+
+    def several(self):
+        opt = functools.partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1)
+        loss = seqloss(F.mse_loss)
+        return self.est(self.two, loss, opt).fit((self.x, self.x[:2]), (self.y, self.x[1:]))
+
+    def sparse(self):
+        words = np.abs(self.x[:1] * 2).astype(int) % 7
+        opt = functools.partial(torch.optim.SGD, lr=0.1)
+        return self.est(copy.deepcopy(self.words).to(getattr(torch, self.dtype)), None, opt).fit(words, self.y)
+
+    def default_model(self):
+        est = self.est()
+        return est.set_params(model=None).fit(self.x, self.y)
+
+    def continued(self):
+        est = self.est(shuffle=True).fit(self.x, self.y)
+        return est.partial_fit(self.x, self.y).set_params(warm_start=True).fit(self.x, self.y)
+
+    def threads_too(self):
+        return self.est(n_jobs=2).fit(self.x, self.y)
+
+
+CASES = [name for name in vars(Task) if not name.startswith("_") and name != "est"]
+
+
+def results(dtype, factor, comm):
+    task, found = Task(dtype, factor, comm), {}
+    for name in CASES:
+        est = getattr(task, name)()
+        found[f"{dtype} {name}"] = net2vec(est).numpy()
+        found[f"{dtype} {name} gradient"] = est.grad_.numpy()
+        found[f"{dtype} {name} losses"] = np.array([est.loss_, *est.loss_curve_, *est.validation_loss_curve_])
+        if est.comm is not None:
+            assert_replica_integrity([est.model_, est.grad_, est.loss_curve_], atol=0, rtol=0)
+        if name == "plain":
+            y, state = est.predict(task.x, return_state=True)
+            more = est.predict(task.x[:, :, :7], state=state)
+            into = np.full((1, N, T), 7.0)
+            est.predict(task.x, out=into, lengths=task.lengths)
+            found |= {f"{dtype} prediction": y, f"{dtype} going on": more, f"{dtype} into": into}
+            found[f"{dtype} state"] = np.concatenate([s.numpy().ravel() for s in state])
+            found[f"{dtype} prediction of few"] = est.predict(task.x[:, :2])
+            found[f"{dtype} score"] = np.array(
+                [est.score(task.x, task.holes, task.weight), est.score(task.x[:, :2], task.y[:, :2])]
+            )
+            if est.comm is not None:
+                assert_replica_integrity(found, atol=0, rtol=0)
+    return found
+
+
+if __name__ == "__main__":
+    comm, path = sys.argv[1:]
+    found = results("float32", 1, comm) | results("float64", 1, comm)
+    from fluxutils_py.parallel import get_communicator
+
+    if get_communicator(comm).rank == 0:
+        np.savez(path, **found)

@@ -1,0 +1,51 @@
+"""P ranks with batchsize b are one rank with batchsize P * b; under MPI and under torch.distributed."""
+
+import functools
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PROGRAM = Path(__file__).parent / "programs" / "law6.py"
+TOLERANCE = {"float32": 1e-6, "float64": 1e-12}
+
+
+@functools.cache
+def in_one_process(factor):
+    spec = importlib.util.spec_from_file_location("law6", PROGRAM)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.results("float32", factor, None) | module.results("float64", factor, None)
+
+
+def compare(path, factor, tolerance=TOLERANCE):
+    found, expected = np.load(path), in_one_process(factor)
+    assert set(found.files) == set(expected)
+    bad = {}
+    for name, value in expected.items():
+        assert found[name].shape == np.shape(value), name
+        apart = np.nanmax(np.abs(found[name] - value))
+        scale = max(1.0, np.nanmax(np.abs(value)))  # sums over a window are large
+        if not apart <= tolerance[name.split()[0]] * scale or (np.isnan(found[name]) != np.isnan(value)).any():
+            bad[name] = apart
+    assert not bad
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_ranks_under_mpirun_train_as_one_with_a_larger_batch(mpirun, tmp_path, n):
+    mpirun("law6.py", n, "auto", tmp_path / "found.npz")
+    compare(tmp_path / "found.npz", n)
+
+
+def test_one_rank_under_mpirun_is_as_without(mpirun, tmp_path):
+    mpirun("law6.py", 1, "mpi", tmp_path / "found.npz")
+    compare(tmp_path / "found.npz", 1, {"float32": 0, "float64": 0})
+
+
+def test_ranks_under_torchrun_train_as_one_with_a_larger_batch(start, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    code, out, err = start([*torchrun, PROGRAM, "auto", tmp_path / "found.npz"])
+    assert code == 0, f"{out[-3000:]}\n{err[-6000:]}"
+    compare(tmp_path / "found.npz", 2)
