@@ -305,7 +305,7 @@ class Fit:
         self.model = nn.Sequential(nn.Linear(3, 9), nn.Dropout(0.2), nn.BatchNorm1d(9), nn.Linear(9, 1)).double()
         self.trainer = Trainer(self.model, nn.MSELoss(), torch.optim.Adam)
         self.loop = Loop(self.trainer)
-        self.loop.hooks.attach(Schedule(torch.optim.lr_scheduler.MultiStepLR(self.trainer.optimizer, [20, 50]), "step"))
+        self.loop.hooks.attach(Schedule(torch.optim.lr_scheduler.MultiStepLR(self.trainer.optimizer, [20, 40]), "step"))
         self.checkpoints = Checkpointer(folder, trigger=ForEachNSteps(1)).track(
             model=self.model,
             optimizer=self.trainer.optimizer,
@@ -317,7 +317,7 @@ class Fit:
         self.loop.hooks.attach(self.checkpoints)
 
     def run(self):
-        self.loop.run_epochs(self.data, 8)
+        self.loop.run_epochs(self.data, 5)
         history = [{k: v for k, v in record.items() if k != "seconds"} for record in self.loop.history]
         state = self.model.state_dict()
         return {"model": state, "history": history, "optimizer": self.trainer.optimizer.state_dict()}
@@ -334,23 +334,30 @@ def same(a, b):
 def test_a_run_that_is_killed_over_and_over_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # slow, and for power cuts, which this is none
     whole = Fit(tmp_path / "whole").run()
-    outcome, folder, moments = tmp_path / "outcome.pt", tmp_path / "killed", random.Random(4)
-    kills = 0
-    for _ in range(200):
+    outcome, folder, moments = tmp_path / "outcome.pt", Checkpointer(tmp_path / "killed"), random.Random(4)
+    kills, saved, deadline = 0, 0, time.monotonic() + 60
+    while not outcome.exists():
+        assert time.monotonic() < deadline
         child = os.fork()
         if child == 0:
             with contextlib.suppress(BaseException):
-                torch.save(Fit(folder).run(), tmp_path / "aside.pt")
+                torch.save(Fit(folder.dir).run(), tmp_path / "aside.pt")
                 os.replace(tmp_path / "aside.pt", outcome)
             os._exit(0)
-        time.sleep(moments.uniform(0.01, 0.09))
-        with contextlib.suppress(ProcessLookupError):
+        saved += moments.randrange(1, 6)  # saves from now on, and a moment more
+        while newest(folder) < saved and os.waitpid(child, os.WNOHANG)[0] == 0:
+            time.sleep(0.001)
+        time.sleep(moments.uniform(0, 0.004))
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
             os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        kills += os.WIFSIGNALED(status)
-        assert len(Checkpointer(folder).paths()) <= 2  # one may be about to be removed
-        Checkpointer(folder).read()  # never unreadable
-        if outcome.exists():
-            break
-    assert kills >= 5
+            kills += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        saved = newest(folder)
+        assert len(folder.paths()) <= 2  # one may be about to be removed
+        assert folder.read() is not None  # never unreadable
+    assert kills >= 10
     assert same(torch.load(outcome), whole)
+
+
+def newest(folder):
+    path = folder.latest()
+    return 0 if path is None else int(path.name[12:19])
