@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
 import tempfile
 import warnings
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
@@ -26,11 +28,21 @@ def write_file(path: Any, content: dict[str, Any]) -> None:
     content : dict
         Of numbers, strings, None, lists, tuples, dicts and tensors.
     """
+    with written_aside(path) as f:
+        torch.save(content, f)
+
+
+@contextlib.contextmanager
+def written_aside(path: Any) -> Iterator[BinaryIO]:
+    """A file to write to that is moved to ``path`` when it is whole, and removed if anything fails.
+
+    A process that is killed meanwhile leaves it behind, as ``.NAME.*.part`` in the same folder.
+    """
     path = Path(path)
     handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as f:
-            torch.save(content, f)
+            yield f
             f.flush()
             os.fsync(f.fileno())
         mask = os.umask(0)

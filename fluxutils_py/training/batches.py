@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fluxutils_py.data import BackgroundDataLoader, Place, SequenceWindows, Window
+from fluxutils_py.errors import LoadError
+from fluxutils_py.training.randomness import generator_state, load_generator, pass_begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +54,25 @@ class TensorBatches:
     ) -> None:
         self.windows, self.dtype, self.device, self.rng = windows, dtype, device, rng
         self.rank, self.size = rank, size
+        self._began: dict[str, Any] | None = None  # the generator at the beginning of the last pass
 
     def __len__(self) -> int:
         return len(self.windows)
 
     def __iter__(self) -> Iterator[Batch]:
+        return self.skip(0)
+
+    def skip(self, n: int) -> Iterator[Batch]:
+        """A pass without its first ``n`` batches, which are not read.
+
+        With ``n`` above 0 it is the last pass once more, of which :meth:`state_dict` tells another process.
+        """
+        if self.rng is not None:
+            self._began = pass_begins(self.rng, self._began, n)
         self.windows.shuffle(self.rng)
-        places = map(self._part, self.windows.places()) if self.size > 1 else self.windows.places()
+        places: Iterator[Place] = islice(self.windows.places(), n, None)
+        if self.size > 1:
+            places = map(self._part, places)
         if not self.windows.waits:
             place = self._announced(next(places, None))
             while place is not None:
@@ -67,6 +83,18 @@ class TensorBatches:
         aside = partial(self._load, aside=True)  # reads the next while one is worked on
         with BackgroundDataLoader.map(aside, places, n=1) as ahead:
             yield from ahead
+
+    def state_dict(self) -> dict[str, Any]:
+        """The order of the rows in this pass and those to come: the generator as it is, and as it was."""
+        return {"rng": None if self.rng is None else generator_state(self.rng), "began": self._began}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`, with batches of the same data."""
+        if (self.rng is None) != (state["rng"] is None):
+            raise LoadError("one of the state and these batches is shuffled, the other is not")
+        if self.rng is not None:
+            load_generator(self.rng, state["rng"])
+            self._began = state["began"]
 
     def _part(self, place: Place) -> Place:
         return replace(place, rows=place.rows[share_of(len(place.rows), self.rank, self.size)])

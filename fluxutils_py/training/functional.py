@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from fluxutils_py.data import dividebatch
 from fluxutils_py.parallel import Threads, maskedgrad, parallelization_stats, pgradient, tgradient, tree_reduce
 from fluxutils_py.parallel.gradients import Gradients, as_params, gradient
+from fluxutils_py.training.callbacks import cb as as_cb
+from fluxutils_py.training.callbacks import cby as as_cby
 from fluxutils_py.training.loop import Loop, StepInfo
 
 Loss = Callable[..., Tensor]
@@ -256,20 +258,18 @@ def _run(
 
     loop = Loop(step)
     for call in (cb,) if callable(cb) else cb:
-        loop.on_step(getattr(call, "__name__", "cb"), _without_loop(call))
+        loop.hooks.attach(as_cb(call))
     if cby is not None:
-        loop.on_step("cby", lambda loop: cby(loop.info.loss))
-    loop.run_steps(_calls(gradients), iterations)
+        loop.hooks.attach(as_cby(cby))
+    loop.run_steps(_calls(gradients, loop), iterations)
 
 
-def _without_loop(call: Call) -> Callable[[Loop], Any]:
-    return lambda _: call()
-
-
-def _calls(fn: Callable[[], Any]) -> Iterator[Any]:
-    """What a function returns, call after call, until it raises StopIteration."""
+def _calls(fn: Callable[[], Any], loop: Loop) -> Iterator[Any]:
+    """What a function returns, call after call, until it raises StopIteration: then the run ends too."""
     while True:
         try:
-            yield fn()
+            found = fn()
         except StopIteration:
+            loop.stop()
             return
+        yield found

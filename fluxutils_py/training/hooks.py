@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from fluxutils_py.errors import LoadError
+from fluxutils_py.training.triggers import Trigger
+
 EVENTS = ("start", "step", "epoch", "end", "close")
 
-Action = Callable[[Any], None]
+Action = Callable[[Any], Any]  # what it returns is not looked at
 
 
 class StopTraining(Exception):  # a request, not an error; the name is PrayTools' and Flux'
@@ -28,15 +31,42 @@ class Hooks:
 
     Events: ``start`` (before the first step), ``step`` (after each), ``epoch`` (after each), ``end`` (after the last
     step, if nothing failed) and ``close`` (always, at the very end: for releasing things).
+
+    :meth:`state_dict` holds what triggers remember, and hooks that have ``state_dict`` and ``load_state_dict``
+    themselves, by name.
     """
 
     def __init__(self) -> None:
         self._entries: dict[str, list[_Entry]] = {event: [] for event in EVENTS}
         self._n = 0
+        self._stateful: dict[str, Any] = {}
+        self._unclaimed: dict[str, Any] = {}  # states loaded for hooks that are yet to be added
 
-    def add(self, event: str, action: Action, *, name: str | None = None, priority: float = 0) -> None:
-        """Have ``action(loop)`` called at ``event``."""
+    def add(
+        self,
+        event: str,
+        action: Action,
+        *,
+        name: str | None = None,
+        priority: float = 0,
+        trigger: Trigger | None = None,
+    ) -> None:
+        """Have ``action(loop)`` called at ``event``; with a trigger, for event ``step``, only when it fires."""
         name = name or getattr(action, "__name__", None) or repr(action)
+        if trigger is None:
+            self._add(event, action, name, priority)
+            return
+        if event != "step":
+            raise ValueError(f"a trigger decides after each step; event {event!r} takes none")
+        trigger = trigger.copy()
+        triggered = _Triggered(trigger, action)
+        self._add("start", trigger.start, name, priority)
+        self._add("step", triggered.on_step, name, priority)
+        if trigger.at_end:
+            self._add("end", triggered.on_end, name, priority)
+        self._keep(name, triggered)
+
+    def _add(self, event: str, action: Action, name: str, priority: float) -> None:
         self._n += 1
         self._entries[event].append(_Entry(priority, self._n, name, action))
         self._entries[event].sort()
@@ -45,7 +75,8 @@ class Hooks:
         """Add what a user gives as a callback.
 
         A function ``f(loop)`` is called after every step. An object is asked for any of ``on_start``, ``on_step``,
-        ``on_epoch``, ``on_end``, ``on_close``, each called with the loop, and for ``name`` and ``priority``.
+        ``on_epoch``, ``on_end``, ``on_close``, each called with the loop, and for ``name`` and ``priority``, and for
+        ``trigger``: when to call its ``on_step``.
 
         Raises
         ------
@@ -64,7 +95,18 @@ class Hooks:
                 f"got {hook!r}"
             )
         for event, action in methods.items():
-            self.add(event, action, name=name, priority=getattr(hook, "priority", 0))
+            trigger = getattr(hook, "trigger", None) if event == "step" else None
+            self.add(event, action, name=name, priority=getattr(hook, "priority", 0), trigger=trigger)
+        if hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict"):
+            self._keep(name, hook)
+
+    def _keep(self, name: str, thing: Any) -> None:
+        n = 1
+        while (key := name if n == 1 else f"{name} ({n})") in self._stateful:
+            n += 1
+        self._stateful[key] = thing
+        if key in self._unclaimed:
+            thing.load_state_dict(self._unclaimed.pop(key))
 
     def run(self, event: str, loop: Any) -> None:
         """Call the actions of an event; an error says which hook it came from.
@@ -84,3 +126,52 @@ class Hooks:
                 failed = failed or error
         if failed is not None:
             raise failed
+
+    def state_dict(self) -> dict[str, Any]:
+        """What hooks and triggers remember, by the names of the hooks."""
+        return {name: thing.state_dict() for name, thing in self._stateful.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from :meth:`state_dict`, with the same hooks, added before or after; further ones begin anew."""
+        self._unclaimed = dict(state)
+        for name, thing in self._stateful.items():
+            if name in self._unclaimed:
+                thing.load_state_dict(self._unclaimed.pop(name))
+
+    def require_all(self) -> None:
+        """Raise :class:`LoadError` if a hook is missing of those whose states were loaded."""
+        if self._unclaimed:
+            raise LoadError(
+                f"the state is of a run with the hooks {', '.join(map(repr, self._unclaimed))}, which this run lacks "
+                f"(it has {', '.join(map(repr, self._stateful)) or 'none'}); add the same hooks under the same names"
+            )
+
+
+class _Triggered:
+    """An action that is called when its trigger fires."""
+
+    def __init__(self, trigger: Trigger, action: Action) -> None:
+        self.trigger, self.action = trigger, action
+        self.acted: int | None = None  # at which step, last
+
+    def on_step(self, loop: Any) -> None:
+        if self.trigger.fires(loop):
+            self._act(loop)
+
+    def on_end(self, loop: Any) -> None:
+        if loop.step > loop.start_step and self.acted != loop.step:
+            self._act(loop)
+
+    def _act(self, loop: Any) -> None:
+        self.acted = loop.step
+        try:
+            self.action(loop)
+        finally:  # also when it raised StopTraining
+            self.trigger.fired(loop)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"acted": self.acted, **self.trigger.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.acted = state["acted"]
+        self.trigger.load_state_dict(state)

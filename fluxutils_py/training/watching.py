@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -70,6 +70,15 @@ class Schedule:
             else:
                 self.scheduler.step()
 
+    def state_dict(self) -> dict[str, Any]:
+        """How far it is, and the scheduler; the optimizer's learning rates are the optimizer's to save."""
+        return {"followed": self._followed, "scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`, with a scheduler of the same kind."""
+        self._followed = state["followed"]
+        self.scheduler.load_state_dict(state["scheduler"])
+
 
 class EarlyStopping:
     """Stop when the monitored loss has not fallen for ``patience`` epochs in a row; go back to the best weights.
@@ -99,3 +108,12 @@ class EarlyStopping:
     def on_end(self, loop: Loop) -> None:
         if self._best is not None:
             self.model.load_state_dict(self._best)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best so far, and for how long there was nothing better."""
+        return {"loss": self.best_loss, "epoch": self.best_epoch, "worse": self._worse, "best": self._best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        self.best_loss, self.best_epoch, self._worse = state["loss"], state["epoch"], state["worse"]
+        self._best = state["best"]

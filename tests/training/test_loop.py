@@ -1,8 +1,13 @@
 """The loop's own bookkeeping: counters, and means over each epoch."""
 
+import math
+import time
+
 import numpy as np
 import pytest
+import torch
 
+from fluxutils_py.errors import DataError
 from fluxutils_py.training import Loop, StepInfo
 
 
@@ -116,6 +121,222 @@ def test_an_epoch_that_is_broken_off_is_recorded_over_what_was_done():
     assert ended == [5]
 
 
+# -- runs of so many steps -----------------------------------------------------------------------------
+
+
+def logging(log):
+    def step(batch):
+        log.append(batch)
+        return StepInfo(1.0)
+
+    return Loop(step)
+
+
+def test_runs_of_steps_go_on_where_the_last_one_ended():
+    log, batches = [], Batches(*"abcdefgh")
+    loop = logging(log)
+    loop.run_steps(batches, 3)
+    assert (loop.step, loop.start_step, loop.end_step, loop.epoch, loop.epoch_step) == (3, 0, 3, 0, 3)
+    loop.run_steps(batches, 2)
+    assert (loop.step, loop.start_step, loop.end_step) == (5, 3, 5)
+    loop.run_to_step(batches, 7)
+    assert (loop.step, loop.start_step, loop.end_step) == (7, 5, 7)
+    loop.run_to_step(batches, 4)  # it is past that
+    assert log == list("abcdefg")
+    assert batches.passes == 1
+    assert (loop.epoch, loop.history) == (0, [])
+
+
+def test_a_run_of_no_steps_takes_nothing():
+    log, source = [], iter("ab")
+    loop = logging(log)
+    loop.run_steps(source, 0)
+    loop.run_steps(source, 1)
+    loop.run_steps(source, 0)
+    loop.run_steps(source, 1)
+    assert log == ["a", "b"]
+
+
+def test_an_epoch_that_steps_began_is_finished_by_a_run_of_epochs():
+    log, batches = [], Batches(*"abcde")
+    loop = logging(log)
+    loop.run_steps(batches, 2)
+    loop.run_epochs(batches, 2)
+    assert log == list("abcde" * 2)
+    assert (loop.step, loop.epoch, loop.epoch_step, loop.end_step) == (10, 2, 0, 10)
+    assert batches.passes == 2
+
+
+def test_other_batches_begin_with_their_first():
+    log, batches = [], Batches(*"abcde")
+    loop = logging(log)
+    loop.run_steps(batches, 3)
+    loop.run_steps(Batches(*"uvw"), 1)
+    loop.run_steps(batches, 2)
+    assert log == list("abcuab")
+
+
+def test_batches_that_end_before_the_steps_are_an_error():
+    log, batches = [], Batches(*"abc")
+    loop = logging(log)
+    loop.run_steps(batches, 2)
+    message = "the batches ended after 1 of 4 steps; give more of them, or run_epochs to go through them again"
+    with pytest.raises(DataError) as caught:
+        loop.run_steps(batches, 4)
+    assert str(caught.value) == message
+    loop.run_steps(batches, 1)
+    assert log == list("abca")
+
+
+def test_a_run_of_steps_can_be_stopped_and_go_on():
+    log, batches = [], Batches(*"abcdef")
+    loop = logging(log)
+    loop.on_step("stop", lambda loop: loop.stop() if loop.step == 2 else None)
+    loop.run_steps(batches, 5)
+    assert log == ["a", "b"]
+    loop.run_steps(batches, 3)
+    assert log == list("abcde")
+
+
+# -- what is known of a run ----------------------------------------------------------------------------
+
+
+class Unsized:
+    def __init__(self, n):
+        self.n, self.resets = n, 0
+
+    def __iter__(self):
+        return iter([(1.0, 1)] * self.n)
+
+    def reset(self):
+        self.resets += 1
+
+
+@pytest.mark.parametrize("batches", [[(1.0, 1)] * 7, Unsized(7)], ids=["sized", "unsized"])
+def test_steps_are_counted_from_zero_while_they_are_under_way(batches):
+    seen, ends = [], []
+    loop = Loop(lambda batch: (seen.append(("in", loop.loop_step)), StepInfo(1.0))[1])
+    loop.on_step("note", lambda loop: (seen.append(("hook", loop.loop_step, loop.step)), ends.append(loop.end_step)))
+    loop.run_epochs(batches, 3)
+    assert seen == [note for i in range(21) for note in (("in", i), ("hook", i, i + 1))]
+    assert ends == ([21] * 21 if isinstance(batches, list) else [None] * 7 + [21] * 14)
+    assert (loop.loop_step, loop.start_step, loop.end_step) == (21, 0, 21)
+
+
+def test_data_are_reset_after_every_epoch():
+    loop, batches, seen = Loop(identity), Unsized(2), []
+    loop.on_epoch("note", lambda loop: seen.append(batches.resets))
+    loop.run_epochs(batches, 3)
+    assert seen == [1, 2, 3]
+    loop.run_steps(batches, 2)
+    assert batches.resets == 3
+
+
+def test_what_can_be_gone_through_once_makes_one_epoch():
+    log = []
+    loop = logging(log)
+    message = (
+        "the batches are a generator, which can be gone through once, not in 2 epochs; "
+        "give a list, or an object whose __iter__ begins anew each time"
+    )
+    with pytest.raises(DataError) as caught:
+        loop.run_epochs((c for c in "abc"), 2)
+    assert str(caught.value) == message
+    assert log == []
+    loop.run_epochs((c for c in "abc"), 1)
+    assert log == list("abc")
+
+
+def test_a_loader_without_a_length_is_gone_through():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(range(5))
+
+    log = []
+    loop = logging(log)
+    loop.run_epochs(torch.utils.data.DataLoader(Stream(), batch_size=None), 2)
+    assert log == [0, 1, 2, 3, 4] * 2
+    assert (loop.steps_per_epoch, loop.end_step) == (None, 10)
+
+
+def test_step_durations_are_of_the_steps_alone(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def tick(seconds):
+        now[0] += seconds
+
+    def data():
+        for seconds in (5, 1, 2, 4):
+            tick(100)
+            yield seconds
+
+    loop = Loop(lambda seconds: (tick(seconds), StepInfo(1.0))[1])
+    loop.on_step("slow", lambda loop: tick(1000))
+    assert loop.median_train_step_duration() == 0.001
+    loop.run_epochs(data(), 1)
+    assert list(loop.train_step_durations) == [5, 1, 2, 4]  # in the order of the steps, also after the median
+    assert loop.median_train_step_duration() == 3
+    assert list(loop.train_step_durations) == [5, 1, 2, 4]
+    assert loop.record["seconds"] == 4 * 1100 + 12
+    loop.run_steps([7], 1)
+    assert list(loop.train_step_durations) == [7]  # of this run
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_ends_the_run_before_any_hook(loss):
+    seen, loop = [], Loop(identity)
+    loop.on_step("save", lambda loop: seen.append(loop.step))
+    with pytest.raises(FloatingPointError) as caught:
+        loop.run_epochs([(1.0, 1), (2.0, 1), (loss, 1), (3.0, 1)], 1)
+    assert str(caught.value) == f"the loss of step 3 is {loss}"
+    assert seen == [1, 2]
+    assert loop.step == 2
+
+
+def test_a_run_after_a_failed_one_begins_the_epoch_anew():
+    log = []
+
+    def step(batch):
+        log.append(batch)
+        if len(log) == 3:
+            raise KeyError("boom")
+        return StepInfo(float(batch))
+
+    loop, batches = Loop(step), Batches(1, 2, 4, 8)
+    with pytest.raises(KeyError):
+        loop.run_epochs(batches, 1)
+    assert (loop.step, loop.epoch, loop.epoch_step) == (2, 0, 0)
+    loop.run_epochs(batches, 1)
+    assert log == [1, 2, 4, 1, 2, 4, 8]
+    assert loop.history[0]["loss"] == 15 / 4
+
+
+def test_a_generator_of_the_callers_stays_open():
+    source, log = (c for c in "abcd"), []
+    loop = logging(log)
+    loop.on_step("stop", lambda loop: loop.stop() if loop.step == 2 else None)
+    loop.run_epochs(source, 1)
+    assert list(source) == ["c", "d"]
+
+
+def test_what_reads_ahead_is_closed_when_an_epoch_is_broken_off():
+    closed = []
+
+    class Reading:
+        def __iter__(self):
+            try:
+                yield from "abc"
+            finally:
+                closed.append(True)
+
+    loop = logging([])
+    loop.on_step("stop", lambda loop: loop.stop())
+    batches = Reading()
+    loop.run_epochs(batches, 1)
+    assert closed == [True]
+
+
 def test_steps_go_on_where_an_iterator_stands():
     taken, log = [], []
     loop = Loop(lambda batch: taken.append(batch) or StepInfo(1.0))
@@ -134,12 +355,3 @@ def test_steps_go_on_where_an_iterator_stands():
         *[("start", 2), ("step", 3), ("step", 4), ("step", 5), ("end", 5), ("close", 5)],
     ]
     assert (loop.epoch, loop.history) == (0, [])
-
-
-def test_steps_end_with_the_batches_or_when_stopped():
-    loop = Loop(lambda batch: StepInfo(1.0))
-    loop.run_steps("abc", 10)
-    assert loop.step == 3
-    loop.on_step("stop", lambda loop: loop.stop() if loop.step == 5 else None)
-    loop.run_steps("abc", 10)
-    assert loop.step == 5

@@ -1,0 +1,318 @@
+"""Checkpoints: a folder from which training goes on as if it had not been interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.errors import LoadError
+from fluxutils_py.evaluation.checkpoint import read_file, written_aside
+from fluxutils_py.training import Trigger
+
+KIND, FORMAT = "fluxutils_py checkpoint", 1
+NAME = re.compile(r"checkpoint-n(\d{7,})-step-(\d{8,})\.pt")
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class Checkpointer:
+    """Save what a run is made of into a folder, and bring it back.
+
+    A checkpoint is a file ``checkpoint-nNNNNNNN-step-SSSSSSSS.pt``, with the number of the save and of the step, beside
+    a ``.json`` that tells people and programs what it is of. It is written aside and moved into place: a process that
+    is killed while it saves leaves the earlier ones, and a file that is never listed and that the next save removes.
+    Files hold plain data and tensors, and no code runs when they are read. One process saves into a folder at a time.
+
+    Parameters
+    ----------
+    dir : str or path-like
+        Made by the first save.
+    keep : int
+        How many checkpoints to keep, the newest; -1 for all.
+    take_mean : int
+        Of how many of the newest checkpoints :meth:`restore` takes the mean, for the trainable floating parameters of
+        modules; all else is that of the newest. Above 1, training does not go on exactly.
+    trigger : Trigger, optional
+        As a hook of a loop: after which steps to save, such as ``EverySeconds(60)``. None: after every epoch.
+
+    Notes
+    -----
+    As a hook it comes last (``priority`` is infinite), so that what is saved is what the step, the epoch, or the run
+    ends with. It saves at the end of a run too.
+
+    Source: ``checkpoints.Handler`` of gomlx. There a mean needs a variable for each of the checkpoints, and a file that
+    was cut off is read.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from fluxutils_py.training import InMemory, Loop, Trainer
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> def train(epochs):
+    ...     torch.manual_seed(0)
+    ...     x = torch.randn(20, 3)
+    ...     data = InMemory(x, x.sum(1, keepdim=True), batchsize=8, shuffle=True, random_state=0)
+    ...     model = torch.nn.Linear(3, 1)
+    ...     trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.Adam)
+    ...     loop = Loop(trainer)
+    ...     checkpoints = Checkpointer(folder.name).track(
+    ...         model=model, optimizer=trainer.optimizer, loop=loop, data=data
+    ...     )
+    ...     checkpoints.restore()
+    ...     loop.hooks.attach(checkpoints)
+    ...     loop.run_epochs(data, epochs)
+    ...     return model.weight
+    >>> _ = train(2)
+    >>> on = train(5)
+    >>> folder.cleanup()
+    >>> torch.equal(on, train(5))  # in one go
+    True
+    >>> folder.cleanup()
+    """
+
+    name, priority = "checkpoint", math.inf
+
+    def __init__(self, dir: Any, keep: int = 1, take_mean: int = 1, *, trigger: Trigger | None = None) -> None:
+        if keep != -1 and (isinstance(keep, bool) or keep < 1):
+            raise ValueError(f"keep must be at least 1, or -1 for all, got {keep!r}")
+        if isinstance(take_mean, bool) or take_mean < 1:
+            raise ValueError(f"take_mean must be at least 1, got {take_mean!r}")
+        if keep != -1 and keep < take_mean:
+            raise ValueError(f"take_mean={take_mean} needs as many checkpoints, and keep={keep}; raise keep")
+        self.dir, self.keep, self.take_mean, self.trigger = Path(dir), keep, take_mean, trigger
+        self.tracked: dict[str, Any] = {}
+
+    # -- what is saved -------------------------------------------------------------------------------
+
+    def track(self, **things: Any) -> Checkpointer:
+        """Name what :meth:`save` saves and :meth:`restore` brings back, in this order. Returns self.
+
+        Each has ``state_dict()``, of plain data and tensors, and ``load_state_dict(state)``: modules, optimizers,
+        schedulers, a :class:`Loop` (with its hooks and triggers), datasets, :class:`Randomness`.
+        """
+        for name, thing in things.items():
+            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                raise TypeError(
+                    f"{name} cannot be tracked: a {type(thing).__name__} has no state_dict and load_state_dict"
+                )
+        self.tracked.update(things)
+        return self
+
+    def save(self, loop: Any) -> Path:
+        """Save everything that is tracked; an action for hooks, too."""
+        trainable = {
+            name: [k for k, p in thing.named_parameters(remove_duplicate=False) if p.requires_grad]
+            for name, thing in self.tracked.items()
+            if isinstance(thing, nn.Module)
+        }
+        state = {name: thing.state_dict() for name, thing in self.tracked.items()}
+        metrics = {k: v for k, v in loop.info.metrics.items() if isinstance(v, int | float)}
+        return self.write(state, loop.step, metrics={"loss": loop.info.loss, **metrics}, trainable=trainable)
+
+    def restore(self) -> bool:
+        """Bring back the newest checkpoint, if there is one.
+
+        Raises
+        ------
+        LoadError
+            If it is not of the things that are tracked, or cannot be read. They are left as they were.
+        """
+        state = self.read()
+        if state is None:
+            return False
+        if set(state) != set(self.tracked):
+            raise LoadError(f"{self.dir} has checkpoints of {sorted(state)}, tracked are {sorted(self.tracked)}")
+        before = {name: copy.deepcopy(thing.state_dict()) for name, thing in self.tracked.items()}
+        for name, thing in self.tracked.items():
+            try:
+                thing.load_state_dict(state[name])
+            except Exception as error:
+                for done, kept in before.items():
+                    self.tracked[done].load_state_dict(kept)
+                    if done == name:
+                        break
+                raise LoadError(f"{self.latest()} does not fit, its {name}: {error}") from error
+        return True
+
+    def on_step(self, loop: Any) -> None:
+        if self.trigger is not None:  # which has fired
+            self.save(loop)
+
+    def on_epoch(self, loop: Any) -> None:
+        if self.trigger is None:
+            self.save(loop)
+
+    def on_end(self, loop: Any) -> None:
+        self.save(loop)
+
+    # -- files ---------------------------------------------------------------------------------------
+
+    def paths(self) -> list[Path]:
+        """The checkpoints in the folder, oldest first, by the number of the save."""
+        if not self.dir.is_dir():
+            return []
+        return sorted((path for path in self.dir.iterdir() if NAME.fullmatch(path.name)), key=number_of)
+
+    def latest(self) -> Path | None:
+        """The newest checkpoint."""
+        return next(reversed(self.paths()), None)
+
+    def write(
+        self,
+        state: Mapping[str, Any],
+        step: int,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        trainable: Mapping[str, list[str]] | None = None,
+    ) -> Path:
+        """Write a checkpoint of plain data and tensors; remove those that are too many.
+
+        Parameters
+        ----------
+        state : mapping
+        step : int
+        metrics : mapping of numbers, optional
+            For the ``.json``.
+        trainable : mapping, optional
+            By the name of a part of ``state``, of which of its tensors means may be taken.
+
+        Raises
+        ------
+        TypeError
+            If ``state`` holds anything else; the message says where. Nothing is written then.
+        """
+        content = {
+            "kind": KIND,
+            "format": FORMAT,
+            "step": step,
+            "trainable": {name: list(keys) for name, keys in (trainable or {}).items()},
+            "state": {name: plain(part, name) for name, part in state.items()},
+        }
+        about = {"step": step, "metrics": dict(metrics or {}), "versions": versions()}
+        self.dir.mkdir(parents=True, exist_ok=True)
+        self._clean()
+        newest = self.latest()
+        number = 1 if newest is None else number_of(newest) + 1
+        path = self.dir / f"checkpoint-n{number:07d}-step-{step:08d}.pt"
+        with written_aside(path.with_suffix(".json")) as f:  # first: every checkpoint has one
+            f.write(json.dumps(about, indent=1, default=str).encode())
+        with written_aside(path) as f:
+            torch.save(content, f)
+        sync_folder(self.dir)
+        if self.keep != -1:
+            for old in self.paths()[: -self.keep]:
+                old.unlink()
+                old.with_suffix(".json").unlink(missing_ok=True)
+        return path
+
+    def read(self, path: Any = None, device: Any = "cpu") -> dict[str, Any] | None:
+        """The state in a checkpoint, by default the newest; None if there is none. Means are taken of the newest only.
+
+        Raises
+        ------
+        LoadError
+            If a file is damaged, which a killed process cannot bring about. The way out is to delete it: then the one
+            before is the newest.
+        """
+        paths = self.paths()[-self.take_mean :] if path is None else [Path(path)]
+        if not paths:
+            return None
+        contents = [self._read(p, device) for p in reversed(paths)]
+        newest = contents[0]["state"]
+        for name, keys in contents[0]["trainable"].items() if len(contents) > 1 else ():
+            for key in keys:
+                if newest[name][key].is_floating_point():
+                    newest[name][key] = mean([c["state"].get(name, {}).get(key) for c in contents], f"{name}.{key}")
+        return newest
+
+    def _read(self, path: Path, device: Any) -> dict[str, Any]:
+        try:
+            content = read_file(path, KIND, device)
+        except LoadError as error:
+            raise LoadError(f"{error}. Delete it to go on from the checkpoint before, if there is one") from None
+        if content.get("format") != FORMAT:
+            raise LoadError(f"{path} has format {content.get('format')}, this version reads {FORMAT}")
+        return content
+
+    def _clean(self) -> None:
+        """Remove what a process that was killed while saving has left."""
+        there = {path.stem for path in self.paths()}
+        for path in self.dir.iterdir():
+            aside = path.name.startswith(".checkpoint-n") and path.name.endswith(".part")
+            orphan = path.suffix == ".json" and NAME.fullmatch(f"{path.stem}.pt") and path.stem not in there
+            if aside or orphan:
+                path.unlink(missing_ok=True)
+
+
+def number_of(path: Path) -> int:
+    """Of which save a checkpoint is."""
+    return int(path.name.split("-")[1].removeprefix("n"))
+
+
+def mean(tensors: list[Tensor | None], name: str) -> Tensor:
+    """Mean of tensors of one shape, in their type."""
+    shapes = [None if t is None else tuple(t.shape) for t in tensors]
+    if len(set(shapes)) > 1:
+        raise LoadError(f"{name} has the shapes {shapes} in the newest checkpoints: no mean can be taken of them")
+    there = [t for t in tensors if t is not None]
+    return torch.stack([t.double() for t in there]).mean(0).to(there[0].dtype)
+
+
+def plain(value: Any, where: str) -> Any:
+    """``value`` as a file of plain data takes it: NumPy's numbers as Python's, tensors by themselves.
+
+    Raises
+    ------
+    TypeError
+        Naming the place of anything else.
+    """
+    if type(value) in PLAIN:
+        return value
+    if isinstance(value, Tensor):
+        value = value.detach()
+        return value.clone() if value.untyped_storage().nbytes() > value.numel() * value.element_size() else value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Counter):  # of MultiStepLR
+        return value
+    if isinstance(value, Mapping):
+        return {plain(k, f"a key of {where}"): plain(v, f"{where}[{k!r}]") for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [plain(v, f"{where}[{i}]") for i, v in enumerate(value)]
+        return parts if isinstance(value, list) else tuple(parts)
+    if isinstance(value, set | frozenset):
+        return {plain(v, where) for v in value}
+    raise TypeError(
+        f"{where} is a {type(value).__name__}: a checkpoint holds numbers, strings, tensors, and lists and "
+        "mappings of them"
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of what wrote a checkpoint."""
+    found = {"torch": torch.__version__, "numpy": np.__version__}
+    with contextlib.suppress(PackageNotFoundError):
+        found["fluxutils_py"] = version("fluxutils_py")
+    return found
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder on the disk, where the system can say so, before others are removed."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,381 @@
+"""Batches of inputs and labels from anything that can be gone through."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain, count, islice
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fluxutils_py.data import BackgroundDataLoader
+from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.training.batches import Batch
+from fluxutils_py.training.randomness import generator_state, load_generator, pass_begins
+from fluxutils_py.training.triggers import at_least
+
+
+@dataclass(frozen=True, slots=True)
+class Minibatch:
+    """What a dataset gives for one step.
+
+    Attributes
+    ----------
+    inputs, labels : tuple of Tensor
+        Always tuples, also of one. Labels may be none.
+    spec : hashable or anything with a repr, optional
+        What kind of batch it is, for models that treat kinds apart. A :class:`Trainer` keeps one executor for each.
+    weight : float or Tensor, optional
+        How much the batch counts in means over several, or what its cells weigh (0: not at all); the latter can be
+        broadcast to an unreduced loss.
+    first : bool
+        Whether recurrent layers forget their state before it.
+    """
+
+    inputs: tuple[Any, ...]
+    labels: tuple[Any, ...] = ()
+    spec: Any = None
+    weight: float | Tensor | None = None
+    first: bool = True
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """What a :class:`Loop` and a :class:`Trainer` go through: iterating gives one pass of :class:`Minibatch`.
+
+    It may also have ``__len__``, batches in a pass, and for going on in the middle of a pass ``skip(n)``, an iterator
+    over a pass without its first ``n`` batches, and ``state_dict`` and ``load_state_dict``, which make it the same
+    pass. Source: ``Dataset`` of gomlx ``train``.
+    """
+
+    name: str
+    spec: Any
+
+    def __iter__(self) -> Iterator[Minibatch]: ...
+
+    def reset(self) -> None:
+        """Begin anew. The loop calls this after every epoch."""
+
+
+def length(batches: Any) -> int | None:
+    """How many batches a pass has, if that is known."""
+    try:
+        return len(batches)
+    except TypeError:
+        return None
+
+
+def rest_of(batches: Iterable[Any], done: int) -> Iterator[Any]:
+    """A pass over ``batches`` without its first ``done``: by their ``skip``, else by reading and dropping them."""
+    if not done:
+        return iter(batches)
+    if hasattr(batches, "skip"):
+        return iter(batches.skip(done))
+    rest = iter(batches)
+    deque(islice(rest, done), maxlen=0)
+    return rest
+
+
+def as_minibatch(item: Any, spec: Any = None) -> Minibatch:
+    """A :class:`Minibatch` of what an iterable gives.
+
+    Parameters
+    ----------
+    item : Minibatch, Batch, Tensor, tuple or list
+        A pair is inputs and labels, a triple inputs, labels and weight, each of the first two a tensor or a tuple of
+        them; anything else, such as a tensor or a mapping, is an input without labels. Windows
+        (:class:`fluxutils_py.training.Batch`) carry state from one to the next.
+
+    Raises
+    ------
+    DataError
+        For windows with ``overlap`` or ``burn_in``, which need a :class:`WindowStep`, or a tuple of another length.
+    """
+    if isinstance(item, Minibatch):
+        return item
+    if isinstance(item, Batch):
+        place = item.window.place
+        if place.lead or place.next_start is not None or not place.counts:
+            raise DataError("windows with overlap or burn_in need a WindowStep, which an Estimator trains with")
+        weight = item.window.n_live if item.w is None else item.w
+        return Minibatch(_tuple(item.x), _tuple(item.y), spec, weight, place.first)
+    if not isinstance(item, tuple | list):
+        return Minibatch((item,), (), spec)
+    if len(item) not in (1, 2, 3):
+        raise DataError(
+            f"a batch is (inputs,), (inputs, labels) or (inputs, labels, weight), got {len(item)} things; put several "
+            "inputs or labels into tuples of their own"
+        )
+    return Minibatch(_tuple(item[0]), _tuple(item[1]) if len(item) > 1 else (), spec, item[2] if item[2:] else None)
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def as_dataset(data: Any, name: str | None = None, spec: Any = None) -> Dataset:
+    """``data`` as a :class:`Dataset`; itself if it is one.
+
+    Parameters
+    ----------
+    data : iterable
+        Of what :func:`as_minibatch` takes: a list, a ``torch.utils.data.DataLoader``, :class:`TensorBatches`.
+    name : str, optional
+        By default that of its class.
+    spec : hashable, optional
+        Of all its batches that have none.
+    """
+    return data if isinstance(data, Dataset) else _Adapted(data, name or type(data).__name__, spec)
+
+
+class _View:
+    """A dataset made of another."""
+
+    def __init__(self, source: Any, name: str | None = None) -> None:
+        self.source = as_dataset(source)
+        self.name, self.spec = name or self.source.name, self.source.spec
+
+    def reset(self) -> None:
+        self.source.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.source.state_dict() if hasattr(self.source, "state_dict") else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if hasattr(self.source, "load_state_dict"):
+            self.source.load_state_dict(state)
+
+
+class _Adapted:
+    """Any iterable. What its order may come from, torch's default generator and its own, is noted as a pass begins."""
+
+    def __init__(self, data: Any, name: str, spec: Any) -> None:
+        if not isinstance(data, Iterable):
+            raise TypeError(f"a dataset is something to iterate over, got {type(data).__name__}")
+        self.data: Any = data
+        self.name, self.spec = name, spec
+        self._spent = False
+        self._began: dict[str, Any] | None = None  # generators at the beginning of the last pass
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Iterator[Minibatch]:
+        return self.skip(0)
+
+    def skip(self, n: int) -> Iterator[Minibatch]:
+        if self._spent:
+            raise DataError(
+                f"dataset {self.name!r} is a {type(self.data).__name__}, which can be gone through once; give a list, "
+                "or an object whose __iter__ begins anew each time"
+            )
+        self._spent = isinstance(self.data, Iterator)
+        own = getattr(self.data, "generator", None)
+        with torch.random.fork_rng(devices=[], enabled=n > 0):  # the default one is where the run is
+            if n and self._began is not None:
+                load_generator(torch.default_generator, self._began["default"])
+                if own is not None:
+                    load_generator(own, self._began["own"])
+            began = {"default": generator_state(torch.default_generator)}
+            if own is not None:
+                began["own"] = generator_state(own)
+            self._began = began
+            rest = rest_of(self.data, n)
+        return self._minibatches(rest)
+
+    def _minibatches(self, rest: Iterator[Any]) -> Iterator[Minibatch]:
+        for item in rest:
+            found = as_minibatch(item)
+            yield found if found.spec is not None or self.spec is None else replace(found, spec=self.spec)
+
+    def reset(self) -> None:
+        """Nothing to do: each pass begins anew."""
+
+    def state_dict(self) -> dict[str, Any]:
+        own, inner = getattr(self.data, "generator", None), getattr(self.data, "state_dict", None)
+        return {
+            "began": self._began,
+            "own": None if own is None else generator_state(own),
+            "data": None if inner is None else inner(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._began = state["began"]
+        if state["own"] is not None:
+            load_generator(self.data.generator, state["own"])
+        if state["data"] is not None:
+            self.data.load_state_dict(state["data"])
+
+
+class Take(_View):
+    """The first ``n`` batches of each pass over another dataset, which may be endless.
+
+    Examples
+    --------
+    >>> [batch.inputs for batch in Take(range(100), 3)]
+    [(0,), (1,), (2,)]
+    """
+
+    def __init__(self, source: Any, n: int, name: str | None = None) -> None:
+        super().__init__(source, name)
+        self.n = at_least(n, 0, "n")
+
+    def __len__(self) -> int:
+        there = length(self.source)
+        return self.n if there is None else min(self.n, there)
+
+    def __iter__(self) -> Iterator[Minibatch]:
+        return islice(iter(self.source), self.n)
+
+    def skip(self, n: int) -> Iterator[Minibatch]:
+        return islice(rest_of(self.source, n), max(self.n - n, 0))
+
+
+class Map(_View):
+    """Another dataset, each batch replaced by what ``fn(batch)`` makes of it: a :class:`Minibatch`, or what gives one.
+
+    With ``workers``, ``fn`` runs in so many threads, ahead of when it is asked for, and the order stays.
+
+    Examples
+    --------
+    >>> [batch.inputs for batch in Map([1, 2], lambda batch: 10 * batch.inputs[0])]
+    [(10,), (20,)]
+    """
+
+    def __init__(
+        self, source: Any, fn: Callable[[Minibatch], Any], *, workers: int = 0, name: str | None = None
+    ) -> None:
+        super().__init__(source, name)
+        self.fn, self.workers = fn, at_least(workers, 0, "workers")
+
+    def __len__(self) -> int:
+        return len(self.source)  # type: ignore[arg-type]  # a TypeError, if it has none, is right
+
+    def __iter__(self) -> Iterator[Minibatch]:
+        return self.skip(0)
+
+    def skip(self, n: int) -> Iterator[Minibatch]:
+        rest = rest_of(self.source, n)
+        if not self.workers:
+            yield from map(self._one, rest)
+            return
+        with BackgroundDataLoader.map(self._one, rest, n=2 * self.workers, workers=self.workers) as ahead:
+            yield from ahead
+
+    def _one(self, batch: Minibatch) -> Minibatch:
+        return as_minibatch(self.fn(batch), batch.spec)
+
+
+class ReadAhead(_View):
+    """Another dataset, read in a background thread, ``n`` batches before they are asked for."""
+
+    def __init__(self, source: Any, n: int = 1, name: str | None = None) -> None:
+        super().__init__(source, name)
+        self.n = at_least(n, 1, "n")
+
+    def __len__(self) -> int:
+        return len(self.source)  # type: ignore[arg-type]  # a TypeError, if it has none, is right
+
+    def __iter__(self) -> Iterator[Minibatch]:
+        return self.skip(0)
+
+    def skip(self, n: int) -> Iterator[Minibatch]:
+        rest = rest_of(self.source, n)
+        with BackgroundDataLoader(lambda: next(rest), self.n, workers=1) as ahead:
+            yield from ahead
+
+
+class InMemory:
+    """Arrays or tensors, cut along their first axis into batches.
+
+    Parameters
+    ----------
+    inputs, labels : array, Tensor, or tuple of them
+        All with equally many examples. Arrays become tensors that share their memory.
+    batchsize : int
+    shuffle : bool
+        Draw a new order for each pass.
+    infinite : bool
+        Go on with another pass instead of ending: for ``run_steps``.
+    drop_last : bool
+        Leave out a last batch that is smaller.
+    random_state : int or numpy.random.Generator, optional
+        Where the orders come from.
+    spec, name
+        As in :class:`Dataset`.
+
+    Raises
+    ------
+    ShapeError
+        If they differ in their number of examples, or have none.
+
+    Examples
+    --------
+    >>> [tuple(batch.inputs[0].shape) for batch in InMemory(torch.zeros(7, 2), batchsize=3)]
+    [(3, 2), (3, 2), (1, 2)]
+    """
+
+    def __init__(
+        self,
+        inputs: Any,
+        labels: Any = (),
+        *,
+        batchsize: int,
+        shuffle: bool = False,
+        infinite: bool = False,
+        drop_last: bool = False,
+        random_state: Any = None,
+        spec: Any = None,
+        name: str = "in memory",
+    ) -> None:
+        self.inputs = tuple(torch.as_tensor(v) for v in _tuple(inputs))
+        self.labels = tuple(torch.as_tensor(v) for v in _tuple(labels))
+        self.batchsize, self.shuffle, self.infinite = at_least(batchsize, 1, "batchsize"), shuffle, infinite
+        self.drop_last, self.spec, self.name = drop_last, spec, name
+        self.rng = np.random.default_rng(random_state)
+        sizes = [len(v) for v in (*self.inputs, *self.labels)]
+        if not sizes or len(set(sizes)) > 1 or not sizes[0]:
+            raise ShapeError(f"inputs and labels must have equally many examples, at least 1, got {sizes}")
+        self.n = sizes[0]
+        self._began: dict[str, Any] | None = None  # the generator at the beginning of the last pass
+        if not self._per_pass():
+            raise ShapeError(f"{self.n} examples make no batch of {self.batchsize}; set drop_last=False")
+
+    def _per_pass(self) -> int:
+        return self.n // self.batchsize if self.drop_last else -(-self.n // self.batchsize)
+
+    def __len__(self) -> int:
+        if self.infinite:
+            raise TypeError(f"dataset {self.name!r} is infinite: it has no length")
+        return self._per_pass()
+
+    def __iter__(self) -> Iterator[Minibatch]:
+        return self.skip(0)
+
+    def skip(self, n: int) -> Iterator[Minibatch]:
+        self._began = pass_begins(self.rng, self._began, n)
+        for chosen in islice(self._choices(), n, None):
+            yield Minibatch(tuple(v[chosen] for v in self.inputs), tuple(v[chosen] for v in self.labels), self.spec)
+
+    def _choices(self) -> Iterator[Any]:
+        """Which examples are in each batch."""
+        passes = (self._order() for _ in (count() if self.infinite else range(1)))
+        cuts = [slice(i * self.batchsize, (i + 1) * self.batchsize) for i in range(self._per_pass())]
+        return chain.from_iterable((cut if order is None else order[cut] for cut in cuts) for order in passes)
+
+    def _order(self) -> Tensor | None:
+        return torch.from_numpy(self.rng.permutation(self.n)) if self.shuffle else None
+
+    def reset(self) -> None:
+        """Nothing to do: each pass begins anew."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rng": generator_state(self.rng), "began": self._began}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        load_generator(self.rng, state["rng"])
+        self._began = state["began"]

@@ -1,0 +1,363 @@
+"""Checkpoints: which there are, what is in them, and runs that are killed."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter, OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fluxutils_py.errors import LoadError
+from fluxutils_py.evaluation import Checkpointer
+from fluxutils_py.training import AtNthStep, ForEachNSteps, InMemory, Loop, Randomness, Schedule, StepInfo, Trainer
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+# -- files ---------------------------------------------------------------------------------------------
+
+
+def test_the_newest_are_kept_and_counted_on(tmp_path):
+    checkpoints = Checkpointer(tmp_path / "run", keep=3)
+    assert checkpoints.paths() == []
+    assert checkpoints.latest() is checkpoints.read() is None
+    for i in range(10):
+        path = checkpoints.write({"i": i}, step=100 - i)
+        assert checkpoints.latest() == path
+        assert checkpoints.read() == {"i": i}
+    expected = [f"checkpoint-n{n:07d}-step-{101 - n:08d}" for n in (8, 9, 10)]
+    assert [path.stem for path in checkpoints.paths()] == expected  # by their number, not by the step
+    assert names(tmp_path / "run") == sorted(f"{name}.{kind}" for name in expected for kind in ("json", "pt"))
+    again = Checkpointer(tmp_path / "run", keep=1)
+    assert again.write({"i": 99}, step=5).name == "checkpoint-n0000011-step-00000005.pt"
+    assert len(again.paths()) == 1
+
+
+def test_numbers_of_more_digits_are_newer(tmp_path):
+    checkpoints = Checkpointer(tmp_path, keep=-1)
+    checkpoints.write({"i": 0}, 1).rename(tmp_path / "checkpoint-n9999999-step-00000001.pt")
+    assert checkpoints.write({"i": 1}, 2).name == "checkpoint-n10000000-step-00000002.pt"
+    assert checkpoints.write({"i": 2}, 123456789).name == "checkpoint-n10000001-step-123456789.pt"
+    assert [checkpoints.read(path)["i"] for path in checkpoints.paths()] == [0, 1, 2]
+    assert checkpoints.read()["i"] == 2
+
+
+def test_all_are_kept_if_one_says_so(tmp_path):
+    checkpoints = Checkpointer(tmp_path, keep=-1)
+    for i in range(5):
+        checkpoints.write({}, i)
+    assert len(checkpoints.paths()) == 5
+
+
+def test_other_files_are_left_alone(tmp_path):
+    others = ["notes.txt", "checkpoint.pt", "checkpoint-n1-step-2.pt", ".hidden.part", "old.json", "model.pt"]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    checkpoints = Checkpointer(tmp_path)
+    for i in range(3):
+        checkpoints.write({}, i)
+    assert len(checkpoints.paths()) == 1
+    assert set(others) < set(names(tmp_path))
+
+
+def test_a_text_tells_what_it_is_of(tmp_path):
+    path = Checkpointer(tmp_path).write({}, 7, metrics={"loss": 0.5})
+    about = json.loads(path.with_suffix(".json").read_text())
+    assert (about["step"], about["metrics"], about["versions"]["torch"]) == (7, {"loss": 0.5}, torch.__version__)
+
+
+def test_plain_data_and_tensors_come_back_as_they_were(tmp_path):
+    state = {
+        "numbers": [1, 2.5, True, None, 2**100, 1j, "text", b"bytes", (1, (2,)), {3, 4}],
+        "numpy": [np.float64(0.1), np.int64(3), np.bool_(True)],
+        "tensors": OrderedDict(a=torch.randn(3, 2, requires_grad=True), b=nn.Parameter(torch.ones(2))),
+        "counter": Counter({1: 2}),
+        5: {6: torch.tensor(True)},
+    }
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.write(state, 1)
+    found = checkpoints.read()
+    assert found["numbers"] == state["numbers"]
+    assert [type(v) for v in found["numpy"]] == [float, int, bool]
+    assert torch.equal(found["tensors"]["a"], state["tensors"]["a"])
+    assert not found["tensors"]["b"].requires_grad
+    assert found["counter"][7] == 0
+    assert found[5][6].item() is True
+
+
+def test_a_view_is_saved_without_what_it_is_a_view_of(tmp_path):
+    path = Checkpointer(tmp_path).write({"a": torch.zeros(1_000_000)[:3]}, 1)
+    assert path.stat().st_size < 10_000
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (np.zeros(3), "a['b'][1] is a ndarray"),
+        (print, "a['b'][1] is a builtin_function_or_method"),
+        (nn.Linear(1, 1), "a['b'][1] is a Linear"),
+    ],
+)
+def test_other_things_are_refused_before_anything_is_written(tmp_path, value, where):
+    with pytest.raises(TypeError) as caught:
+        Checkpointer(tmp_path / "new").write({"a": {"b": [0, value]}}, 1)
+    assert str(caught.value) == f"{where}: a checkpoint holds numbers, strings, tensors, and lists and mappings of them"
+    assert not (tmp_path / "new").exists()
+
+
+# -- killed while saving -------------------------------------------------------------------------------
+
+
+def test_what_a_killed_save_left_is_not_listed_and_is_cleared_away(tmp_path):
+    checkpoints = Checkpointer(tmp_path)
+    checkpoints.write({"i": 1}, 1)
+    (tmp_path / ".checkpoint-n0000002-step-00000009.pt.x3_ab.part").write_bytes(b"half")
+    (tmp_path / ".checkpoint-n0000002-step-00000009.json.x3_ab.part").write_bytes(b"{")
+    (tmp_path / "checkpoint-n0000002-step-00000009.json").write_text("{}")
+    assert checkpoints.read() == {"i": 1}
+    assert len(checkpoints.paths()) == 1
+    checkpoints.write({"i": 2}, 2)
+    assert names(tmp_path) == [f"checkpoint-n0000002-step-00000002.{kind}" for kind in ("json", "pt")]
+
+
+@pytest.mark.parametrize("killed_in", ["save", "fsync", "replace", "unlink"])
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_save_that_is_killed_anywhere_leaves_a_checkpoint(tmp_path, killed_in, call):
+    """As a kill would: at the moment of a call, and nothing is cleaned up."""
+    Checkpointer(tmp_path).write({"i": 1}, 1)
+    child = os.fork()
+    if child == 0:
+        where = {"save": torch, "unlink": __import__("pathlib").Path}.get(killed_in, os)
+        real, calls = getattr(where, killed_in), []
+
+        def kill(*args, **kwargs):
+            calls.append(args)
+            if len(calls) == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        setattr(where, killed_in, kill)
+        with contextlib.suppress(BaseException):
+            Checkpointer(tmp_path).write({"i": 2}, 2)
+        os._exit(0)
+    os.waitpid(child, 0)
+    checkpoints = Checkpointer(tmp_path)
+    assert checkpoints.read() in ({"i": 1}, {"i": 2})
+    checkpoints.write({"i": 3}, 3)
+    assert checkpoints.read() == {"i": 3}
+    assert len(names(tmp_path)) == 2
+
+
+def test_a_damaged_file_is_an_error_that_names_the_way_out(tmp_path):
+    checkpoints = Checkpointer(tmp_path, keep=2)
+    checkpoints.write({"i": 1}, 1)
+    path = checkpoints.write({"i": 2}, 2)
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(LoadError) as caught:
+        checkpoints.read()
+    assert str(caught.value).startswith(f"{path} is damaged or no fluxutils_py checkpoint file")
+    assert str(caught.value).endswith(". Delete it to go on from the checkpoint before, if there is one")
+    path.unlink()
+    assert checkpoints.read() == {"i": 1}
+
+
+def test_a_checkpoint_of_a_later_version_is_refused(tmp_path):
+    checkpoints = Checkpointer(tmp_path)
+    path = checkpoints.write({}, 1)
+    torch.save({**torch.load(path, weights_only=True), "format": 2}, path)
+    with pytest.raises(LoadError, match=r"\.pt has format 2, this version reads 1$"):
+        checkpoints.read()
+
+
+# -- means of parameters -------------------------------------------------------------------------------
+
+
+class Mixed(nn.Module):
+    """Parameters and buffers of every sort."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.trained = nn.Parameter(torch.full((3,), float(value)))
+        self.tied = self.trained
+        self.small = nn.Parameter(torch.full((2,), float(value), dtype=torch.bfloat16))
+        self.frozen = nn.Parameter(torch.full((3,), float(value)), requires_grad=False)
+        self.register_buffer("mean", torch.full((3,), float(value)))
+        self.register_buffer("count", torch.tensor(int(value)))
+
+
+def save_each(folder, values, **kwargs):
+    for step, value in enumerate(values, 10):
+        model = Mixed(value)
+        checkpoints = Checkpointer(folder, **kwargs).track(model=model, loop=Loop(StepInfo))
+        checkpoints.tracked["loop"].step = step
+        checkpoints.save(checkpoints.tracked["loop"])
+
+
+@pytest.mark.parametrize(("values", "take_mean", "expected"), [([9, 1, 3], 2, 2), ([1, 3], 5, 2), ([7, 1, 3], 1, 3)])
+def test_means_are_of_trainable_floating_parameters_only(tmp_path, values, take_mean, expected):
+    save_each(tmp_path, values, keep=5)
+    model, loop = Mixed(0), Loop(StepInfo)
+    assert Checkpointer(tmp_path, keep=5, take_mean=take_mean).track(model=model, loop=loop).restore()
+    assert torch.equal(model.trained, torch.full((3,), float(expected)))
+    assert model.tied is model.trained
+    assert torch.equal(model.small, torch.full((2,), float(expected), dtype=torch.bfloat16))
+    assert torch.equal(model.frozen, torch.full((3,), float(values[-1])))
+    assert torch.equal(model.mean, torch.full((3,), float(values[-1])))
+    assert model.count == values[-1]
+    assert loop.step == 10 + len(values) - 1
+
+
+def test_means_need_parameters_of_one_shape(tmp_path):
+    checkpoints = Checkpointer(tmp_path, keep=2, take_mean=2)
+    for n in (2, 3):
+        checkpoints.write({"m": {"w": torch.zeros(n)}}, n, trainable={"m": ["w"]})
+    with pytest.raises(LoadError) as caught:
+        checkpoints.read()
+    assert (
+        str(caught.value) == "m.w has the shapes [(3,), (2,)] in the newest checkpoints: no mean can be taken of them"
+    )
+    assert checkpoints.read(checkpoints.latest())["m"]["w"].shape == (3,)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"keep": 0}, "keep must be at least 1, or -1 for all, got 0"),
+        ({"keep": -2}, "keep must be at least 1, or -1 for all, got -2"),
+        ({"take_mean": 0}, "take_mean must be at least 1, got 0"),
+        ({"take_mean": 3, "keep": 2}, "take_mean=3 needs as many checkpoints, and keep=2; raise keep"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(tmp_path, kwargs, message):
+    with pytest.raises(ValueError, match=r".") as caught:
+        Checkpointer(tmp_path, **kwargs)
+    assert str(caught.value) == message
+
+
+# -- of what there is ----------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_other_things_is_refused(tmp_path):
+    save_each(tmp_path, [1])
+    with pytest.raises(LoadError) as caught:
+        Checkpointer(tmp_path).track(model=Mixed(0), optimizer=Loop(StepInfo)).restore()
+    assert str(caught.value) == f"{tmp_path} has checkpoints of ['loop', 'model'], tracked are ['model', 'optimizer']"
+
+
+def test_what_does_not_fit_changes_nothing(tmp_path):
+    save_each(tmp_path, [1])
+    model, other = Mixed(5), Loop(StepInfo)
+    other.step = 77
+    model.register_buffer("more", torch.zeros(1))
+    checkpoints = Checkpointer(tmp_path).track(loop=other, model=model)
+    with pytest.raises(LoadError, match=r"step-00000010\.pt does not fit, its model: Error\(s\) in loading state_dict"):
+        checkpoints.restore()
+    assert other.step == 77
+    assert torch.equal(model.trained, torch.full((3,), 5.0))
+
+
+def test_what_cannot_be_tracked_is_refused(tmp_path):
+    with pytest.raises(TypeError, match=r"^data cannot be tracked: a list has no state_dict and load_state_dict$"):
+        Checkpointer(tmp_path).track(data=[1, 2])
+
+
+# -- as a hook -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trigger", "steps"), [(None, [3, 6, 6]), (ForEachNSteps(2), [2, 4, 6, 6]), (AtNthStep(5), [5, 6])]
+)
+def test_saves_after_epochs_or_when_its_trigger_fires_and_at_the_end(tmp_path, trigger, steps):
+    loop = Loop(lambda batch: StepInfo(float(batch), metrics={"m": 2.0, "text": "t"}))
+    checkpoints = Checkpointer(tmp_path, keep=-1, trigger=trigger).track(loop=loop)
+    loop.hooks.attach(checkpoints)
+    loop.run_epochs([1, 2, 3], 2)
+    assert [int(path.stem[-8:]) for path in checkpoints.paths()] == steps
+    assert json.loads(checkpoints.latest().with_suffix(".json").read_text())["metrics"] == {"loss": 3.0, "m": 2.0}
+
+
+def test_save_is_an_action_for_any_hook(tmp_path):
+    loop = Loop(lambda batch: StepInfo(1.0))
+    checkpoints = Checkpointer(tmp_path, keep=-1).track(loop=loop)
+    loop.on_step("save", checkpoints.save, priority=100, trigger=AtNthStep(2))
+    loop.run_epochs([1, 2, 3], 1)
+    assert [checkpoints.read(path)["loop"]["step"] for path in checkpoints.paths()] == [2]
+
+
+# -- runs that are killed ------------------------------------------------------------------------------
+
+
+class Fit:
+    """Everything that a run is made of."""
+
+    def __init__(self, folder):
+        torch.manual_seed(1)
+        x = torch.randn(42, 3, dtype=torch.float64)
+        self.data = InMemory(x, x.sum(1, keepdim=True).sin(), batchsize=4, shuffle=True, random_state=0)
+        self.model = nn.Sequential(nn.Linear(3, 9), nn.Dropout(0.2), nn.BatchNorm1d(9), nn.Linear(9, 1)).double()
+        self.trainer = Trainer(self.model, nn.MSELoss(), torch.optim.Adam)
+        self.loop = Loop(self.trainer)
+        self.loop.hooks.attach(Schedule(torch.optim.lr_scheduler.MultiStepLR(self.trainer.optimizer, [20, 40]), "step"))
+        self.checkpoints = Checkpointer(folder, trigger=ForEachNSteps(1)).track(
+            model=self.model,
+            optimizer=self.trainer.optimizer,
+            loop=self.loop,
+            data=self.data,
+            random=Randomness(),
+        )
+        self.checkpoints.restore()
+        self.loop.hooks.attach(self.checkpoints)
+
+    def run(self):
+        self.loop.run_epochs(self.data, 5)
+        history = [{k: v for k, v in record.items() if k != "seconds"} for record in self.loop.history]
+        state = self.model.state_dict()
+        return {"model": state, "history": history, "optimizer": self.trainer.optimizer.state_dict()}
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, list | tuple) else a == b
+
+
+def test_a_run_that_is_killed_over_and_over_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # slow, and for power cuts, which this is none
+    whole = Fit(tmp_path / "whole").run()
+    outcome, folder, moments = tmp_path / "outcome.pt", Checkpointer(tmp_path / "killed"), random.Random(4)
+    kills, saved, deadline = 0, 0, time.monotonic() + 60
+    while not outcome.exists():
+        assert time.monotonic() < deadline
+        child = os.fork()
+        if child == 0:
+            with contextlib.suppress(BaseException):
+                torch.save(Fit(folder.dir).run(), tmp_path / "aside.pt")
+                os.replace(tmp_path / "aside.pt", outcome)
+            os._exit(0)
+        saved += moments.randrange(1, 6)  # saves from now on, and a moment more
+        while newest(folder) < saved and os.waitpid(child, os.WNOHANG)[0] == 0:
+            time.sleep(0.001)
+        time.sleep(moments.uniform(0, 0.004))
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(child, signal.SIGKILL)
+            kills += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        saved = newest(folder)
+        assert len(folder.paths()) <= 2  # one may be about to be removed
+        assert folder.read() is not None  # never unreadable
+    assert kills >= 10
+    assert same(torch.load(outcome), whole)
+
+
+def newest(folder):
+    path = folder.latest()
+    return 0 if path is None else int(path.name[12:19])

@@ -1,0 +1,78 @@
+"""Functions of other shapes as callbacks, and the history as a table."""
+
+import sys
+
+import pytest
+
+from fluxutils_py.training import Loop, StepInfo, StopTraining, cb, cby, history_table
+
+
+def run(*callbacks, losses=(3.0, None, 1.0)):
+    loop = Loop(StepInfo)
+    for callback in callbacks:
+        loop.hooks.attach(callback)
+    loop.run_epochs(losses, 2)
+    return loop
+
+
+def test_functions_without_arguments_and_of_the_loss_are_called_after_every_step():
+    calls, losses = [], []
+    run(cb(lambda: calls.append(1)), cby(losses.append))
+    assert len(calls) == 6
+    assert losses == [3.0, 1.0] * 2  # a step without a loss has none to give
+
+
+def test_they_may_stop_training():
+    def stop(*args):
+        raise StopTraining
+
+    assert run(cb(stop)).step == 1
+    assert run(cby(stop), losses=(None, 2.0, 3.0)).step == 2
+
+
+def test_an_error_names_the_function():
+    def explode():
+        raise KeyError("boom")
+
+    with pytest.raises(KeyError) as caught:
+        run(cb(explode))
+    assert caught.value.__notes__ == ["raised by the on_step hook 'explode'"]
+
+
+def test_what_a_function_remembers_is_part_of_the_state():
+    class Total:
+        total = 0.0
+
+        def __call__(self, loss):
+            self.total += loss
+
+        def state_dict(self):
+            return {"total": self.total}
+
+        def load_state_dict(self, state):
+            self.total = state["total"]
+
+    loop, other = run(cby(Total()), cb(lambda: None)), Total()
+    assert loop.state_dict()["hooks"] == {"cby": {"total": 8.0}}
+    rest = Loop(StepInfo)
+    rest.hooks.attach(cby(other))
+    rest.load_state_dict(loop.state_dict())
+    assert other.total == 8.0
+
+
+HISTORY = [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25, "lr": 0.1}]
+
+
+def test_the_history_is_a_table_with_a_row_for_each_epoch():
+    pytest.importorskip("pandas")
+    table = history_table(HISTORY)
+    assert list(table.columns) == ["epoch", "loss", "lr"]
+    assert table["loss"].tolist() == [0.5, 0.25]
+    assert table["lr"].isna().tolist() == [True, False]
+    assert len(history_table([])) == 0
+
+
+def test_without_pandas_the_history_is_columns(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    assert history_table(HISTORY) == {"epoch": [1, 2], "loss": [0.5, 0.25], "lr": [None, 0.1]}
+    assert history_table(run().history)["epoch"] == [1, 2]
