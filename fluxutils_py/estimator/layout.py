@@ -141,7 +141,8 @@ def read_inputs(x: Any, est: Any, *, fitted: bool, name: str = "x") -> Inputs:
 
 def _require_array(value: Any, name: str, forms: str) -> None:
     """Raise on what is plainly no array; of the rest, scikit-learn and NumPy have things to say."""
-    if value is None or isinstance(value, str | bytes | numbers.Number | Mapping):
+    is_mapping = isinstance(value, Mapping) and not hasattr(value, "shape")  # some sparse matrices are dicts too
+    if value is None or is_mapping or isinstance(value, str | bytes | numbers.Number):
         got = type(value).__name__ if isinstance(value, Mapping) else repr(value)
         raise DataError(f"{name} must be an array {forms}; got {got}")
 
@@ -186,9 +187,9 @@ def _read_rows(x: Any, est: Any, fitted: bool, name: str) -> Inputs:
     shape: Any = getattr(x, "shape", ())
     if fitted and est._form == "native" and len(shape) == 2 and shape[1] != est.n_features_in_:
         raise ShapeError(
-            f"{name} is a matrix of shape {tuple(shape)}, whose rows are series of one step, but {type(est).__name__} "
-            f"was fitted on {est.n_features_in_} features; if it is of one series or of one feature, add the missing "
-            "axis: x[:, None] or x[None]"
+            f"X has {shape[1]} features, but {type(est).__name__} is expecting {est.n_features_in_} features as input; "
+            f"the rows of a matrix are series of one step: if {name} is of one series or of one feature, add the "
+            "missing axis: x[:, None] or x[None]"
         )
     asked = getattr(est, "n_timesteps", None)
     finite = "allow-nan" if get_tags(est).input_tags.allow_nan else True

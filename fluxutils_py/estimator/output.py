@@ -106,8 +106,10 @@ class Output:
                     f"{name} has shape {tuple(target.shape)}; expected ({y.shape[2]}, {self.n_series}, {self.n_steps})"
                 )
             dtype = getattr(_writable(target), "dtype", None)
-            if isinstance(dtype, np.dtype) and not np.can_cast(y.dtype, dtype, "same_kind"):
-                raise DataError(f"{name} has dtype {dtype}, which cannot hold {y.dtype}; make it floating-point")
+            numbers = y.dtype.kind == "f"  # labels are to stay whole: strings would be cut, integers wrap around
+            if isinstance(dtype, np.dtype) and not np.can_cast(y.dtype, dtype, "same_kind" if numbers else "safe"):
+                way_out = "floating-point" if numbers else str(y.dtype)
+                raise DataError(f"{name} has dtype {dtype}, which cannot hold {y.dtype}; make it {way_out}")
         return tuple(_writable(target) for _, target in named)
 
     def _new(self, kinds: list[tuple[int, Any]]) -> tuple[np.ndarray, ...]:

@@ -204,8 +204,8 @@ stages = pytest.mark.parametrize("stage", ["fresh", "refit", "warm"])
     Case("1-D", ShapeError,
          "x has one axis, of 12 values. Reshape your data: x[None, None] if they are one feature of one series (F, N, "
          "T), x.reshape(-1, 1) if a matrix of one feature, x.reshape(1, -1) if one of a single sample", data(X[0, 0])),
-    Case("2-D", ShapeError, ("x", "if it is of one series or of one feature, add the missing axis: x[:, None] or "
-         "x[None]"), data(X[0])),
+    Case("2-D", ShapeError, ("x", "is of one series or of one feature, add the missing axis: x[:, None] or x[None]"),
+         data(X[0])),
     Case("4-D", ShapeError, ("got shape (1, 2, 5, 12)", "x.reshape(-1, N, T)"), data(X[None])),
     *(
         Case(f"{value} as x", DataError, "x must be an array (F, N, T), samples(x) or timesteps(x) of one, or a matrix "
@@ -758,8 +758,8 @@ def state_of(n_series, n_features=2, hidden=4):
 
 @table(
     Case("2-D", ShapeError,
-         "x is a matrix of shape (5, 12), whose rows are series of one step, but Estimator was fitted on 2 features; "
-         "if it is of one series or of one feature, add the missing axis: x[:, None] or x[None]", given(x=X[0])),
+         "X has 12 features, but Estimator is expecting 2 features as input; the rows of a matrix are series of one "
+         "step: if x is of one series or of one feature, add the missing axis: x[:, None] or x[None]", given(x=X[0])),
     Case("1-D", ShapeError, "x has one axis, of 12 values. Reshape your data", given(x=X[0, 0])),
     Case("None", DataError, "got None", given(x=None)),
     Case("features", ShapeError,

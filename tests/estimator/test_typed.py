@@ -338,6 +338,14 @@ def test_out_takes_labels_and_probabilities():
     proba = np.zeros((K, N, T))
     assert est.predict_proba(samples(X), proba) is proba
     assert np.array_equal(proba, est.predict_proba(X))
+    words = classifier().fit(X, LABELS["str"][CODES])
+    assert np.array_equal(words.predict(X, np.zeros((1, N, T), "U9")), words.predict(X))
+    for labels, short in ((est, "int8"), (words, "U3")):
+        out = np.zeros((1, N, T), short)
+        wanted = f"^out has dtype {out.dtype}, which cannot hold {labels.classes_.dtype}; make it "
+        with pytest.raises(DataError, match=wanted + f"{labels.classes_.dtype}$"):
+            labels.predict(X, out)
+        assert not out.astype(bool).any()
 
 
 # -- what scikit-learn sees --------------------------------------------------------------------------------
