@@ -34,7 +34,7 @@ ONE_FAILS = {
     "reading": (FIRE, None),
     "reading at the start": (FIRE, 0),
     "validation": (FIRE, None),
-    "arguments": ("ShapeError: x has 1 time steps and y has 30 .*", 0),
+    "arguments": ("ShapeError: x has 7 time steps and y has 30 .*", 0),
     "no model": ("TypeError: model must be a torch module.*", 0),
     "predict": ("ShapeError: x has 2 features per step, but Estimator was fitted on 3.*", 0),
     "predict reading": (FIRE, 0),
