@@ -21,6 +21,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,7 @@ def one_rank(program: str, name: str, epochs: int, size: int, threads: int, path
 
 def measure(contender: str, name: str, epochs: int) -> dict[str, float]:
     launcher, size, threads, program = CONTENDERS[contender]
-    path = Path(f"/tmp/bench_parallel.{os.getpid()}.json")
+    path = Path(tempfile.gettempdir()) / f"bench_parallel.{os.getpid()}.json"
     python = [sys.executable] if launcher is MPIRUN else []
     command = [*launcher, size, *python, __file__, "--rank", program, name, epochs, size, threads, path]
     env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
