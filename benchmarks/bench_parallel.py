@@ -37,7 +37,15 @@ from torch.nn.parallel import DistributedDataParallel
 from fluxutils_py import Estimator, Spec, net2vec
 from fluxutils_py.parallel import Sync, get_communicator
 
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n"]
+BESIDE = Path(sys.executable).with_name("mpirun")  # of a virtual environment that need not be activated
+MPIRUN = [
+    str(BESIDE) if BESIDE.exists() else "mpirun",
+    "--allow-run-as-root",
+    "--oversubscribe",
+    "--bind-to",
+    "none",
+    "-n",
+]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 BASE = "1 rank x 1 thread"
 CONTENDERS = {  # launcher, ranks, threads, program

@@ -17,12 +17,14 @@ ROOT = Path(__file__).resolve().parents[2]
 @functools.cache
 def launcher():
     """mpirun with flags that let more ranks run than there are cores, and as root; None if it does not work here."""
-    if shutil.which("mpirun") is None:
+    beside = Path(sys.executable).parent  # in a virtual environment that need not be activated
+    mpirun = shutil.which("mpirun", path=f"{beside}{os.pathsep}{os.environ.get('PATH', '')}")
+    if mpirun is None:
         return None
     for flags in (["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"], []):  # Open MPI, MPICH
-        done = subprocess.run(["mpirun", *flags, "-n", "2", "true"], capture_output=True, timeout=60)
+        done = subprocess.run([mpirun, *flags, "-n", "2", "true"], capture_output=True, timeout=60)
         if done.returncode == 0:
-            return ["mpirun", *flags]
+            return [mpirun, *flags]
     return None
 
 
