@@ -2,6 +2,7 @@
 
 import os
 import random
+import threading
 
 # One thread: the models are small, and two threads that wait for each other are slow where the cores are shared.
 # Before torch is imported, so that it holds for its worker threads and for programs that tests start.
@@ -29,3 +30,11 @@ def seeded():
 def rng():
     """A NumPy generator of its own for each test."""
     return np.random.default_rng(0)
+
+
+@pytest.fixture
+def no_thread_stays():
+    """Threads that a test starts have ended when it has; those that other tests left, of joblib, do not count."""
+    before = set(threading.enumerate())
+    yield
+    assert set(threading.enumerate()) <= before
