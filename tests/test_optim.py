@@ -329,9 +329,11 @@ def test_an_optimizer_by_name_is_that_optimizer(name, settings, same):
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_known():
-    with pytest.raises(ValueError, match=r"^there is no optimizer 'rmspro'; did you mean 'rmsprop'\? Known are a") as caught:
+    with pytest.raises(ValueError, match="no optimizer") as caught:
         by_name("rmspro")
-    known = str(caught.value).partition("Known are ")[2].split(", ")
+    said, _, listed = str(caught.value).partition(" Known are ")
+    assert said == "there is no optimizer 'rmspro'; did you mean 'rmsprop'?"
+    known = listed.split(", ")
     assert known == sorted(known)
     assert {"sgd", "adam", "adamax", "adamw", "rmsprop", "adam32", "adamw32"} <= set(known)
     assert "optimizer" not in known
