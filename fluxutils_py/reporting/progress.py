@@ -37,9 +37,8 @@ class ProgressBar:
 
     def on_epoch(self, loop: Any) -> None:
         losses = {k: shown(v) for k, v in loop.record.items() if k.endswith("loss") and v is not None}
-        self._bar.set_postfix(
-            {"epoch": loop.record["epoch"], **losses, **(_metrics(loop) if loop.info.metrics else {})}
-        )
+        metrics = _metrics(loop) if loop.info.metrics else {}
+        self._bar.set_postfix({"epoch": loop.record["epoch"], **losses, **metrics})
 
     def on_end(self, loop: Any) -> None:
         if loop.n_epochs is None:  # else the last epoch said it

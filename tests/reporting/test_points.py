@@ -101,18 +101,13 @@ def test_only_rank_0_writes(path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("step,value", "Expecting value: line 1 column 1 (char 0)"),
-        ("[1]", "fluxutils_py.reporting.points.Point() argument after ** must be a mapping, not list"),
-    ],
-)
-def test_a_line_that_is_no_point_is_named(path, line, reason):
+@pytest.mark.parametrize("line", ["step,value", "[1]", '{"step": 1}'])
+def test_a_line_that_is_no_point_is_named(path, line):
     run(PointsWriter(path), [2.0])
     path.write_text(path.read_text() + line + "\n")
     with pytest.raises(DataError) as caught:
         load_points(path)
+    reason = caught.value.__cause__  # in Python's words
     assert str(caught.value) == (
         f"line 2 of {path} is no point: {reason}; a line is a JSON object of step, metric, type and value"
     )
