@@ -10,6 +10,7 @@ An estimator takes them as they are, ``opt=ADAMW32(1e-2)``, and finds what can b
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import inspect
 from collections.abc import Callable
@@ -29,6 +30,9 @@ __all__ = [
     "ClipNorm",
     "Transform",
     "WeightDecay",
+    "by_name",
+    "cosine",
+    "inverse_sqrt",
 ]
 
 
@@ -128,6 +132,80 @@ def ADAMW32(
     Chain(Clip(thresh=0.5), Adam(lr=0.01, betas=(0.9, 0.999)), WeightDecay(decay=0.001))
     """
     return ChainFactory(Clip(thresh), ADAM32(lr, betas), WeightDecay(decay))
+
+
+def by_name(name: str, **settings: Any) -> Callable[..., Optimizer]:
+    """The optimizer of that name, for ``opt`` of an estimator or a trainer: called with parameters, it is built.
+
+    Parameters
+    ----------
+    name : str
+        Of a class in ``torch.optim``, such as ``"sgd"``, ``"adamax"`` or ``"adamw"``, or ``"adam32"``, ``"adamw32"``;
+        in upper or lower case.
+    **settings
+        Its arguments; else torch's defaults, or ours.
+
+    Raises
+    ------
+    ValueError
+        If there is no such optimizer.
+    TypeError
+        If it has no such setting.
+
+    Notes
+    -----
+    Source: ``KnownOptimizers`` of gomlx, with other defaults: there ``eps`` of Adam is 1e-7, ``weight_decay`` of AdamW
+    0.004, and ``lr`` of SGD 0.1, decaying as :func:`inverse_sqrt` does.
+
+    Examples
+    --------
+    >>> by_name("adam", lr=0.01)
+    functools.partial(<class 'torch.optim.adam.Adam'>, lr=0.01)
+    """
+    makers: dict[str, Callable[..., Any]] = {
+        n.lower(): c
+        for n, c in vars(torch.optim).items()
+        if isinstance(c, type) and issubclass(c, Optimizer) and c is not Optimizer
+    }
+    ours: dict[str, Callable[..., Any]] = {"adam32": ADAM32, "adamw32": ADAMW32}
+    key, known = str(name).lower(), sorted({*makers, *ours})
+    if key not in known:
+        near = difflib.get_close_matches(key, known, 1)
+        meant = f"; did you mean {near[0]!r}?" if near else "."
+        raise ValueError(f"there is no optimizer {name!r}{meant} Known are {', '.join(known)}")
+    if key in ours:
+        return ours[key](**settings)
+    inspect.signature(makers[key]).bind(None, **settings)
+    return functools.partial(makers[key], **settings)
+
+
+def cosine(
+    period: int, min_lr: float = 0.0, factor: int = 1
+) -> functools.partial[torch.optim.lr_scheduler.CosineAnnealingWarmRestarts]:
+    """Learning rates that fall along a cosine to ``min_lr`` within ``period`` steps, then begin anew.
+
+    For ``scheduler`` of a spec, or called with an optimizer. Each period is ``factor`` times as long as the one before.
+    Source: ``CosineSchedule`` of gomlx.
+
+    >>> optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=1.0)
+    >>> cosine(10)(optimizer).get_last_lr()
+    [1.0]
+    """
+    return functools.partial(
+        torch.optim.lr_scheduler.CosineAnnealingWarmRestarts, T_0=period, T_mult=factor, eta_min=min_lr
+    )
+
+
+def inverse_sqrt(optimizer: Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+    """A scheduler that divides the learning rate by the square root of the step, counted from 1. Source: SGD of gomlx.
+
+    For ``scheduler`` of a spec with ``schedule_every="step"``.
+    """
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, _inverse_sqrt)
+
+
+def _inverse_sqrt(done: int) -> float:
+    return (done + 1) ** -0.5
 
 
 def Chain(*links: Any) -> Any:

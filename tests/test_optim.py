@@ -15,7 +15,19 @@ from torch.optim import SGD, Adam, AdamW, lr_scheduler
 from fluxutils_py import Estimator, Spec, net2vec
 from fluxutils_py.errors import SpecError
 from fluxutils_py.nn import LSTM
-from fluxutils_py.optim import ADAM32, ADAMW32, Chain, ChainedOptimizer, Clip, ClipNorm, Transform, WeightDecay
+from fluxutils_py.optim import (
+    ADAM32,
+    ADAMW32,
+    Chain,
+    ChainedOptimizer,
+    Clip,
+    ClipNorm,
+    Transform,
+    WeightDecay,
+    by_name,
+    cosine,
+    inverse_sqrt,
+)
 
 SHAPES = [(5, 3), (7,), (2, 3, 4)]
 X = np.random.default_rng(0).normal(size=(2, 6, 20))
@@ -292,3 +304,75 @@ def test_a_transform_of_ones_own_is_not_stored(tmp_path):
     assert np.array_equal(loaded.predict(X), est.predict(X))
     with pytest.raises(ValueError, match=r"does not hold its opt \(fluxutils_py.optim.Chain\)"):
         loaded.fit(X, Y)
+
+
+# -- by name -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "same"),
+    [
+        ("sgd", {"lr": 0.1, "momentum": 0.5}, partial(SGD, lr=0.1, momentum=0.5)),
+        ("Adam", {"eps": 1e-7}, partial(Adam, eps=1e-7)),
+        ("adamax", {}, torch.optim.Adamax),
+        ("adamw", {"weight_decay": 0.004}, partial(AdamW, weight_decay=0.004)),
+        ("adam32", {"lr": 0.02}, partial(Adam, lr=0.02)),
+        ("adamw32", {"lr": 0.02, "thresh": 0.1}, ADAMW32(0.02, thresh=0.1)),
+    ],
+)
+def test_an_optimizer_by_name_is_that_optimizer(name, settings, same):
+    opt, ps, qs = by_name(name, **settings), params(), params()
+    assert_near(run(opt(ps), ps), run(same(qs), qs), 0)
+    est, other = (Estimator(opt=o, spec=SPEC, random_state=0).fit(X, Y) for o in (opt, same))
+    assert torch.equal(net2vec(est), net2vec(other))
+    assert type(pickle.loads(pickle.dumps(opt))(params())) is type(same(params()))
+
+
+def test_an_unknown_name_is_refused_with_those_that_are_known():
+    with pytest.raises(ValueError, match="no optimizer") as caught:
+        by_name("rmspro")
+    said, _, listed = str(caught.value).partition(" Known are ")
+    assert said == "there is no optimizer 'rmspro'; did you mean 'rmsprop'?"
+    known = listed.split(", ")
+    assert known == sorted(known)
+    assert {"sgd", "adam", "adamax", "adamw", "rmsprop", "adam32", "adamw32"} <= set(known)
+    assert "optimizer" not in known
+    with pytest.raises(ValueError, match=r"^there is no optimizer 'zzz'\. Known are a"):
+        by_name("zzz")
+
+
+def test_an_unknown_setting_is_refused_at_once():
+    for name in ("sgd", "adamw32"):
+        with pytest.raises(TypeError, match="got an unexpected keyword argument 'learning_rate'"):
+            by_name(name, learning_rate=0.1)
+
+
+def rates(schedule, n, lr=1.0):
+    optimizer = SGD(params(), lr=lr)
+    scheduler = schedule(optimizer)
+    found = []
+    for _ in range(n):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+def test_a_cosine_falls_within_its_period_and_begins_anew():
+    found = rates(cosine(10), 21)
+    assert [found[k] for k in (0, 5, 9, 10, 20)] == pytest.approx([1, 0.5, 0.0245, 1, 1], abs=5e-5)
+    low = rates(cosine(4, min_lr=0.2, factor=2), 13)
+    expected = [0.2 + 0.4 * (1 + np.cos(np.pi * k / n)) for n in (4, 8) for k in range(n)]
+    assert low == pytest.approx([*expected, 1.0])
+
+
+def test_the_inverse_square_root_counts_steps_from_1():
+    found = rates(inverse_sqrt, 100, lr=0.1)
+    assert [found[k - 1] for k in (1, 4, 100)] == pytest.approx([0.1, 0.05, 0.01])
+
+
+@pytest.mark.parametrize("scheduler", [cosine(3), inverse_sqrt])
+def test_schedules_serve_an_estimator(scheduler):
+    spec = Spec(epochs=4, batchsize=4, seqsize=5, scheduler=scheduler)
+    est = Estimator(opt=partial(SGD, lr=0.1), spec=spec, random_state=0).fit(X, Y)
+    assert [record["lr"] for record in est.history_] == pytest.approx(rates(scheduler, 4, lr=0.1))

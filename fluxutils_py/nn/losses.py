@@ -155,12 +155,7 @@ class SeqLoss:
         return share
 
     def _unreduced(self, f: Callable[..., Tensor], out: Tensor, y: Tensor) -> Tensor:
-        if isinstance(f, nn.Module) and hasattr(f, "reduction"):
-            each = _with_reduction(f, "none")(out, y)
-        elif "reduction" in _parameters(f):
-            each = f(out, y, reduction="none")
-        else:
-            each = f(out, y)
+        each = unreduced(f)(out, y)
         if each.shape[: 1 if self.classes else 2] != out.shape[: 1 if self.classes else 2]:
             raise ShapeError(
                 f"{self!r} cannot be weighted or masked: its criterion returns {tuple(each.shape)} for outputs of "
@@ -309,10 +304,13 @@ def _follow(f: Any, out: Tensor) -> Any:
     return copy.deepcopy(f, shared | {id(f.get_buffer(k)): v for k, v in strange.items()})
 
 
-def _with_reduction(criterion: nn.Module, reduction: str) -> nn.Module:
-    other: Any = copy.copy(criterion)
-    other.reduction = reduction
-    return other
+def unreduced(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The criterion without its reduction, if it has such a setting."""
+    if isinstance(f, nn.Module) and hasattr(f, "reduction"):
+        other: Any = copy.copy(f)
+        other.reduction = "none"
+        return other
+    return functools.partial(f, reduction="none") if "reduction" in _parameters(f) else f
 
 
 def _broadcast(each: Tensor, ws: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from fluxutils_py.training.functional import autotrain, itrain, ptrain, train, t
 from fluxutils_py.training.hooks import Hooks, StopTraining
 from fluxutils_py.training.inference import Prediction, Predictor, StreamState
 from fluxutils_py.training.loop import Loop, StepInfo
+from fluxutils_py.training.losses import weighted
 from fluxutils_py.training.metrics import (
     EMAMetric,
     MeanMetric,
@@ -94,5 +95,6 @@ __all__ = [
     "sparse_categorical_accuracy",
     "train",
     "ttrain",
+    "weighted",
     "when",
 ]

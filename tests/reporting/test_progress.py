@@ -1,6 +1,7 @@
 """What people see, and that there is nothing to see where nobody looks."""
 
 import io
+import math
 import sys
 from types import SimpleNamespace
 
@@ -86,6 +87,53 @@ def test_the_bar_shows_the_loss_of_a_step_while_an_epoch_runs(capsys):
     assert "epoch 1" in seen[1]
     assert "loss" not in seen[1]  # that step had none
     assert "epoch 1, loss 0.3333" in seen[2]
+
+
+METRICS = {"batch_loss": 0.123456, "accuracy": 1 / 3, "table": {"no": "number"}, "none": None}
+
+
+def test_metrics_of_steps_are_shown_in_place_of_their_loss(capsys):
+    loop = Loop(lambda loss: StepInfo(loss, 1, METRICS))
+    loop.hooks.attach(ProgressBar())
+    loop.run_epochs([0.5, 1.5], 2)
+    line = last_line(capsys.readouterr().err)
+    assert "epoch=2, loss=1, window_loss=1, batch_loss=0.1235, accuracy=0.3333" in line
+    assert "table" not in line
+    assert "none" not in line
+
+
+def test_the_bar_of_a_run_of_steps_ends_with_its_last_metrics(capsys):
+    loop, batches = Loop(lambda metrics: StepInfo(0.75, 1, metrics)), [{}, {"ema": 5.0}, METRICS, {}, {"nan": math.nan}]
+    loop.hooks.attach(ProgressBar())
+    for n, end in ((3, "batch_loss 0.1235, accuracy 0.3333"), (1, "loss 0.75"), (1, "nan nan")):
+        loop.run_steps(batches, n)
+        line = last_line(capsys.readouterr().err)
+        assert f"{n}/{n}" in line
+        assert line.endswith(f", {end}]")
+        assert "epoch" not in line
+
+
+def test_the_bar_of_a_run_that_finishes_an_epoch_counts_its_own_steps(capsys):
+    loop, batches = Loop(StepInfo), [1.0, 2.0, 3.0]
+    loop.run_steps(batches, 2)
+    loop.hooks.attach(ProgressBar())
+    loop.run_epochs(batches, 2)
+    assert "4/4" in last_line(capsys.readouterr().err)
+
+
+def test_the_bar_of_a_run_that_goes_on_begins_where_it_was_interrupted(capsys):
+    states, batches = [], [1.0, 2.0, 3.0]
+    loop = Loop(StepInfo)
+    loop.on_step("save", lambda loop: states.append(loop.state_dict()))
+    loop.run_epochs(batches, 2)
+    rest = Loop(StepInfo)
+    rest.hooks.attach(ProgressBar())
+    rest.load_state_dict(states[3])
+    rest.run_epochs(batches, 2)
+    shown = capsys.readouterr().err
+    assert "4/6" in shown
+    assert "3/6" not in shown
+    assert "6/6" in last_line(shown)
 
 
 def test_a_bar_of_unknown_length_counts_on(capsys):

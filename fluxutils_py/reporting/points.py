@@ -1,0 +1,115 @@
+"""Metrics over steps, in a file to draw from."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fluxutils_py.errors import DataError
+from fluxutils_py.reporting.tables import evaluated, number
+
+
+class Point(NamedTuple):
+    """One value of a metric; metrics of the same type belong in the same plot."""
+
+    step: int
+    metric: str
+    type: str
+    value: float
+
+
+class PointsWriter:
+    """A hook that appends metrics to a file, one JSON object per line.
+
+    Parameters
+    ----------
+    path : str or path-like
+        Is appended to; written on rank 0 only.
+    trainer : Trainer, optional
+        Evaluates on ``datasets``.
+    *datasets
+        For points named ``"Eval on <dataset>: <metric>"``. Not what the loop goes through: evaluation resets them.
+    trigger : Trigger, optional
+        After which steps; None: after all.
+
+    Notes
+    -----
+    Points of training are named ``"Train: <metric>"``: the metrics of the step, or its loss if it has none. The type is
+    ``"loss"`` or ``"accuracy"`` if that is in the name of the metric, else the name. What is NaN, infinite or no number
+    is left out. A line that was broken off, when a process was killed, is removed. Source: ``plots`` of gomlx.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from fluxutils_py.training import Every, Loop, StepInfo
+    >>> path = Path(tempfile.mkdtemp(), "points.jsonl")
+    >>> loop = Loop(lambda batch: StepInfo(float(batch)))
+    >>> loop.hooks.attach(PointsWriter(path, trigger=Every(2)))
+    >>> loop.run_epochs([4, 3, 2, 1], epochs=1)
+    >>> for point in load_points(path):
+    ...     print(point)
+    Point(step=2, metric='Train: loss', type='loss', value=3.0)
+    Point(step=4, metric='Train: loss', type='loss', value=1.0)
+    """
+
+    name, priority = "points", 0
+
+    def __init__(self, path: Any, trainer: Any = None, *datasets: Iterable[Any], trigger: Any = None) -> None:
+        if (trainer is None) != (not datasets):
+            raise ValueError("points of evaluation need a trainer and datasets; give both or none")
+        self.path, self.trainer, self.datasets, self.trigger = Path(path), trainer, datasets, trigger
+
+    def on_step(self, loop: Any) -> None:
+        if loop.rank:
+            return
+        found = {"Train": loop.info.metrics or {"loss": loop.info.loss}}
+        if self.datasets:
+            for data, metrics in evaluated(self.trainer, self.datasets).items():
+                found[f"Eval on {data}"] = metrics
+        self.write(loop.step, found)
+
+    def write(self, step: int, found: Mapping[str, Mapping[str, Any]]) -> None:
+        """Append metrics by where they were found, such as ``{"Train": {"loss": 0.5}}``."""
+        points = [
+            Point(step, f"{where}: {name}", next((t for t in ("loss", "accuracy") if t in name), name), value)
+            for where, metrics in found.items()
+            for name, each in metrics.items()
+            if (value := number(each)) is not None and math.isfinite(value)
+        ]
+        text = "".join(json.dumps(p._asdict()) + "\n" for p in points)
+        with open(self.path, "a+b") as file:
+            if file.tell() and _ends_within_a_line(file):
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+            file.write(text.encode())
+
+
+def _ends_within_a_line(file: Any) -> bool:
+    file.seek(-1, 2)
+    return bool(file.read() != b"\n")
+
+
+def load_points(path: Any) -> list[Point]:
+    """What a :class:`PointsWriter` wrote, by step.
+
+    Of points with the same step and metric the last is kept: a run that goes on from a checkpoint writes some again.
+
+    Raises
+    ------
+    DataError
+        If a line is no point. A last line without its end is left out.
+    """
+    path, found = Path(path), {}
+    lines = path.read_bytes().split(b"\n")
+    for k, line in enumerate(lines[:-1], 1):
+        try:
+            point = Point(**json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise DataError(
+                f"line {k} of {path} is no point: {error}; a line is a JSON object of step, metric, type and value"
+            ) from error
+        found[point.step, point.metric] = point
+    return sorted(found.values(), key=lambda p: p.step)

@@ -1,0 +1,76 @@
+"""What evaluation finds, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str], Any] = print) -> None:
+    """Evaluate on each dataset, and show a table: a row for each, a column for each metric.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        Or whatever has ``eval(dataset)``, which returns numbers by name.
+    *datasets
+        What it takes; shown by their ``name``, or by that of their class.
+    printer : callable
+        Is given the table, as one string.
+
+    Raises
+    ------
+    ValueError
+        If there are no datasets, or two of the same name. Nothing is evaluated then.
+
+    Notes
+    -----
+    After each run: ``loop.on_end("report", lambda loop: report_eval(trainer, data))``. Source: ``ReportEval`` of gomlx.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> trainer = SimpleNamespace(eval=lambda data: {"loss": sum(data) / len(data), "n": len(data)})
+    >>> report_eval(trainer, [0.5, 1.0], (2.0, 2.0, 3.0))
+    dataset   loss  n
+    list      0.75  2
+    tuple    2.333  3
+    """
+    found = evaluated(trainer, datasets)
+    names = list(dict.fromkeys(name for row in found.values() for name in row))
+    rows = [["dataset", *names]] + [[data, *(shown(row.get(n)) for n in names)] for data, row in found.items()]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(names) + 1)]
+    printer(
+        "\n".join(
+            "  ".join([row[0].ljust(widths[0]), *(v.rjust(w) for v, w in zip(row[1:], widths[1:], strict=True))])
+            for row in rows
+        )
+    )
+
+
+def evaluated(trainer: Any, datasets: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    """What ``trainer.eval`` finds on each dataset, by the names of the datasets."""
+    datasets = list(datasets)
+    names = [getattr(data, "name", None) or type(data).__name__ for data in datasets]
+    if not names:
+        raise ValueError("there is nothing to evaluate: give at least one dataset")
+    if twice := {n for n in names if names.count(n) > 1}:
+        raise ValueError(
+            f"datasets must differ in their names, {', '.join(sorted(twice))} is there twice; give them one with "
+            "as_dataset(data, name=...)"
+        )
+    return {name: trainer.eval(data) for name, data in zip(names, datasets, strict=True)}
+
+
+def number(value: Any) -> float | None:
+    """A metric as a number, if it is one."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # such as None, a mapping, or a tensor of several
+        return None
+
+
+def shown(value: Any) -> str:
+    """A metric in four digits; what is no number as it is."""
+    found = number(value)
+    return str(value) if found is None else f"{found:.4g}"

@@ -1,0 +1,80 @@
+"""Tables of what evaluation finds."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from fluxutils_py.reporting import report_eval
+from fluxutils_py.training import InMemory, Loop, MeanMetric, Trainer, as_dataset
+
+
+def dataset(n, name):
+    generator = torch.Generator().manual_seed(n)
+    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    return as_dataset([((x,), (x.sum(1, keepdim=True),))], name=name)
+
+
+def absolute(prediction, label):
+    return (prediction - label).abs()
+
+
+def cells(table):
+    return [line.split() for line in table.splitlines()]
+
+
+def test_a_table_has_a_row_for_each_dataset_and_a_column_for_each_metric():
+    model = nn.Linear(3, 1).double()
+    trainer = Trainer(model, nn.MSELoss(), eval_metrics=[MeanMetric(absolute)])
+    data, tables = [dataset(11, "train"), dataset(7, "held-out")], []
+    report_eval(trainer, *data, printer=tables.append)
+    expected = [["dataset", "loss", "loss_fn", "absolute"]]
+    for d in data:
+        (x,), (y,) = next(iter(d)).inputs, next(iter(d)).labels
+        off = (model(x) - y).detach()
+        square, size = (f"{v.mean().item():.4g}" for v in (off.square(), off.abs()))
+        expected.append([d.name, square, square, size])
+    (table,) = tables
+    assert cells(table) == expected
+    assert len({len(line) for line in table.splitlines()}) == 1  # columns are aligned
+
+
+def test_a_table_is_printed_when_a_run_ends(capsys):
+    model = nn.Linear(3, 1)
+    x = torch.randn(13, 3)
+    data = InMemory(x, x[:, :1], batchsize=5, name="all")
+    trainer = Trainer(model, nn.MSELoss(), torch.optim.Adam)
+    loop = Loop(trainer)
+    loop.on_end("report", lambda loop: report_eval(trainer, data))
+    loop.run_epochs(data, 2)
+    assert cells(capsys.readouterr().out)[1] == ["all", *(f"{trainer.eval(data)['loss']:.4g}",) * 2]
+
+
+def test_what_a_dataset_lacks_or_is_no_number_is_shown_as_it_is():
+    found = iter([{"loss": float("nan"), "share": torch.tensor(0.123456)}, {"loss": None, "text": "?"}])
+    tables = []
+    report_eval(SimpleNamespace(eval=lambda data: next(found)), [], (), printer=tables.append)
+    assert cells(tables[0]) == [
+        ["dataset", "loss", "share", "text"],
+        ["list", "nan", "0.1235", "None"],
+        ["tuple", "None", "None", "?"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("datasets", "message"),
+    [
+        ([], "there is nothing to evaluate: give at least one dataset"),
+        (
+            [[], (), []],
+            "datasets must differ in their names, list is there twice; give them one with as_dataset(data, name=...)",
+        ),
+    ],
+)
+def test_nothing_is_evaluated_without_names(datasets, message):
+    evaluations = []
+    with pytest.raises(ValueError, match="dataset") as caught:
+        report_eval(SimpleNamespace(eval=evaluations.append), *datasets)
+    assert str(caught.value) == message
+    assert not evaluations
