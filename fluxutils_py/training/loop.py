@@ -237,8 +237,7 @@ class Loop:
     def _begin(self) -> None:
         self.sync.restart()
         if self._goes_on:
-            if self._asked_to_stop:
-                self.sync.stop()
+            self.sync.stopped = self._asked_to_stop  # which all ranks know
         else:
             self.start_step, self._start_epoch = self.step, self.epoch
             self._asked_to_stop = False
@@ -258,6 +257,7 @@ class Loop:
             self.end_step = self.step
             sync.attempt(self.hooks.run, "end", self)
             sync.share()
+            self.hooks.run_together("end", self)
         except BaseException:
             self._leave()
             raise
@@ -277,6 +277,7 @@ class Loop:
         try:
             self.sync.attempt(self.hooks.run, "epoch", self)
             self.sync.share()
+            self.hooks.run_together("epoch", self)
         finally:
             self._between = False
         self.history.append(self.record)
@@ -302,6 +303,7 @@ class Loop:
             self.epoch_step += 1
             self._sums.add(info)
             sync.attempt(self.hooks.run, "step", self)
+            self.hooks.run_together("step", self)
         self.loop_step = self.step
         now = clock()
         self._sums.seconds += now - self._began
