@@ -209,6 +209,11 @@ class Checkpointer:
         """The newest checkpoint."""
         return next(reversed(self.paths()), None)
 
+    def latest_step(self) -> int:
+        """The step of the newest checkpoint; -1 if there is none."""
+        path = self.latest()
+        return -1 if path is None else int(path.stem.rpartition("-")[2])
+
     def write(
         self,
         state: Mapping[str, Any],

@@ -78,6 +78,7 @@ class Schedule:
         """Go on from :meth:`state_dict`, with a scheduler of the same kind."""
         self._followed = state["followed"]
         self.scheduler.load_state_dict(state["scheduler"])
+        self.scheduler.optimizer._opt_called = True  # in another process; else torch warns of a step too early
 
 
 class EarlyStopping:
