@@ -104,9 +104,9 @@ def start(size, body, *args):
 start.number = 0
 
 
-def attempt(rank, comm, folder, every, out):
+def attempt(rank, comm, folder, every, out, epochs=12):
     saves = [] if folder is None else [Checkpointer(folder, keep=2, trigger=ForEachNSteps(every))]
-    est = fit(estimator(*saves, comm=comm))
+    est = fit(estimator(*saves, comm=comm, epochs=epochs))
     write_file(FOLDER / f"{out}-{rank}", outcome(est))
 
 
@@ -167,7 +167,7 @@ def unreadable(*args):
 
 
 def fails(rank, comm, case):
-    """What a rank saw of a fit: its error, whether the estimator is fitted, and how many steps it has."""
+    """What a rank saw of a fit: its error, the steps of its complete epochs, and those of the checkpoints."""
     action = {"hook": boom, "last hook": boom, "stop": lambda loop: loop.stop()}.get(case)
     step = 24 if case == "last hook" else 6
     hooks = [On(step, action)] if rank == 1 and action else []
@@ -180,17 +180,39 @@ def fails(rank, comm, case):
         fit(est)
     except Exception as e:
         error = f"{type(e).__name__}: {e}"
-    return [error, getattr(est, "_n_steps", None), [path.name for path in saves.paths()]], est
+    return [error, getattr(est, "_n_steps", None), [int(path.stem[-8:]) for path in saves.paths()]]
 
 
-def report(rank, comm, case, again):
-    found, est = fails(rank, comm, case)
-    if again:
-        found = [found, fails(rank, comm, "")[0]] if False else found
-    (FOLDER / f"{case} of {rank}.json").write_text(json.dumps(found))
+def report(rank, comm, case):
+    (FOLDER / f"{case} of {rank}.json").write_text(json.dumps(fails(rank, comm, case)))
+
+
+def faults():
+    """What two ranks see of each kind of failure; and whether what stopped goes on, with how many ranks it may."""
+    (FOLDER / "in the way").write_text("a file")
+    found = {}
+    for case in ("hook", "last hook", "stop", "clock", "writing", "fine", "reading"):
+        if case == "reading":  # what "fine" has written
+            os.rename(FOLDER / "fine", FOLDER / "reading")
+        assert wait(start(2, report, case)) == [0, 0]
+        found[case] = [json.loads((FOLDER / f"{case} of {rank}.json").read_text()) for rank in range(2)]
+    assert wait(start(1, report, "reading")) == [0]
+    found["one process"] = json.loads((FOLDER / "reading of 0.json").read_text())
+    wait(start(2, attempt, None, 1, "whole", 2))
+    for case in ("hook", "last hook", "stop"):
+        wait(start(2, attempt, FOLDER / case, 3, "resumed", 2))
+        ends = [[read_file(FOLDER / f"{out}-{r}", "outcome") for r in range(2)] for out in ("whole", "resumed")]
+        found[f"after {case}"] = [same(*ends), ends[1][0]["steps"]]
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    fit(estimator(epochs=1))  # imports what is not imported yet, so that the children need not
     if sys.argv[2] == "kills":
         kills(int(sys.argv[3]), int(sys.argv[4]))
+    elif sys.argv[2] == "faults":
+        faults()
+    else:
+        (FOLDER / f"process-{os.environ['OMPI_COMM_WORLD_RANK']}").write_text(str(os.getpid()))
+        attempt(int(os.environ["OMPI_COMM_WORLD_RANK"]), "mpi", FOLDER / "killed", 1, "resumed")
