@@ -82,8 +82,8 @@ class Hooks:
         """Add what a user gives as a callback.
 
         A function ``f(loop)`` is called after every step. An object is asked for any of ``on_start``, ``on_step``,
-        ``on_epoch``, ``on_end``, ``on_close``, each called with the loop, and for ``name``, ``priority`` and ``together``,
-        and for ``trigger``: when to call its ``on_step``.
+        ``on_epoch``, ``on_end``, ``on_close``, each called with the loop, and for ``name``, ``priority``, ``together``,
+        and ``trigger``: when to call its ``on_step``.
 
         Raises
         ------

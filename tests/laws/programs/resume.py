@@ -2,7 +2,7 @@
 
 ``resume.py FOLDER kills RANKS KILLS`` kills one fit over and over, and prints what was found as JSON.
 ``resume.py FOLDER faults`` has two ranks fail in several ways, and prints what each of them saw.
-``resume.py FOLDER fit`` under mpirun is one attempt at the fit.
+``resume.py FOLDER mpi`` under mpirun is an attempt at the fit, and then the fit without checkpoints.
 """
 
 import json
@@ -23,6 +23,7 @@ from fluxutils_py import Estimator, Spec
 from fluxutils_py.errors import LoadError
 from fluxutils_py.evaluation import Checkpointer, read_file, write_file
 from fluxutils_py.nn import LSTM
+from fluxutils_py.parallel import get_communicator
 from fluxutils_py.training import EverySeconds, ForEachNSteps
 
 FOLDER = Path(sys.argv[1])
@@ -208,11 +209,11 @@ def faults():
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    fit(estimator(epochs=1))  # imports what is not imported yet, so that the children need not
-    if sys.argv[2] == "kills":
-        kills(int(sys.argv[3]), int(sys.argv[4]))
-    elif sys.argv[2] == "faults":
-        faults()
+    if sys.argv[2] == "mpi":
+        comm = get_communicator("mpi")
+        (FOLDER / f"process-{comm.rank}").write_text(str(os.getpid()))
+        attempt(comm.rank, comm, FOLDER / "killed", 1, "resumed", 6)
+        attempt(comm.rank, comm, None, 1, "whole", 6)
     else:
-        (FOLDER / f"process-{os.environ['OMPI_COMM_WORLD_RANK']}").write_text(str(os.getpid()))
-        attempt(int(os.environ["OMPI_COMM_WORLD_RANK"]), "mpi", FOLDER / "killed", 1, "resumed")
+        fit(estimator(epochs=1))  # imports what is not imported yet, so that the children need not
+        kills(int(sys.argv[3]), int(sys.argv[4])) if sys.argv[2] == "kills" else faults()
