@@ -91,7 +91,8 @@ class Estimator(ReadableTables, BaseEstimator):
     n_iter_ : int
         Epochs so far.
     history_ : list of dict
-        Per epoch: ``epoch, loss, window_loss, seconds`` and what hooks added (``validation_loss``, ``lr``).
+        Per epoch: ``epoch, loss, window_loss, seconds`` and what hooks added (``validation_loss``, ``lr``);
+        :func:`fluxutils_py.training.history_table` makes a table of it.
     n_features_in_ : int, or tuple of int for several inputs
         Features per step; of a matrix or a view, its columns.
     feature_names_in_ : ndarray of str

@@ -34,6 +34,8 @@ class Checkpointer:
     A checkpoint is a file ``checkpoint-nNNNNNNN-step-SSSSSSSS.pt``, with the number of the save and of the step, beside
     a ``.json`` that tells people and programs what it is of. It is written aside and moved into place: a process that
     is killed while it saves leaves the earlier ones, and a file that is never listed and that the next save removes.
+    Among the callbacks of an ``Estimator`` it is told by ``fit`` what to save, and ``fit`` goes on from it.
+
     Files hold plain data and tensors, and no code runs when they are read. One process saves into a folder at a time;
     of several ranks of a loop it is rank 0, for all.
 

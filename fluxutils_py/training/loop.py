@@ -237,7 +237,8 @@ class Loop:
     def _begin(self) -> None:
         self.sync.restart()
         if self._goes_on:
-            self.sync.stopped = self._asked_to_stop  # which all ranks know
+            if self._asked_to_stop:
+                self.sync.stop()
         else:
             self.start_step, self._start_epoch = self.step, self.epoch
             self._asked_to_stop = False

@@ -366,6 +366,7 @@ def test_of_two_ranks_that_save_together_one_may_fail(program, tmp_path):
     assert found["hook"] == [[TOLD, 0, []], [BOOM, 0, []]]  # at a step at which both were to save
     assert found["last hook"] == [[TOLD, 12, [6, 12, 18]], [BOOM, 12, [6, 12, 18]]]
     assert found["stop"] == [[None, 6, [6, 6]]] * 2
+    assert found["stop between epochs"] == [[None, 12, [6, 12, 12]]] * 2
     assert found["clock"] == [[CLOCK, None, []]] * 2
     assert found["writing"] == [[exists, None, []], [f"RemoteError: rank 0: {exists}", None, []]]
     assert found["fine"] == [[None, 24, [3, 6, 9, 12, 15, 18, 21, 24, 24]]] * 2
@@ -373,5 +374,6 @@ def test_of_two_ranks_that_save_together_one_may_fail(program, tmp_path):
     assert found["reading"] == [["RemoteError: rank 1: LoadError: not here", *rest], ["LoadError: not here", *rest]]
     newest = Checkpointer(tmp_path / "reading").latest()
     assert found["one process"] == [f"LoadError: {newest} is of 2 ranks, this is one process: start as many", *rest]
-    assert found["after hook"] == found["after last hook"] == [True, 24]
-    assert found["after stop"] == [False, 6]
+    assert found["after hook"] == found["after last hook"] == [True, 24, 2]
+    assert found["after stop"] == [False, 6, 1]  # it stays stopped
+    assert found["after stop between epochs"] == [False, 12, 1]

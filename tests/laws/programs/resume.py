@@ -24,7 +24,7 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.evaluation import Checkpointer, read_file, write_file
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import get_communicator
-from fluxutils_py.training import EverySeconds, ForEachNSteps
+from fluxutils_py.training import EverySeconds, ForEachNSteps, Loop
 
 FOLDER = Path(sys.argv[1])
 N, T = 7, 11
@@ -149,13 +149,17 @@ def kills(size, n):
 
 
 class On:
-    """Does something after a step."""
+    """Does something after a step, or (step 0) after an epoch."""
 
     def __init__(self, step, action):
         self.step, self.action = step, action
 
     def on_step(self, loop):
         if loop.step == self.step:
+            self.action(loop)
+
+    def on_epoch(self, loop):
+        if self.step == 0:
             self.action(loop)
 
 
@@ -169,8 +173,8 @@ def unreadable(*args):
 
 def fails(rank, comm, case):
     """What a rank saw of a fit: its error, the steps of its complete epochs, and those of the checkpoints."""
-    action = {"hook": boom, "last hook": boom, "stop": lambda loop: loop.stop()}.get(case)
-    step = 24 if case == "last hook" else 6
+    actions = {"hook": boom, "last hook": boom, "stop": Loop.stop, "stop between epochs": Loop.stop}
+    action, step = actions.get(case), {"last hook": 24, "stop between epochs": 0}.get(case, 6)
     hooks = [On(step, action)] if rank == 1 and action else []
     trigger = EverySeconds(1) if case == "clock" else ForEachNSteps(6 if action else 3)
     saves = Checkpointer(FOLDER / ("in the way" if case == "writing" else case), keep=-1, trigger=trigger)
@@ -192,7 +196,7 @@ def faults():
     """What two ranks see of each kind of failure; and whether what stopped goes on, with how many ranks it may."""
     (FOLDER / "in the way").write_text("a file")
     found = {}
-    for case in ("hook", "last hook", "stop", "clock", "writing", "fine", "reading"):
+    for case in ("hook", "last hook", "stop", "stop between epochs", "clock", "writing", "fine", "reading"):
         if case == "reading":  # what "fine" has written
             os.rename(FOLDER / "fine", FOLDER / "reading")
         assert wait(start(2, report, case)) == [0, 0]
@@ -200,10 +204,10 @@ def faults():
     assert wait(start(1, report, "reading")) == [0]
     found["one process"] = json.loads((FOLDER / "reading of 0.json").read_text())
     wait(start(2, attempt, None, 1, "whole", 2))
-    for case in ("hook", "last hook", "stop"):
+    for case in ("hook", "last hook", "stop", "stop between epochs"):
         wait(start(2, attempt, FOLDER / case, 3, "resumed", 2))
         ends = [[read_file(FOLDER / f"{out}-{r}", "outcome") for r in range(2)] for out in ("whole", "resumed")]
-        found[f"after {case}"] = [same(*ends), ends[1][0]["steps"]]
+        found[f"after {case}"] = [same(*ends), ends[1][0]["steps"], len(ends[1][0]["history"])]
     print(json.dumps(found))
 
 
