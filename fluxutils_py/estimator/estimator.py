@@ -58,7 +58,12 @@ class Estimator(ReadableTables, BaseEstimator):
     callbacks : callable, object, or list of such
         A function is called with the :class:`fluxutils_py.training.Loop` after every step; an object may have
         ``on_start``, ``on_step``, ``on_epoch``, ``on_end``, ``on_close``. Raise
-        :class:`fluxutils_py.training.StopTraining`, or call ``loop.stop()``, to end training.
+        :class:`fluxutils_py.training.StopTraining`, or call ``loop.stop()``, to end training. With a
+        :class:`fluxutils_py.evaluation.Checkpointer`, ``fit`` called again with the same arguments and the same folder,
+        in another process too, goes on where the last checkpoint is, in the middle of an epoch, and ends bit for bit as
+        if it had not been interrupted; with more ``epochs``, it goes on for those. Of another fit is a ``LoadError``.
+        An estimator that is fitted already, and goes on by ``warm_start`` or ``partial_fit``, saves but goes on from
+        itself: give each call of a program a folder of its own.
     warm_start : bool
         Whether ``fit`` goes on from the last fit.
     random_state : int, numpy.random.Generator, numpy.random.RandomState, or None
@@ -86,7 +91,8 @@ class Estimator(ReadableTables, BaseEstimator):
     n_iter_ : int
         Epochs so far.
     history_ : list of dict
-        Per epoch: ``epoch, loss, window_loss, seconds`` and what hooks added (``validation_loss``, ``lr``).
+        Per epoch: ``epoch, loss, window_loss, seconds`` and what hooks added (``validation_loss``, ``lr``);
+        :func:`fluxutils_py.training.history_table` makes a table of it.
     n_features_in_ : int, or tuple of int for several inputs
         Features per step; of a matrix or a view, its columns.
     feature_names_in_ : ndarray of str
@@ -107,6 +113,17 @@ class Estimator(ReadableTables, BaseEstimator):
     >>> est = Estimator(nn.Sequential(LSTM(3, 8), nn.Linear(8, 1)), spec={"epochs": 2, "batchsize": 10, "seqsize": 25})
     >>> est.fit(x, y).predict(x).shape
     (1, 20, 50)
+
+    Killed and run again, this makes the steps that are left, if any:
+
+    >>> import tempfile
+    >>> from fluxutils_py.evaluation import Checkpointer
+    >>> from fluxutils_py.training import ForEachNSteps
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> saves = Checkpointer(folder.name, keep=2, trigger=ForEachNSteps(100))
+    >>> est.set_params(callbacks=saves, random_state=0).fit(x, y).n_iter_
+    2
+    >>> folder.cleanup()
     """
 
     # scikit-learn's routing of metadata takes any other name than X for metadata

@@ -19,6 +19,7 @@ from fluxutils_py.estimator.building import build_model, build_optimizer, draw_g
 from fluxutils_py.estimator.holdout import Part, hold_out
 from fluxutils_py.estimator.layout import MISSING, Inputs, Targets, read_inputs, read_weight, sizes
 from fluxutils_py.estimator.ranks import agree_on_fit, own_device
+from fluxutils_py.estimator.resuming import restore_newest, with_checkpoints
 from fluxutils_py.estimator.spec import check_int, read_spec
 from fluxutils_py.nn import SeqLoss, as_loss, reset, seeded, takes_weights, takes_windows
 from fluxutils_py.parallel import Sync, Threads, n_threads
@@ -137,6 +138,8 @@ class Fit:
         try:
             with seeded((int(self.rng.integers(2**63)) + self.sync.rank) % 2**63, devices), self.threads:
                 reset(self.model.train())
+                if not self.resume and restore_newest(self.callbacks, self):
+                    self._show(self.loop.history, self.loop.step - self.loop.epoch_step)
                 self.loop.run_epochs(self.batches, self.spec.epochs)
         except BaseException:
             self.step.abandon()
@@ -324,6 +327,7 @@ class Fit:
             watchers.append(EarlyStopping(self.model, int(self.spec.patience)))
         if self.shown and self.sync.rank == 0:
             watchers.append(ProgressBar())
+        self.callbacks = with_checkpoints(self.callbacks, self, loop)
         for hook in (*watchers, *self.callbacks):
             loop.hooks.attach(hook)
         return loop
@@ -355,14 +359,16 @@ class Fit:
         self.step.start_epoch()
 
     def _publish(self, loop: Loop) -> None:
-        est, record = self.est, loop.record
-        est.grad_ = self._gradient
-        est.loss_ = math.nan if record["window_loss"] is None else record["window_loss"]
-        est.loss_curve_ = [*est.loss_curve_, record["loss"]]
-        if "validation_loss" in record:
-            est.validation_loss_curve_ = [*est.validation_loss_curve_, record["validation_loss"]]
-        est.history_ = [*loop.history, record]
-        est.n_iter_, est._n_steps = loop.epoch + 1, loop.step
+        self.est.grad_ = self._gradient
+        self._show([*loop.history, loop.record], loop.step)
+
+    def _show(self, history: list[dict[str, Any]], n_steps: int) -> None:
+        est, last = self.est, history[-1] if history else {"window_loss": None}
+        est.loss_ = math.nan if last["window_loss"] is None else last["window_loss"]
+        est.loss_curve_ = [record["loss"] for record in history]
+        est.validation_loss_curve_ = [r["validation_loss"] for r in history if "validation_loss" in r]
+        est.history_ = list(history)
+        est.n_iter_, est._n_steps = len(history), n_steps
 
 
 # -- reading arguments ---------------------------------------------------------------------------------

@@ -37,25 +37,32 @@ def agree_on_fit(fit: Any) -> None:
             "the version of fluxutils_py": _version(),
             "the version of torch": torch.__version__,
             "the epochs so far": getattr(fit.est, "n_iter_", 0) if fit.resume else 0,
-            **{f"spec.{f.name}": _plain(getattr(fit.spec, f.name)) for f in dataclasses.fields(fit.spec)},
-            "the loss": _plain(fit.loss),
-            **_data("", fit.windows),
-            **({} if fit.validation is None else _data("validation ", fit.validation.batches.windows)),
-            **_parameters(fit.model),
-            "the optimizer": type(fit.optimizer).__name__,
+            **identity(fit),
             **{
                 f"{name} of the optimizer's group {i}": _plain(value)
                 for i, group in enumerate(fit.optimizer.param_groups)
                 for name, value in group.items()
                 if name != "params"
             },
-            "hooks that all ranks need": [type(w).__name__ for w in (fit.validation, fit.scheduler) if w is not None],
         }
     )
     sync.broadcast(list(fit.model.parameters()) + list(fit.model.buffers()))
     n = len(fit.windows.rows)
     if n < sync.size and sync.rank == 0:
         warnings.warn(f"{sync.size} ranks share {n} series: some have nothing to do", UserWarning, stacklevel=5)
+
+
+def identity(fit: Any) -> dict[str, Any]:
+    """What a :class:`Fit` is of, by name: spec, loss, sizes and beginnings of the data, parameters, optimizer."""
+    return {
+        **{f"spec.{f.name}": _plain(getattr(fit.spec, f.name)) for f in dataclasses.fields(fit.spec)},
+        "the loss": _plain(fit.loss),
+        **_data("", fit.windows),
+        **({} if fit.validation is None else _data("validation ", fit.validation.batches.windows)),
+        **_parameters(fit.model),
+        "the optimizer": type(fit.optimizer).__name__,
+        "hooks that all ranks need": [type(w).__name__ for w in (fit.validation, fit.scheduler) if w is not None],
+    }
 
 
 def agree_on_inputs(sync: Sync, inputs: Any) -> None:

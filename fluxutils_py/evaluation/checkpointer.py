@@ -9,10 +9,10 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.evaluation.checkpoint import read_file, written_aside
+from fluxutils_py.parallel import Sync
 from fluxutils_py.training import Trigger
 
 KIND, FORMAT = "fluxutils_py checkpoint", 1
@@ -33,7 +34,10 @@ class Checkpointer:
     A checkpoint is a file ``checkpoint-nNNNNNNN-step-SSSSSSSS.pt``, with the number of the save and of the step, beside
     a ``.json`` that tells people and programs what it is of. It is written aside and moved into place: a process that
     is killed while it saves leaves the earlier ones, and a file that is never listed and that the next save removes.
-    Files hold plain data and tensors, and no code runs when they are read. One process saves into a folder at a time.
+    Among the callbacks of an ``Estimator`` it is told by ``fit`` what to save, and ``fit`` goes on from it.
+
+    Files hold plain data and tensors, and no code runs when they are read. One process saves into a folder at a time;
+    of several ranks of a loop it is rank 0, for all.
 
     Parameters
     ----------
@@ -51,6 +55,9 @@ class Checkpointer:
     -----
     As a hook it comes last (``priority`` is infinite), so that what is saved is what the step, the epoch, or the run
     ends with. It saves at the end of a run too.
+
+    Of several ranks, modules and optimizers are saved as rank 0 has them, everything else as each has it; they save
+    together, so triggers must fire alike on all, and read the same files, so all must see the folder.
 
     Source: ``checkpoints.Handler`` of gomlx. There a mean needs a variable for each of the checkpoints, and a file that
     was cut off is read.
@@ -82,7 +89,7 @@ class Checkpointer:
     >>> folder.cleanup()
     """
 
-    name, priority = "checkpoint", math.inf
+    name, priority, together = "checkpoint", math.inf, True
 
     def __init__(self, dir: Any, keep: int = 1, take_mean: int = 1, *, trigger: Trigger | None = None) -> None:
         if keep != -1 and (isinstance(keep, bool) or keep < 1):
@@ -96,7 +103,13 @@ class Checkpointer:
 
     # -- what is saved -------------------------------------------------------------------------------
 
-    def track(self, **things: Any) -> Checkpointer:
+    def tracking(self, **things: Any) -> Self:
+        """Another one for the same folder, that tracks these things too; this one lets go of none and gains none."""
+        other = copy.copy(self)
+        other.tracked = dict(self.tracked)
+        return other.track(**things)
+
+    def track(self, **things: Any) -> Self:
         """Name what :meth:`save` saves and :meth:`restore` brings back, in this order. Returns self.
 
         Each has ``state_dict()``, of plain data and tensors, and ``load_state_dict(state)``: modules, optimizers,
@@ -111,40 +124,69 @@ class Checkpointer:
         return self
 
     def save(self, loop: Any) -> Path:
-        """Save everything that is tracked; an action for hooks, too."""
+        """Save everything that is tracked; an action for hooks, too (``together``, where there are several ranks)."""
+        sync = loop.sync
+        sync.share()  # an error or the wish to stop of one rank is known to all from here on
+        own = sync.attempt(self._states, not sync.solo and sync.rank > 0)
+        _, *others = [own] if sync.solo else sync.share(None if sync.rank == 0 else own)
+        path = sync.attempt(self._save, loop, own, others) if sync.rank == 0 else None
+        return sync.share(path)[0]
+
+    def _states(self, by_rank: bool) -> dict[str, Any]:
+        return {
+            name: plain(thing.state_dict(), name)
+            for name, thing in self.tracked.items()
+            if not (by_rank and isinstance(thing, nn.Module | torch.optim.Optimizer))
+        }
+
+    def _save(self, loop: Any, state: dict[str, Any], others: list[dict[str, Any]]) -> Path:
         trainable = {
             name: [k for k, p in thing.named_parameters(remove_duplicate=False) if p.requires_grad]
             for name, thing in self.tracked.items()
             if isinstance(thing, nn.Module)
         }
-        state = {name: thing.state_dict() for name, thing in self.tracked.items()}
         metrics = {k: v for k, v in loop.info.metrics.items() if isinstance(v, int | float)}
-        return self.write(state, loop.step, metrics={"loss": loop.info.loss, **metrics}, trainable=trainable)
+        metrics = {"loss": loop.info.loss, **metrics}
+        return self.write(state, loop.step, metrics=metrics, trainable=trainable, others=others)
 
-    def restore(self) -> bool:
-        """Bring back the newest checkpoint, if there is one.
+    def restore(self, sync: Sync | None = None) -> bool:
+        """Bring back the newest checkpoint, if there is one; of several ranks, the newest that rank 0 sees.
 
         Raises
         ------
         LoadError
-            If it is not of the things that are tracked, or cannot be read. They are left as they were.
+            If it is not of the things that are tracked, or of another number of ranks, or cannot be read. They are left
+            as they were, on all ranks.
         """
-        state = self.read()
-        if state is None:
+        sync = Sync() if sync is None else sync
+        paths = sync.share(sync.attempt(self.paths))[0][-self.take_mean :]
+        if not paths:
             return False
+        before: dict[str, Any] = {}
+        try:
+            sync.attempt(self._restore, paths, before, sync.rank, sync.size)
+            sync.share()
+        except BaseException:
+            for name, state in before.items():
+                self.tracked[name].load_state_dict(state)
+            raise
+        return True
+
+    def _restore(self, paths: list[Path], before: dict[str, Any], rank: int, size: int) -> None:
+        """Have the things that are tracked go on from there; ``before`` takes up how those that were touched were."""
+        state, others = self._combined(paths)
+        if len(others) + 1 != size:
+            raise LoadError(f"{paths[-1]} is of {n_ranks(len(others) + 1)}, this is {n_ranks(size)}: start as many")
+        if rank > 0:
+            state.update(others[rank - 1])
         if set(state) != set(self.tracked):
             raise LoadError(f"{self.dir} has checkpoints of {sorted(state)}, tracked are {sorted(self.tracked)}")
-        before = {name: copy.deepcopy(thing.state_dict()) for name, thing in self.tracked.items()}
         for name, thing in self.tracked.items():
+            before[name] = copy.deepcopy(thing.state_dict())
             try:
                 thing.load_state_dict(state[name])
             except Exception as error:
-                for done, kept in before.items():
-                    self.tracked[done].load_state_dict(kept)
-                    if done == name:
-                        break
-                raise LoadError(f"{self.latest()} does not fit, its {name}: {error}") from error
-        return True
+                raise LoadError(f"{paths[-1]} does not fit, its {name}: {error}") from error
 
     def on_step(self, loop: Any) -> None:
         if self.trigger is not None:  # which has fired
@@ -169,6 +211,11 @@ class Checkpointer:
         """The newest checkpoint."""
         return next(reversed(self.paths()), None)
 
+    def latest_step(self) -> int:
+        """The step of the newest checkpoint; -1 if there is none."""
+        path = self.latest()
+        return -1 if path is None else int(path.stem.rpartition("-")[2])
+
     def write(
         self,
         state: Mapping[str, Any],
@@ -176,6 +223,7 @@ class Checkpointer:
         *,
         metrics: Mapping[str, Any] | None = None,
         trainable: Mapping[str, list[str]] | None = None,
+        others: Sequence[Mapping[str, Any]] = (),
     ) -> Path:
         """Write a checkpoint of plain data and tensors; remove those that are too many.
 
@@ -187,6 +235,8 @@ class Checkpointer:
             For the ``.json``.
         trainable : mapping, optional
             By the name of a part of ``state``, of which of its tensors means may be taken.
+        others : sequence of mapping
+            Of each rank but the first, which of ``state`` is otherwise there.
 
         Raises
         ------
@@ -199,6 +249,7 @@ class Checkpointer:
             "step": step,
             "trainable": {name: list(keys) for name, keys in (trainable or {}).items()},
             "state": {name: plain(part, name) for name, part in state.items()},
+            "others": [dict(other) for other in others],
         }
         about = {"step": step, "metrics": dict(metrics or {}), "versions": versions()}
         self.dir.mkdir(parents=True, exist_ok=True)
@@ -227,15 +278,17 @@ class Checkpointer:
             before is the newest.
         """
         paths = self.paths()[-self.take_mean :] if path is None else [Path(path)]
-        if not paths:
-            return None
+        return self._combined(paths, device)[0] if paths else None
+
+    def _combined(self, paths: list[Path], device: Any = "cpu") -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The state of the first rank, and what is otherwise on the others."""
         contents = [self._read(p, device) for p in reversed(paths)]
         newest = contents[0]["state"]
         for name, keys in contents[0]["trainable"].items() if len(contents) > 1 else ():
             for key in keys:
                 if newest[name][key].is_floating_point():
                     newest[name][key] = mean([c["state"].get(name, {}).get(key) for c in contents], f"{name}.{key}")
-        return newest
+        return newest, contents[0].get("others", [])
 
     def _read(self, path: Path, device: Any) -> dict[str, Any]:
         try:
@@ -261,6 +314,10 @@ def number_of(path: Path) -> int:
     return int(path.name.split("-")[1].removeprefix("n"))
 
 
+def n_ranks(n: int) -> str:
+    return "one process" if n == 1 else f"{n} ranks"
+
+
 def mean(tensors: list[Tensor | None], name: str) -> Tensor:
     """Mean of tensors of one shape, in their type."""
     shapes = [None if t is None else tuple(t.shape) for t in tensors]
@@ -281,7 +338,7 @@ def plain(value: Any, where: str) -> Any:
     if type(value) in PLAIN:
         return value
     if isinstance(value, Tensor):
-        value = value.detach()
+        value = value.detach().cpu()
         return value.clone() if value.untyped_storage().nbytes() > value.numel() * value.element_size() else value
     if isinstance(value, np.generic):
         return value.item()

@@ -10,6 +10,7 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.training.triggers import Trigger
 
 EVENTS = ("start", "step", "epoch", "end", "close")
+TOGETHER = ("step", "epoch", "end")
 
 Action = Callable[[Any], Any]  # what it returns is not looked at
 
@@ -32,12 +33,16 @@ class Hooks:
     Events: ``start`` (before the first step), ``step`` (after each), ``epoch`` (after each), ``end`` (after the last
     step, if nothing failed) and ``close`` (always, at the very end: for releasing things).
 
+    Actions that are ``together`` are what all ranks do at once, such as a checkpoint: they come after the others, on
+    every rank, also where one of the others has failed.
+
     :meth:`state_dict` holds what triggers remember, and hooks that have ``state_dict`` and ``load_state_dict``
     themselves, by name.
     """
 
     def __init__(self) -> None:
         self._entries: dict[str, list[_Entry]] = {event: [] for event in EVENTS}
+        self._together: dict[str, list[_Entry]] = {event: [] for event in TOGETHER}
         self._n = 0
         self._stateful: dict[str, Any] = {}
         self._unclaimed: dict[str, Any] = {}  # states loaded for hooks that are yet to be added
@@ -50,33 +55,35 @@ class Hooks:
         name: str | None = None,
         priority: float = 0,
         trigger: Trigger | None = None,
+        together: bool = False,
     ) -> None:
         """Have ``action(loop)`` called at ``event``; with a trigger, for event ``step``, only when it fires."""
         name = name or getattr(action, "__name__", None) or repr(action)
         if trigger is None:
-            self._add(event, action, name, priority)
+            self._add(event, action, name, priority, together)
             return
         if event != "step":
             raise ValueError(f"a trigger decides after each step; event {event!r} takes none")
         trigger = trigger.copy()
         triggered = _Triggered(trigger, action)
         self._add("start", trigger.start, name, priority)
-        self._add("step", triggered.on_step, name, priority)
+        self._add("step", triggered.on_step, name, priority, together)
         if trigger.at_end:
-            self._add("end", triggered.on_end, name, priority)
+            self._add("end", triggered.on_end, name, priority, together)
         self._keep(name, triggered)
 
-    def _add(self, event: str, action: Action, name: str, priority: float) -> None:
+    def _add(self, event: str, action: Action, name: str, priority: float, together: bool = False) -> None:
         self._n += 1
-        self._entries[event].append(_Entry(priority, self._n, name, action))
-        self._entries[event].sort()
+        entries = (self._together if together and event in TOGETHER else self._entries)[event]
+        entries.append(_Entry(priority, self._n, name, action))
+        entries.sort()
 
     def attach(self, hook: Any) -> None:
         """Add what a user gives as a callback.
 
         A function ``f(loop)`` is called after every step. An object is asked for any of ``on_start``, ``on_step``,
-        ``on_epoch``, ``on_end``, ``on_close``, each called with the loop, and for ``name`` and ``priority``, and for
-        ``trigger``: when to call its ``on_step``.
+        ``on_epoch``, ``on_end``, ``on_close``, each called with the loop, and for ``name``, ``priority``, ``together``,
+        and ``trigger``: when to call its ``on_step``.
 
         Raises
         ------
@@ -96,7 +103,8 @@ class Hooks:
             )
         for event, action in methods.items():
             trigger = getattr(hook, "trigger", None) if event == "step" else None
-            self.add(event, action, name=name, priority=getattr(hook, "priority", 0), trigger=trigger)
+            priority, together = getattr(hook, "priority", 0), getattr(hook, "together", False)
+            self.add(event, action, name=name, priority=priority, trigger=trigger, together=together)
         if hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict"):
             self._keep(name, hook)
 
@@ -113,8 +121,15 @@ class Hooks:
 
         An error ends the event, but not ``close``: the others release their things all the same.
         """
+        self._run(self._entries[event], event, loop)
+
+    def run_together(self, event: str, loop: Any) -> None:
+        """Call the actions of an event that all ranks do together."""
+        self._run(self._together[event], event, loop)
+
+    def _run(self, entries: list[_Entry], event: str, loop: Any) -> None:
         failed: Exception | None = None
-        for entry in self._entries[event]:
+        for entry in entries:
             try:
                 entry.action(loop)
             except StopTraining:

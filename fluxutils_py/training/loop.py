@@ -258,6 +258,7 @@ class Loop:
             self.end_step = self.step
             sync.attempt(self.hooks.run, "end", self)
             sync.share()
+            self.hooks.run_together("end", self)
         except BaseException:
             self._leave()
             raise
@@ -277,6 +278,7 @@ class Loop:
         try:
             self.sync.attempt(self.hooks.run, "epoch", self)
             self.sync.share()
+            self.hooks.run_together("epoch", self)
         finally:
             self._between = False
         self.history.append(self.record)
@@ -302,6 +304,7 @@ class Loop:
             self.epoch_step += 1
             self._sums.add(info)
             sync.attempt(self.hooks.run, "step", self)
+            self.hooks.run_together("step", self)
         self.loop_step = self.step
         now = clock()
         self._sums.seconds += now - self._began

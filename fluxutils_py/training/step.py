@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import NoReturn
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from fluxutils_py.data import Window
+from fluxutils_py.errors import LoadError
 from fluxutils_py.nn import (
     SeqLoss,
     gradients,
@@ -25,7 +26,7 @@ from fluxutils_py.nn import (
     takes_weights,
 )
 from fluxutils_py.nn.losses import Loss
-from fluxutils_py.nn.recurrent import State
+from fluxutils_py.nn.recurrent import State, map_state
 from fluxutils_py.parallel import Sync, Threads, by_rank
 from fluxutils_py.training.batches import Batch
 from fluxutils_py.training.loop import StepInfo
@@ -124,6 +125,40 @@ class WindowStep:
     def _forget_gradients(self) -> None:
         for p in self._params:  # a tenth of the time of optimizer.zero_grad()
             p.grad = None
+
+    # -- going on in another process -----------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is carried from window to window, as plain data: recurrent state and gradients, of this rank."""
+        return {
+            "updates": self.updates,
+            "gradients": (self._n_gradients, self._gradient_sum),
+            "seen": self._seen,
+            "waiting": (self._waiting, self._waiting_live, [p.grad for p in self._params] if self._waiting else None),
+            "states": snapshot(self.model),
+            "next_states": self._next_states,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`, with a model of the same parameters and layers."""
+        n_gradients, gradient_sum = state["gradients"]
+        found, own = (len(state["states"]), gradient_sum.numel()), (len(self._layers), self._flat.numel())
+        if found != own:
+            raise LoadError(
+                f"the state is of {found[0]} recurrent layers and {found[1]} parameters, the model has {own[0]} and "
+                f"{own[1]}"
+            )
+        to = self._flat.device
+        states, self._next_states = (
+            [None if s is None else map_state(lambda t: t.to(to), s) for s in state[name]]
+            for name in ("states", "next_states")
+        )
+        restore(self.model, states)
+        self.updates, self._seen, self._n_gradients = state["updates"], state["seen"], n_gradients
+        self._gradient_sum = gradient_sum.to(to, copy=True)
+        self._waiting, self._waiting_live, grads = state["waiting"]
+        for p, g in zip(self._params, grads or [None] * len(self._params), strict=True):
+            p.grad = None if g is None else g.to(p.device, copy=True)
 
     # -- one window ----------------------------------------------------------------------------------
 

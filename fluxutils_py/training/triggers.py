@@ -45,6 +45,7 @@ class Trigger:
     """
 
     at_end = False
+    by_clock = False  # whether ranks may disagree
     _memory: Sequence[str] = ()
 
     def start(self, at: Moment) -> None:
@@ -91,6 +92,7 @@ class AnyOf(Trigger):
     def __init__(self, *triggers: Trigger) -> None:
         self.triggers: tuple[Trigger, ...] = triggers
         self.at_end = any(t.at_end for t in self.triggers)
+        self.by_clock = any(t.by_clock for t in self.triggers)
 
     def start(self, at: Moment) -> None:
         for t in self.triggers:
@@ -265,6 +267,8 @@ class AtFirstNStepsOfProcess(Trigger):
 
 class _Timed(Trigger):
     """A trigger with a clock. How long it has counted is saved: clocks differ from process to process."""
+
+    by_clock = True
 
     def __init__(self, seconds: float, clock: Clock) -> None:
         self.seconds, self.clock = float(seconds), clock

@@ -78,6 +78,7 @@ class Schedule:
         """Go on from :meth:`state_dict`, with a scheduler of the same kind."""
         self._followed = state["followed"]
         self.scheduler.load_state_dict(state["scheduler"])
+        self.scheduler.optimizer._opt_called = True  # in another process; else torch warns of a step too early
 
 
 class EarlyStopping:
@@ -93,7 +94,13 @@ class EarlyStopping:
         self.best_loss: float | None = None
         self.best_epoch = 0
         self._best: dict[str, Any] | None = None
+        self._last: dict[str, Any] | None = None  # what the run ended with, before it went back to the best
         self._worse = 0
+
+    def on_start(self, loop: Loop) -> None:
+        if self._last is not None and loop.step > loop.start_step:  # the run that had ended goes on
+            self.model.load_state_dict(self._last)
+        self._last = None
 
     def on_epoch(self, loop: Loop) -> None:
         value = monitored(loop.record)
@@ -107,13 +114,15 @@ class EarlyStopping:
 
     def on_end(self, loop: Loop) -> None:
         if self._best is not None:
+            self._last = copy.deepcopy(self.model.state_dict())
             self.model.load_state_dict(self._best)
 
     def state_dict(self) -> dict[str, Any]:
         """The best so far, and for how long there was nothing better."""
-        return {"loss": self.best_loss, "epoch": self.best_epoch, "worse": self._worse, "best": self._best}
+        found = {"loss": self.best_loss, "epoch": self.best_epoch, "worse": self._worse}
+        return {**found, "best": self._best, "last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
         self.best_loss, self.best_epoch, self._worse = state["loss"], state["epoch"], state["worse"]
-        self._best = state["best"]
+        self._best, self._last = state["best"], state["last"]

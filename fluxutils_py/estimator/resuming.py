@@ -1,0 +1,91 @@
+"""Checkpoints of a fit: what they hold, and how a fit goes on from one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.errors import LoadError
+from fluxutils_py.estimator.ranks import identity
+from fluxutils_py.evaluation import Checkpointer
+from fluxutils_py.training import Loop, Randomness
+
+
+def with_checkpoints(callbacks: list[Any], fit: Any, loop: Loop) -> list[Any]:
+    """The callbacks, each :class:`Checkpointer` being another one that tracks what a fit is made of.
+
+    Raises
+    ------
+    ValueError
+        If one goes by the clock, and there are several ranks, whose clocks differ.
+    """
+    if not any(isinstance(c, Checkpointer) for c in callbacks):
+        return callbacks
+    if not fit.sync.solo and any(isinstance(c, Checkpointer) and c.trigger and c.trigger.by_clock for c in callbacks):
+        raise ValueError(
+            "several ranks save a checkpoint together, and their clocks differ: give the Checkpointer a trigger that "
+            "goes by steps, such as ForEachNSteps(100)"
+        )
+    things = {
+        "fit": _Fit(fit, loop),  # first: what is of another job is refused before anything is looked at
+        "model": fit.model,
+        "buffers": _Buffers(fit.model),
+        "optimizer": fit.optimizer,
+        "loop": loop,
+        "batches": fit.batches,
+        "step": fit.step,
+        "random": Randomness(fit.device, rng=fit.rng),
+    }
+    return [c.tracking(**things) if isinstance(c, Checkpointer) else c for c in callbacks]
+
+
+def restore_newest(callbacks: list[Any], fit: Any) -> bool:
+    """Have a fit go on where the newest checkpoint is, if there is one; whether there was."""
+    found = [c for c in callbacks if isinstance(c, Checkpointer)]
+    if not found:
+        return False
+    steps = fit.sync.share(fit.sync.attempt(lambda: [c.latest_step() for c in found]))[0]
+    return found[steps.index(max(steps))].restore(fit.sync)
+
+
+class _Fit:
+    """What a fit is of, so that no other goes on from its checkpoints; and the last epoch's mean gradient."""
+
+    def __init__(self, fit: Any, loop: Loop) -> None:
+        self.est, self.loop, self.device = fit.est, loop, fit.device
+        of = {**identity(fit), "the optimizer's defaults": fit.optimizer.defaults}
+        self.of = {name: str(value) for name, value in of.items() if name != "spec.epochs"}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"of": self.of, "hooks": list(self.loop.hooks.state_dict()), "grad": self.est.grad_}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name in {**state["of"], **self.of}:
+            there, here = state["of"].get(name, "none"), self.of.get(name, "none")
+            if there != here:
+                raise LoadError(
+                    f"{name} was {there}, is {here}; call fit with the same data and settings to go on with it, or "
+                    "give the Checkpointer another folder"
+                )
+        missing = [name for name in state["hooks"] if name not in self.loop.hooks.state_dict()]
+        if missing:
+            raise LoadError(f"it had the hooks {', '.join(map(repr, missing))}, which remember things; add them")
+        self.est.grad_ = state["grad"].to(self.device)
+
+
+class _Buffers:
+    """All buffers of a model, which between the ends of epochs differ from rank to rank."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return dict(self.model.named_buffers())
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        for name, buffer in self.model.named_buffers():
+            buffer.copy_(state[name])

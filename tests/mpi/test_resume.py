@@ -1,0 +1,56 @@
+"""Law 8 under mpirun: one of the ranks is killed, its fellows are ended with it, and all go on from the checkpoint.
+
+``tests/laws/test_law8_resume.py`` does the same with ranks of torch.distributed, 20 times.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from fluxutils_py.evaluation import Checkpointer, read_file
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tests" / "laws" / "programs" / "resume.py"
+ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, list | tuple) else a == b
+
+
+def test_a_fit_of_which_one_rank_after_the_other_is_killed_ends_as_if_it_had_not_been(tmp_path, mpirun_command, start):
+    folder = Checkpointer(tmp_path / "killed")
+    command = [*mpirun_command, "-n", "2", sys.executable, str(PROGRAM), str(tmp_path), "mpi"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    reached = []
+    for rank, until in enumerate((10, 29)):
+        with subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, **quiet) as process:
+            try:
+                deadline = time.monotonic() + 120
+                while folder.latest_step() < until:
+                    assert process.poll() is None
+                    assert time.monotonic() < deadline
+                    time.sleep(0.001)
+                os.kill(int((tmp_path / f"process-{rank}").read_text()), signal.SIGKILL)
+                assert process.wait(timeout=60) != 0
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+        assert folder.read() is not None
+        reached.append(folder.latest_step())
+    status, out, err = start(command)
+    assert status == 0, out + err
+    whole, resumed = (
+        [read_file(tmp_path / f"{word}-{r}", "outcome") for r in range(2)] for word in ("whole", "resumed")
+    )
+    assert reached[0] < reached[1] < whole[0]["steps"] == 72
+    assert same(resumed, whole)
