@@ -339,6 +339,8 @@ def plain(value: Any, where: str) -> Any:
         return value
     if isinstance(value, Tensor):
         value = value.detach().cpu()
+        if value.layout != torch.strided:  # a sparse gradient that waits
+            return value
         return value.clone() if value.untyped_storage().nbytes() > value.numel() * value.element_size() else value
     if isinstance(value, np.generic):
         return value.item()

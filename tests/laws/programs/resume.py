@@ -218,6 +218,9 @@ if __name__ == "__main__":
         (FOLDER / f"process-{comm.rank}").write_text(str(os.getpid()))
         attempt(comm.rank, comm, FOLDER / "killed", 1, "resumed", 6)
         attempt(comm.rank, comm, None, 1, "whole", 6)
+        resumed, whole = (read_file(FOLDER / f"{out}-{comm.rank}", "outcome") for out in ("resumed", "whole"))
+        found = {"same": same(resumed, whole), "steps": whole["steps"]}
+        (FOLDER / f"found-{comm.rank}.json").write_text(json.dumps(found))
     else:
         fit(estimator(epochs=1))  # imports what is not imported yet, so that the children need not
         kills(int(sys.argv[3]), int(sys.argv[4])) if sys.argv[2] == "kills" else faults()
