@@ -11,13 +11,13 @@ import numpy as np
 from fluxutils_py.data.hdf5file import axis_letters, describe, face, find_dataset, open_file, plain_dtype
 from fluxutils_py.data.hdf5map import file_identity, require_same_file
 from fluxutils_py.data.hdf5sources import check_room_for_files, check_sources
-from fluxutils_py.data.indexing import picks
+from fluxutils_py.data.indexing import ArrayFace, picks
 from fluxutils_py.errors import H5DataError
 
 _inherited: list[h5py.File] = []  # from the process that forked: to close them would release its locks
 
 
-class H5Lazy:
+class H5Lazy(ArrayFace):
     """A dataset that cannot be mapped, with the (F, N, T) face of one that can: chunked, compressed, virtual, ...
 
     Not an ndarray: every indexing reads a fresh array. It takes integers, slices and ``...`` as NumPy does, and along
@@ -71,21 +71,6 @@ class H5Lazy:
         self.closed = False
         self._identity = file_identity(self.path)
         self._handle: tuple[int, h5py.File, h5py.Dataset] | None = (os.getpid(), file, dataset)
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape, dtype=object))
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""

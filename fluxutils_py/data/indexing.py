@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from types import EllipsisType
 from typing import Any
 
 import numpy as np
+
+
+class ArrayFace:
+    """What a NumPy array tells about itself, for one that is read lazily: derived from ``shape`` and ``dtype``."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
 
 def picks(key: Any, shape: tuple[int, ...]) -> list[int | range | np.ndarray]:

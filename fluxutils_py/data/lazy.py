@@ -9,14 +9,14 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.hdf5map import H5Map, file_identity, reopen
-from fluxutils_py.data.indexing import chosen, picks, runs
+from fluxutils_py.data.indexing import ArrayFace, chosen, picks, runs
 from fluxutils_py.data.series import in_memory
 
 Index = range | np.ndarray  # places along an axis, in any order
 Function = Callable[[np.ndarray], np.ndarray]
 
 
-class LazyArray:
+class LazyArray(ArrayFace):
     """An (F, N, T) array made of some series and some steps of another one, and of functions applied on reading.
 
     It takes indices as NumPy does (one array of indices at most) and returns NumPy arrays, which may be views of the
@@ -37,8 +37,6 @@ class LazyArray:
     dtype : numpy.dtype
     """
 
-    ndim = 3
-
     def __init__(
         self, source: Any, series: Index | None = None, steps: Index | None = None, functions: tuple[Function, ...] = ()
     ) -> None:
@@ -53,17 +51,6 @@ class LazyArray:
     def at_hand(self) -> bool:
         """Whether reading never waits for a disk."""
         return getattr(self.source, "at_hand", in_memory(self.source))
-
-    @property
-    def size(self) -> int:
-        return int(np.prod(self.shape, dtype=object))
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __repr__(self) -> str:
         return f"LazyArray(shape={self.shape}, dtype={self.dtype}, of {type(self.source).__name__})"

@@ -213,7 +213,8 @@ class Estimator(ReadableTables, BaseEstimator):
         RemoteError, RankError
             On ranks whose fellows failed, or were given something else; see :class:`fluxutils_py.parallel.Sync`.
         """
-        run_fit(self, x, y, sample_weight, validation_data, lengths, epochs, resume=self.warm_start)
+        holds_out = validation_data is None and self._holds_out()
+        run_fit(self, x, y, sample_weight, validation_data, lengths, epochs, self.warm_start, holds_out)
         return self
 
     def partial_fit(self, x: Any, y: Any, sample_weight: Any = None, *, lengths: Any = None) -> Self:
@@ -337,6 +338,10 @@ class Estimator(ReadableTables, BaseEstimator):
     def _settings(self) -> Any:
         """Something with the attributes of an Estimator before it is fitted: model, loss, opt, spec, ..."""
         return self
+
+    def _holds_out(self) -> bool:
+        """Whether to hold out a part of the data for validation, where no validation data are given."""
+        return False
 
     def _read_targets(
         self,

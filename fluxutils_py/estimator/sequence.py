@@ -7,16 +7,18 @@ import numbers
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
 from torch import nn
 
+from fluxutils_py.data import SampleWeight
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import adamw, require_one
 from fluxutils_py.estimator.estimator import Estimator
-from fluxutils_py.estimator.fitting import run_fit
+from fluxutils_py.estimator.labels import ClassWeight
+from fluxutils_py.estimator.layout import Targets
 from fluxutils_py.estimator.spec import Spec, check_int, check_positive, read_spec
 from fluxutils_py.estimator.typed import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.nn import FLSTM, GRU, HFGRU, LSTM, MGU, RNN, SGRU, SMGU
@@ -120,21 +122,8 @@ class _Sequence(Estimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(
-        self,
-        x: Any,
-        y: Any,
-        sample_weight: Any = None,
-        *,
-        validation_data: Any = None,
-        epochs: int | None = None,
-        lengths: Any = None,
-    ) -> Self:
-        holds_out = bool(self.early_stopping) and validation_data is None
-        run_fit(self, x, y, sample_weight, validation_data, lengths, epochs, self.warm_start, holds_out)
-        return self
-
-    fit.__doc__ = Estimator.fit.__doc__
+    def _holds_out(self) -> bool:
+        return bool(self.early_stopping)
 
     def _settings(self) -> Any:
         cell = CELLS.get(self.cell) if isinstance(self.cell, str) else self.cell
@@ -279,3 +268,9 @@ class SequenceClassifier(_Sequence, EstimatorClassifier):
 
     def _default_loss(self) -> Any:
         return F.cross_entropy
+
+    def _weigh(self, weight: SampleWeight | None, targets: Targets, classes: np.ndarray | None) -> SampleWeight | None:
+        if self.class_weight is None or classes is None:
+            return weight
+        (codes,) = targets.series
+        return SampleWeight(ClassWeight(self.class_weight, classes, codes.array, weight), codes.N, codes.T)

@@ -17,7 +17,7 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.estimator.building import adamw, default_model
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.fitting import run_fit
-from fluxutils_py.estimator.labels import ClassWeight, Encoder, find_classes
+from fluxutils_py.estimator.labels import Encoder, find_classes
 from fluxutils_py.estimator.layout import Inputs, Targets, read_labels, read_targets
 from fluxutils_py.estimator.spec import Spec
 
@@ -114,13 +114,6 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = False
         return tags
-
-    def _weigh(self, weight: SampleWeight | None, targets: Targets, classes: np.ndarray | None) -> SampleWeight | None:
-        class_weight = getattr(self._settings(), "class_weight", None)
-        if class_weight is None or classes is None:
-            return weight
-        (codes,) = targets.series
-        return SampleWeight(ClassWeight(class_weight, classes, codes.array, weight), codes.N, codes.T)
 
     def _settings(self) -> Any:
         settings = with_ready_settings(self)

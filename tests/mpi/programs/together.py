@@ -137,7 +137,7 @@ def a_fitted_estimator_is_pickled_cloned_and_searched():
     assert clone(good).comm == "auto"
     grid = {"spec": [SPEC, Spec(2, 2, 20)]}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # folds of fewer series than ranks are warned of; here they may be
         search = GridSearchCV(est(), grid, cv=2, error_score="raise").fit(samples(x), samples(y))
         scores = search.cv_results_["mean_test_score"].tolist()
         assert gather_from_processes(scores) == [scores] * 2
