@@ -29,15 +29,17 @@ FLOORS = [
     "parallel",
     "nn",
     "data",
+    "tree",
     "optim",
     "audience",
+    "files",
     "errors",
 ]
 
 # Beyond the order above: what a part may not import although it lies further down.
 NEIGHBOURS_APART = {
     "nn": {"data"},  # torch only, no data
-    "data": {"optim"},  # NumPy and h5py only: optim imports torch
+    "data": {"optim", "tree"},  # NumPy and h5py only: these import torch
 }
 
 # Libraries that only some parts may import (files by path inside the package, folders with a slash at the end).

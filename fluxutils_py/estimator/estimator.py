@@ -117,7 +117,7 @@ class Estimator(ReadableTables, BaseEstimator):
     Killed and run again, this makes the steps that are left, if any:
 
     >>> import tempfile
-    >>> from fluxutils_py.evaluation import Checkpointer
+    >>> from fluxutils_py.training import Checkpointer
     >>> from fluxutils_py.training import ForEachNSteps
     >>> folder = tempfile.TemporaryDirectory()
     >>> saves = Checkpointer(folder.name, keep=2, trigger=ForEachNSteps(100))

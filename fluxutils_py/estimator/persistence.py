@@ -21,9 +21,9 @@ import fluxutils_py.optim as own_optim
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.building import NotStored, build_model, optimizer_class
 from fluxutils_py.estimator.spec import Spec, spec_fields
-from fluxutils_py.evaluation import read_file, write_file
 from fluxutils_py.nn import SeqLoss, seeded, seqloss
 from fluxutils_py.optim import ChainedOptimizer, ChainFactory
+from fluxutils_py.training import read_file, write_file
 
 KIND, FORMAT = "fluxutils_py estimator", 1
 PLAIN = (bool, int, float, str, type(None), np.bool_, np.integer, np.floating)  # NumPy's are stored as Python's

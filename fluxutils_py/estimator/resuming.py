@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.ranks import identity
-from fluxutils_py.evaluation import Checkpointer
-from fluxutils_py.training import Loop, Randomness
+from fluxutils_py.training import Checkpointer, Loop, Randomness
 
 
 def with_checkpoints(callbacks: list[Any], fit: Any, loop: Loop) -> list[Any]:

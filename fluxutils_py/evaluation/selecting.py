@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fluxutils_py.evaluation.checkpoint import write_file, written_aside
+from fluxutils_py.files import written_aside
+from fluxutils_py.training.checkpoint import write_file
 from fluxutils_py.training.triggers import at_least
 
 KIND = "fluxutils_py parameters"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fluxutils_py.parallel.sync import Sync, by_rank
-from fluxutils_py.parallel.tree import as_tensor, leaves, map_tree
+from fluxutils_py.tree import as_tensor, leaves, map_tree
 
 PIECE = 1 << 22  # values that are compared together
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fluxutils_py.parallel.tree import leaves, map_tree
+from fluxutils_py.tree import leaves, map_tree
 
 ARGTYPES = ("static", "thru", "broadcast", "shard", "rng")
 

@@ -3,6 +3,8 @@
 from fluxutils_py.training.added import add_loss, get_losses
 from fluxutils_py.training.batches import Batch, TensorBatches
 from fluxutils_py.training.callbacks import cb, cby, history_table
+from fluxutils_py.training.checkpoint import read_file, write_file
+from fluxutils_py.training.checkpointer import Checkpointer
 from fluxutils_py.training.dataset import Dataset, InMemory, Map, Minibatch, ReadAhead, Take, as_dataset, as_minibatch
 from fluxutils_py.training.functional import autotrain, itrain, ptrain, train, ttrain
 from fluxutils_py.training.hooks import Hooks, StopTraining
@@ -45,6 +47,7 @@ __all__ = [
     "AtFirstNStepsOfProcess",
     "AtNthStep",
     "Batch",
+    "Checkpointer",
     "Dataset",
     "EMAMetric",
     "EarlyStopping",
@@ -92,9 +95,11 @@ __all__ = [
     "itrain",
     "mean_loss",
     "ptrain",
+    "read_file",
     "sparse_categorical_accuracy",
     "train",
     "ttrain",
     "weighted",
     "when",
+    "write_file",
 ]

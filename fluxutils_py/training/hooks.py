@@ -81,7 +81,8 @@ class Hooks:
     def attach(self, hook: Any) -> None:
         """Add what a user gives as a callback.
 
-        A function ``f(loop)`` is called after every step. An object is asked for any of ``on_start``, ``on_step``,
+        A function ``f(loop)`` is called after every step. One with ``add_to(hooks)``, such as :class:`CronTab`, adds
+        what it consists of by itself. Any other object is asked for any of ``on_start``, ``on_step``,
         ``on_epoch``, ``on_end``, ``on_close``, each called with the loop, and for ``name``, ``priority``, ``together``,
         and ``trigger``: when to call its ``on_step``.
 
@@ -92,6 +93,9 @@ class Hooks:
         """
         if isinstance(hook, type):
             raise TypeError(f"callback {hook.__name__} is a class; build it first: {hook.__name__}(...)")
+        if hasattr(hook, "add_to"):
+            hook.add_to(self)
+            return
         methods = {e: getattr(hook, f"on_{e}") for e in EVENTS if hasattr(hook, f"on_{e}")}
         name = getattr(hook, "name", None) or getattr(hook, "__name__", None) or type(hook).__name__
         if not methods and callable(hook):

@@ -96,6 +96,8 @@ class Loop:
         For hooks to leave things for each other.
     rank : int
         Which of the ranks this is: hooks run on all of them, and what one alone is to do is for rank 0.
+    model : nn.Module or None
+        What is trained, if the step is an object that has it, as all of this package have.
 
     Raises
     ------
@@ -126,6 +128,7 @@ class Loop:
         self.step_fn = getattr(step, "train_step", step)
         if self.step_fn is not step:
             self.hooks.attach(step)
+        self.model = getattr(step, "model", None)
         self.step = self.loop_step = self.epoch = self.epoch_step = 0
         self.start_step = self._start_epoch = 0
         self.end_step: int | None = None

@@ -19,7 +19,7 @@ from sklearn.base import clone
 from torch import nn
 from torch.optim import SGD, Adam, RMSprop, lr_scheduler
 
-import fluxutils_py.evaluation.checkpoint as checkpoint
+import fluxutils_py.files as files
 from fluxutils_py import Estimator, Spec, loadstates, net2vec, seqloss, states
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn import (
@@ -627,7 +627,7 @@ def test_a_failed_save_leaves_the_old_file(where, error, tmp_path, monkeypatch):
     before = (tmp_path / "est").read_bytes()
     expected = est.predict(X)
     est.partial_fit(X, Y)
-    monkeypatch.setattr(checkpoint.torch if where == "save" else checkpoint.os, where, fail)
+    monkeypatch.setattr(torch if where == "save" else files.os, where, fail)
     with pytest.raises(type(error)):
         est.save(tmp_path / "est")
     monkeypatch.undo()

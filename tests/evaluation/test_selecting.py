@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.evaluation import bestmodelselector, initevalcby, read_file
-from fluxutils_py.training import Loop, StepInfo, cb, cby, train
+from fluxutils_py.evaluation import bestmodelselector, initevalcby
+from fluxutils_py.training import Loop, StepInfo, cb, cby, read_file, train
 
 LOSSES = np.random.default_rng(0).uniform(size=2500)
 

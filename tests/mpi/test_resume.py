@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from fluxutils_py.evaluation import Checkpointer
+from fluxutils_py.training import Checkpointer
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "laws" / "programs" / "resume.py"

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from fluxutils_py.parallel import assert_replica_integrity, gather_from_jax_processes, gather_from_processes
-from fluxutils_py.parallel.tree import as_tensor, leaves, map_tree
+from fluxutils_py.tree import as_tensor, leaves, map_tree
 
 
 def test_one_process_has_integrity():

@@ -21,10 +21,9 @@ from torch.optim import Adam, lr_scheduler
 
 from fluxutils_py import Estimator, Spec
 from fluxutils_py.errors import LoadError
-from fluxutils_py.evaluation import Checkpointer, read_file, write_file
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import get_communicator
-from fluxutils_py.training import EverySeconds, ForEachNSteps, Loop
+from fluxutils_py.training import Checkpointer, EverySeconds, ForEachNSteps, Loop, read_file, write_file
 
 FOLDER = Path(sys.argv[1])
 N, T = 7, 11

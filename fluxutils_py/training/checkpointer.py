@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.evaluation.checkpoint import read_file, written_aside
+from fluxutils_py.files import written_aside
 from fluxutils_py.parallel import Sync
-from fluxutils_py.training import Trigger
+from fluxutils_py.training.checkpoint import read_file
+from fluxutils_py.training.triggers import Trigger
 
 KIND, FORMAT = "fluxutils_py checkpoint", 1
 NAME = re.compile(r"checkpoint-n(\d{7,})-step-(\d{8,})\.pt")

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pickle
 import re
-import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
 from fluxutils_py.errors import LoadError
+from fluxutils_py.files import written_aside
 
 
 def write_file(path: Any, content: dict[str, Any]) -> None:
@@ -30,28 +27,6 @@ def write_file(path: Any, content: dict[str, Any]) -> None:
     """
     with written_aside(path) as f:
         torch.save(content, f)
-
-
-@contextlib.contextmanager
-def written_aside(path: Any) -> Iterator[BinaryIO]:
-    """A file to write to that is moved to ``path`` when it is whole, and removed if anything fails.
-
-    A process that is killed meanwhile leaves it behind, as ``.NAME.*.part`` in the same folder.
-    """
-    path = Path(path)
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as f:
-            yield f
-            f.flush()
-            os.fsync(f.fileno())
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(aside, 0o666 & ~mask)  # mkstemp's files are for their owner only
-        os.replace(aside, path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
 
 
 def read_file(path: Any, kind: str, device: Any = "cpu") -> dict[str, Any]:

@@ -14,8 +14,17 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.evaluation import Checkpointer
-from fluxutils_py.training import AtNthStep, ForEachNSteps, InMemory, Loop, Randomness, Schedule, StepInfo, Trainer
+from fluxutils_py.training import (
+    AtNthStep,
+    Checkpointer,
+    ForEachNSteps,
+    InMemory,
+    Loop,
+    Randomness,
+    Schedule,
+    StepInfo,
+    Trainer,
+)
 
 
 def names(folder):

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.evaluation import read_file, write_file
+from fluxutils_py.training import read_file, write_file
 
 KIND = "test"
 
