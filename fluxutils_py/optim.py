@@ -333,6 +333,7 @@ class ChainedOptimizer(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what ``state_dict()`` gave, of this chain or of the optimizer in it."""
         self.inner.load_state_dict(state_dict)
         self._share()
 

@@ -59,7 +59,7 @@ class Estimator(ReadableTables, BaseEstimator):
         A function is called with the :class:`fluxutils_py.training.Loop` after every step; an object may have
         ``on_start``, ``on_step``, ``on_epoch``, ``on_end``, ``on_close``. Raise
         :class:`fluxutils_py.training.StopTraining`, or call ``loop.stop()``, to end training. With a
-        :class:`fluxutils_py.evaluation.Checkpointer`, ``fit`` called again with the same arguments and the same folder,
+        :class:`fluxutils_py.training.Checkpointer`, ``fit`` called again with the same arguments and the same folder,
         in another process too, goes on where the last checkpoint is, in the middle of an epoch, and ends bit for bit as
         if it had not been interrupted; with more ``epochs``, it goes on for those. Of another fit is a ``LoadError``.
         An estimator that is fitted already, and goes on by ``warm_start`` or ``partial_fit``, saves but goes on from

@@ -35,7 +35,7 @@ _CELL_DOC = """{first}
     Notes
     -----
     ``cell(x, state)`` takes ``x`` (B, n_in) and the state {state}, or None for zero, and returns the output (B, H) and
-    the new state, as ``Recur`` wants it. :meth:`window` takes ``x`` (S, B, n_in).
+    the new state, as ``Recur`` wants it. ``window`` takes ``x`` (S, B, n_in).
 
     Source: ``{name}`` of FluxUtils.jl{but}.
 

@@ -32,7 +32,7 @@ class Sync:
     ``with`` block, until the next collective: there all ranks raise, in the same step. The rank that failed raises its
     own error, the others :class:`RemoteError` (or ``FloatingPointError``, if that is what it was). SIGINT and SIGTERM
     are kept in the same way. So every rank takes part in every collective, whatever happened to it, and none waits in
-    vain. :attr:`agreed` says that all ranks know of the error that is on its way.
+    vain. ``agreed`` says that all ranks know of the error that is on its way.
 
     Collectives are of two kinds: those of a training step, :meth:`reduce` (a vector of known size), and all the
     others, which come down to one ``allgather``, so that a rank that failed always knows what the next one is.
@@ -228,7 +228,7 @@ class Sync:
         Returns
         -------
         tuple of float, float, int
-            Sums of weights, of weighted losses, and of data. If :attr:`stopped` is set now, they mean nothing.
+            Sums of weights, of weighted losses, and of data. If ``stopped`` is set now, they mean nothing.
         """
         self._keep_signal()
         silent = self.leaving or not n_live

@@ -219,7 +219,7 @@ class Loop:
         self._run_to(batches, self.start_step + n)
 
     def run_to_step(self, batches: Iterable[Any], step: int) -> None:
-        """:meth:`run_steps` until :attr:`step` is so much; nothing if it is that or more already."""
+        """:meth:`run_steps` until ``step`` is so much; nothing if it is that or more already."""
         self._begin()
         self._run_to(batches, step)
 

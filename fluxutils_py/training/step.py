@@ -52,7 +52,7 @@ class WindowStep:
     accumulate : int
         Windows per step of the optimizer.
     threads : Threads, optional
-        Threads at work, over which each window's series are divided; see :class:`Replicas`.
+        Threads at work, over which each window's series are divided.
     sync : Sync, optional
         The ranks that train together, each on its part of every window; see :class:`Sync`. None: this process alone.
 

@@ -38,7 +38,7 @@ class Trigger:
     Notes
     -----
     Who runs a trigger calls :meth:`start` before the first step of a run, :meth:`fires` exactly once after every step,
-    and :meth:`fired` when the action is over. If :attr:`at_end` is true, the action is run once more after the last
+    and :meth:`fired` when the action is over. If ``at_end`` is true, the action is run once more after the last
     step, unless it ran at that step.
 
     Subclasses define ``_due(at)``, and what they remember in ``_memory``: names of attributes that hold plain data.
