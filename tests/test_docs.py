@@ -1,0 +1,30 @@
+"""The pages of the documentation: their Python blocks run, page by page, each page as one program.
+
+A block of ``>>>`` lines is checked as a docstring's example is, any other is run. Shell commands and Julia are not.
+"""
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = page.read_text("utf-8")
+    names = {"__name__": page.stem}
+    for found in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        block, line = found[1], text[: found.start()].count("\n") + 1
+        if block.startswith(">>>"):
+            example = doctest.DocTestParser().get_doctest(block, names, page.name, str(page), line)
+            said: list[str] = []
+            doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=said.append, clear_globs=False)
+            assert not said, "".join(said)
+            names = example.globs
+        else:
+            exec(compile("\n" * line + block, page.name, "exec"), names)
