@@ -109,6 +109,7 @@ def test_lazily_conjugated_and_negated_tensors_are_written_as_they_read():
     given = torch.tensor([1 + 2j, 3 - 4j])
     assert back(given.conj()).tolist() == [1 - 2j, 3 + 4j]
     assert back(given.conj().imag).tolist() == [-2.0, 4.0]
+    assert back(torch.tensor([1 + 2j], dtype=torch.complex128).conj().imag).tolist() == [-2.0]
 
 
 def test_parameters_come_back_as_tensors_without_gradient():
