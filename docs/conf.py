@@ -8,10 +8,13 @@ name without its entry fails the build.
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+from docutils import nodes
+from sphinx import addnodes
 from sphinx.util import logging
 
 import fluxutils_py
@@ -21,7 +24,6 @@ author = copyright = "The fluxutils_py developers"
 version = release = fluxutils_py.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "numpydoc"]
-templates_path = ["_templates"]
 html_theme = "furo"
 html_title = "fluxutils_py"
 html_show_sourcelink = False
@@ -33,9 +35,10 @@ nitpick_ignore_regex = [("py:.*", r"(?!fluxutils_py).*Error|KeyboardInterrupt|(s
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
+# The quickstart is part of the README, whose links to files lead out of this folder; tests/test_docs.py looks at links
+suppress_warnings = ["myst.xref_missing"]
 
-autosummary_generate = True
-autosummary_ignore_module_all = False
+autosummary_generate = False
 autodoc_typehints = "none"  # docstrings say more: shapes and meanings
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False  # autodoc does
@@ -71,49 +74,69 @@ NAMES = public_names()
 ENTRIES = {entry for names in NAMES.values() for entry in names.values()}
 
 
-def page(module: ModuleType, names: dict[str, str]) -> str:
-    """The page of one public module: what it is, tables of what has its entry here, and links to what has not."""
+# What stands in a class for its users although another class wrote it; not what these base classes bring
+FOREIGN = (
+    "BaseEstimator BaseException ClassifierMixin Enum Module Optimizer RegressorMixin TransformerMixin ndarray tuple"
+)
+
+
+def module_page(module: ModuleType, names: dict[str, str]) -> str:
+    """What a module is, tables of what has its entry there, and links to what has not."""
     here = module.__name__
+    own = sorted((name for name, entry in names.items() if entry == f"{here}.{name}"), key=str.lower)
+    classes = [name for name in own if inspect.isclass(getattr(module, name))]
     lines = [here, "=" * len(here), "", f".. automodule:: {here}", "   :no-members:", "", f".. currentmodule:: {here}"]
-    own = [name for name, entry in names.items() if entry == f"{here}.{name}"]
-    kinds = {
-        "Classes": [name for name in own if inspect.isclass(getattr(module, name))],
-        "Functions": [name for name in own if not inspect.isclass(getattr(module, name))],
-    }
-    for title, members in kinds.items():
+    for title, members in {"Classes": classes, "Functions": [n for n in own if n not in classes]}.items():
         if members:
-            lines += ["", f".. rubric:: {title}", "", ".. autosummary::", "   :toctree: names", "   :nosignatures:", ""]
-            lines += [f"   {name}" for name in sorted(members, key=str.lower)]
+            lines += ["", f".. rubric:: {title}", "", ".. autosummary::", "   :nosignatures:", ""]
+            lines += [f"   {name}" for name in members]
     others = [entry for name, entry in sorted(names.items()) if name not in own]
     if others:
         lines += ["", ".. rubric:: Also here", "", ", ".join(f":py:obj:`~{entry}`" for entry in others)]
     return "\n".join([*lines, ""])
 
 
-def write(path: Path, text: str) -> None:
-    """Leave a file alone that says so already: Sphinx reads again what is newer than its last build."""
-    if not path.exists() or path.read_text() != text:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
+def name_page(entry: str) -> str:
+    """The entry of a class or function; not in the navigation, which would be as long on every page."""
+    module, _, name = entry.rpartition(".")
+    is_class = inspect.isclass(getattr(importlib.import_module(module), name))
+    lines = [":orphan:", "", name, "=" * len(name), "", f"Of :py:mod:`{module}`.", ""]
+    lines += [f".. currentmodule:: {module}", ""]
+    lines += [f".. auto{'class' if is_class else 'function'}:: {name}"]
+    if is_class:
+        lines += ["   :members:", "   :show-inheritance:", f"   :inherited-members: {', '.join(FOREIGN.split())}"]
+    return "\n".join([*lines, ""])
 
 
-API = Path(__file__).parent / "api"
+def write_reference(folder: Path) -> None:
+    """Write pages that have changed, since Sphinx reads those again, and remove those of names that are gone."""
+    pages = {folder / f"{module.__name__}.rst": module_page(module, names) for module, names in NAMES.items()}
+    pages |= {folder / "names" / f"{entry}.rst": name_page(entry) for entry in ENTRIES}
+    (folder / "names").mkdir(parents=True, exist_ok=True)
+    for path in set(folder.rglob("*.rst")) - set(pages):
+        path.unlink()
+    for path, text in pages.items():
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+
+
+write_reference(Path(__file__).parent / "api")
+
+
+# What a reference may say, and where it leads: the path of a public name in any module that offers it, or its bare name
+MEANT: dict[str, str] = {}
 for _module, _names in NAMES.items():
-    write(API / f"{_module.__name__}.rst", page(_module, _names))
-_expected = {module.__name__ for module in NAMES} | ENTRIES
-for _path in API.rglob("*.rst"):
-    if _path.stem not in _expected:
-        _path.unlink()  # of a name that is gone, from an earlier build
+    for _name, _entry in _names.items():
+        MEANT.setdefault(f"{_module.__name__}.{_name}", _entry)
+        MEANT.setdefault(_name, _entry)
 
 
 def entry_of(target: str) -> str | None:
-    """The entry that a reference means: a path by which a public name is offered, or the bare name."""
-    for module, names in NAMES.items():
-        for name, entry in names.items():
-            for spelling in (f"{module.__name__}.{name}", name):
-                if target == spelling or target.startswith(f"{spelling}."):
-                    return entry + target.removeprefix(spelling)
-    return None
+    """The entry that a reference means, a class's member by way of the class; None for other things."""
+    if target in MEANT:
+        return MEANT[target]
+    owner, _, member = target.rpartition(".")
+    return f"{MEANT[owner]}.{member}" if owner in MEANT else None
 
 
 def link(app, env, node, contnode):
@@ -121,14 +144,49 @@ def link(app, env, node, contnode):
     entry = entry_of(node["reftarget"]) if node.get("refdomain") == "py" else None
     if entry is None:
         return None
-    domain = env.get_domain("py")
-    return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", entry, node, contnode)
+
+    def to(target):
+        return env.get_domain("py").resolve_xref(env, node["refdoc"], app.builder, "obj", target, node, contnode)
+
+    found = to(entry)
+    if found is None and not node["refdoc"].startswith("api/"):  # a field of a dataclass, say, which has no entry
+        found = to(entry.rpartition(".")[0])
+    return found
+
+
+def link_names(app, doctree):
+    """Have code in the pages that is a public name, ``Estimator.fit`` or ``reset(model)``, lead to its entry.
+
+    Left alone is code that is a link already, and in the first column of tables, where names are of other systems.
+    """
+    if app.env.docname.startswith("api/"):
+        return
+    for code in list(doctree.findall(nodes.literal)):
+        target = re.fullmatch(r"([\w.]+)(?<!\.py)(\(.*\))?", code.astext())
+        first = nodes.entry in map(type, _parents(code)) and _column(code) == 0
+        if target and not first and not isinstance(code.parent, nodes.reference) and entry_of(target[1]):
+            options = {"refdomain": "py", "reftype": "obj", "reftarget": target[1], "refdoc": app.env.docname}
+            code.replace_self(addnodes.pending_xref("", code.deepcopy(), **options))
+
+
+def _parents(node):
+    while node.parent is not None:
+        node = node.parent
+        yield node
+
+
+def _column(node):
+    cell = next(p for p in _parents(node) if isinstance(p, nodes.entry))
+    return cell.parent.index(cell)
+
+
+FOLDED = ("fluxutils_py", "typing", "collections")
 
 
 def public_bases(app, name, obj, options, bases):
     """Base classes that a reader can look up: of this package, only those in the reference."""
     ids = {id(getattr(module, name)) for module, names in NAMES.items() for name in names}
-    bases[:] = [b for b in bases if not b.__module__.startswith(("fluxutils_py", "typing")) or id(b) in ids] or [object]
+    bases[:] = [b for b in bases if not b.__module__.startswith(FOLDED) or id(b) in ids] or [object]
 
 
 def skip(app, kind, name, obj, skip, options):
@@ -147,5 +205,6 @@ def complain_of_missing_names(app, env):
 def setup(app):
     app.connect("autodoc-process-bases", public_bases)
     app.connect("autodoc-skip-member", skip)
+    app.connect("doctree-read", link_names)
     app.connect("missing-reference", link)
     app.connect("env-check-consistency", complain_of_missing_names)

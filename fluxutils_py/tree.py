@@ -19,6 +19,18 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import ShapeError
 
+__all__ = [
+    "flatten_leading_axes",
+    "flatten_with_paths",
+    "leaves",
+    "map_tree",
+    "nested_vars_to_paths",
+    "split_leading_axis",
+    "summarize_shape",
+    "total_dimensionality",
+    "unshard",
+]
+
 IsLeaf = Callable[[Any], bool]
 
 

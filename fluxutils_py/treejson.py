@@ -27,6 +27,8 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.files import written_aside
 from fluxutils_py.tree import as_tensor, children, is_sequence, rebuilt
 
+__all__ = ["dump_pytree_json", "parse_pytree_json", "read_pytree_json", "write_pytree_json"]
+
 ARRAYS = ("__array__", "__tensor__", "__scalar__")
 MARKS = {*ARRAYS, "__float__", "__complex__", "__items__"}
 KEYS = (str, int, float, bool, type(None))

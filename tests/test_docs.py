@@ -4,10 +4,15 @@ A block of ``>>>`` lines is checked as a docstring's example is, any other is ru
 """
 
 import doctest
+import functools
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
+
+import fluxutils_py
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
@@ -28,3 +33,30 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
             names = example.globs
         else:
             exec(compile("\n" * line + block, page.name, "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_linked_files_exist(page):
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+        if "://" not in target:
+            assert (DOCS / target).exists(), target
+
+
+def public_names():
+    """What the package, its folders and its files list in ``__all__``."""
+    inner = [
+        importlib.import_module(f"fluxutils_py.{info.name}") for info in pkgutil.iter_modules(fluxutils_py.__path__)
+    ]
+    return {name: getattr(module, name) for module in [fluxutils_py, *inner] for name in getattr(module, "__all__", ())}
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.stem.startswith("from_")], ids=lambda page: page.stem)
+def test_names_in_tables_exist(page):
+    rows = re.findall(r"^\|(?: [^|]*(?:\\\|[^|]*)*)\| ([^|]*) \|", page.read_text("utf-8"), re.MULTILINE)
+    found = [name for cell in rows for name in re.findall(r"`([^`]+)`", cell)]
+    assert len(found) >= 6
+    known = public_names()
+    for name in found:
+        first, *rest = name.split(".")
+        assert first in known, name
+        assert functools.reduce(lambda thing, part: getattr(thing, part, None), rest, known[first]) is not None, name

@@ -74,7 +74,7 @@ class CronTab:
         action : callable
             ``action(state, ...)``
         name : str, optional
-            Of what it returns, in :attr:`results`, and of the hook. By default that of the function or class.
+            Of what it returns, in ``results``, and of the hook. By default that of the function or class.
         trigger : Trigger, optional
             Any of this package, such as ``EverySeconds(60)``.
         **times

@@ -81,7 +81,7 @@ class Hooks:
     def attach(self, hook: Any) -> None:
         """Add what a user gives as a callback.
 
-        A function ``f(loop)`` is called after every step. One with ``add_to(hooks)``, such as ``CronTab``, adds
+        A function ``f(loop)`` is called after every step. One with ``add_to(hooks)``, such as :class:`CronTab`, adds
         what it consists of by itself. Any other object is asked for any of ``on_start``, ``on_step``,
         ``on_epoch``, ``on_end``, ``on_close``, each called with the loop, and for ``name``, ``priority``, ``together``,
         and ``trigger``: when to call its ``on_step``.
