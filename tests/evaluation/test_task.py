@@ -249,7 +249,8 @@ def test_windows_carry_the_state_over_time():
     np.testing.assert_allclose(got, expected, atol=1e-12)
 
 
-def test_tensors_of_results_are_in_main_memory():
+def test_tensors_of_results_are_in_main_memory_and_know_no_gradients():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found = eval_batches(Calls(lambda batch: torch.ones(2, device=device)), "dev", [1])
-    assert found.values[0].device == torch.device("cpu")
+    found = eval_batches(Calls(lambda batch: {"p": [nn.Parameter(torch.ones(2, device=device))]}), "dev", [1])
+    p = found.values[0]["p"][0]
+    assert (p.device, p.requires_grad) == (torch.device("cpu"), False)
