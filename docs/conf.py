@@ -96,15 +96,25 @@ def module_page(module: ModuleType, names: dict[str, str]) -> str:
     return "\n".join([*lines, ""])
 
 
+def shown_bases(cls: type) -> list[type]:
+    """Base classes that a reader can look up: of this package, only those in the reference."""
+    public = {id(getattr(module, name)) for module, names in NAMES.items() for name in names}
+    within = ("fluxutils_py", "typing", "collections")
+    found = [b for b in cls.__bases__ if b is not object]
+    return [b for b in found if id(b) in public or not b.__module__.startswith(within)]
+
+
 def name_page(entry: str) -> str:
     """The entry of a class or function; not in the navigation, which would be as long on every page."""
     module, _, name = entry.rpartition(".")
-    is_class = inspect.isclass(getattr(importlib.import_module(module), name))
+    thing = getattr(importlib.import_module(module), name)
     lines = [":orphan:", "", name, "=" * len(name), "", f"Of :py:mod:`{module}`.", ""]
     lines += [f".. currentmodule:: {module}", ""]
-    lines += [f".. auto{'class' if is_class else 'function'}:: {name}"]
-    if is_class:
-        lines += ["   :members:", "   :show-inheritance:", f"   :inherited-members: {', '.join(FOREIGN.split())}"]
+    if inspect.isclass(thing):
+        lines += [f".. autoclass:: {name}", "   :members:", f"   :inherited-members: {', '.join(FOREIGN.split())}"]
+        lines += ["   :show-inheritance:"] * bool(shown_bases(thing))
+    else:
+        lines += [f".. autofunction:: {name}"]
     return "\n".join([*lines, ""])
 
 
@@ -180,13 +190,9 @@ def _column(node):
     return cell.parent.index(cell)
 
 
-FOLDED = ("fluxutils_py", "typing", "collections")
-
-
-def public_bases(app, name, obj, options, bases):
-    """Base classes that a reader can look up: of this package, only those in the reference."""
-    ids = {id(getattr(module, name)) for module, names in NAMES.items() for name in names}
-    bases[:] = [b for b in bases if not b.__module__.startswith(FOLDED) or id(b) in ids] or [object]
+def keep_shown_bases(app, name, obj, options, bases):
+    """What stands behind "Bases:"."""
+    bases[:] = shown_bases(obj)
 
 
 def skip(app, kind, name, obj, skip, options):
@@ -203,7 +209,7 @@ def complain_of_missing_names(app, env):
 
 
 def setup(app):
-    app.connect("autodoc-process-bases", public_bases)
+    app.connect("autodoc-process-bases", keep_shown_bases)
     app.connect("autodoc-skip-member", skip)
     app.connect("doctree-read", link_names)
     app.connect("missing-reference", link)
