@@ -267,6 +267,7 @@ class ThreadedSummaryWriter(Writer):
         if isinstance(max_workers, bool) or max_workers < 1:
             raise ValueError(f"max_workers must be at least 1, got {max_workers!r}")
         self.base_writer, self.wait_on_flush = base_writer, wait_on_flush
+        self.log_dir = getattr(base_writer, "log_dir", base_writer)
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix="summaries") for _ in range(max_workers)]
         self._failed: list[tuple[str, Exception]] = []
         self._life = Life(self.close)
@@ -277,7 +278,7 @@ class ThreadedSummaryWriter(Writer):
         return cls(SummaryWriter(log_dir, **options), max_workers, wait_on_flush)
 
     def _call(self, method: str, *args: Any, **options: Any) -> None:
-        self._life.require(getattr(self.base_writer, "log_dir", self.base_writer))
+        self._life.require(self.log_dir)
         values = [map_tree(as_of_now, arg) for arg in args]
         what = f"{args[0]!r}" if isinstance(args[0], str) else method
         thread = self._threads[hash(what) % len(self._threads)]
@@ -324,7 +325,8 @@ class ThreadedSummaryWriter(Writer):
         failed, self._failed = self._failed, []
         what, error = failed[0]
         others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise RuntimeError(f"summary {what} was not written{others}: {type(error).__name__}: {error}") from error
+        told = f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"summary {what} was not written to {self.log_dir}{others}: {told}") from error
 
 
 class Life:
