@@ -146,6 +146,16 @@ class Hooks:
         if failed is not None:
             raise failed
 
+    def require_one_clock(self) -> None:
+        """Raise ValueError if several ranks were to do something together at times on which their clocks differ."""
+        for entry in self._together["step"]:
+            trigger = getattr(getattr(entry.action, "__self__", None), "trigger", None)
+            if isinstance(trigger, Trigger) and trigger.by_clock:
+                raise ValueError(
+                    f"the hook {entry.name!r} is what all ranks do together, and their clocks differ: give it a "
+                    "trigger that goes by steps, such as ForEachNSteps(100)"
+                )
+
     def state_dict(self) -> dict[str, Any]:
         """What hooks and triggers remember, by the names of the hooks."""
         return {name: thing.state_dict() for name, thing in self._stateful.items()}
