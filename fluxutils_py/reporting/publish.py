@@ -15,6 +15,7 @@ import torch
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.reporting.summaries import SummaryCollector, active_collector, publish_train_intermediates
 from fluxutils_py.reporting.tables import number
+from fluxutils_py.tree import summarize_shape, total_dimensionality
 
 logger = logging.getLogger(__name__)
 
@@ -127,8 +128,8 @@ def publish_trainer_env_info(
     params = dict(state.model.named_parameters())
     devices = dict.fromkeys(str(p.device) for p in params.values())
     texts = {
-        "total_num_params": str(sum(p.numel() for p in params.values())),
-        "param_shape": "\n".join(f"{name}: {tuple(p.shape)} {p.dtype}" for name, p in params.items()),
+        "total_num_params": str(total_dimensionality(params)),
+        "param_shape": summarize_shape(params),
         "local_device": "\n".join(described(torch.device(d)) for d in devices),
         "trainer_argv": "\n".join(sys.argv),
         "process": f"rank {ranks.rank} of {ranks.size}, pid {os.getpid()} on {socket.gethostname()}",

@@ -105,10 +105,11 @@ class TensorBoard:
 
 
 def first_step(loop: Any) -> int:
-    """From which step on a run will write: what is there of it, and of later ones, it writes again."""
+    """From which step on a run will write: what is there of it, and of later ones, is not to be seen twice."""
     if loop.step == 0:
         return 0
-    # saved behind the last step of an epoch, but before its end, which is about to come
+    # Saved behind the last step of an epoch, before its end, which comes again: its record would be there twice. The
+    # price is what was written of that single step.
     ends = loop.n_epochs is not None and loop.epoch_step > 0 and loop.steps_per_epoch in (None, loop.epoch_step)
     return int(loop.step) + (not ends)
 

@@ -160,9 +160,9 @@ def test_what_is_trained_and_where_is_told(tmp_path, monkeypatch, accumulated, c
 
 
 SHAPES = [
-    "0.weight: (5, 3) torch.float32",
-    "0.bias: (5,) torch.float32",
-    "1.weight: (2, 5) torch.float32",
+    "0.weight: (5, 3) dtype=float32",
+    "0.bias: (5,) dtype=float32",
+    "1.weight: (2, 5) dtype=float32",
 ]
 
 

@@ -177,5 +177,7 @@ def test_a_summary_of_ones_own_says_how_it_is_written():
     class Silent(Summary):
         pass
 
-    with pytest.raises(NotImplementedError, match="^" + re.escape("Silent does not say how it is written: define write")):
+    with pytest.raises(
+        NotImplementedError, match="^" + re.escape("Silent does not say how it is written: define write")
+    ):
         publish_train_intermediates(NullSummaryWriter(), [Silent(1)], 1)

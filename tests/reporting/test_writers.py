@@ -267,7 +267,9 @@ threaded.add_histogram("empty", np.zeros(0), 1)
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=120)
-    told = f"RuntimeError: summary 'empty' was not written to {tmp_path}/threaded: ValueError: The input has no element."
+    told = (
+        f"RuntimeError: summary 'empty' was not written to {tmp_path}/threaded: ValueError: The input has no element."
+    )
     assert told in done.stderr
     for kind in ("plain", "threaded"):
         assert scalars(tmp_path / kind) == {"a": [(step, float(step)) for step in range(500)]}
