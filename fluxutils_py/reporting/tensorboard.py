@@ -13,6 +13,8 @@ from fluxutils_py.reporting.publish import PublishTrainingProgress
 from fluxutils_py.reporting.tables import number
 from fluxutils_py.reporting.writers import SummaryWriter, torch_writer
 
+SUFFIX = ".fit"  # of the files that are written here; others in the directory are let be
+
 
 class TensorBoard:
     """A hook that writes the curves of training for TensorBoard; ``callbacks=[TensorBoard("runs/a")]`` is all.
@@ -41,9 +43,10 @@ class TensorBoard:
 
     Notes
     -----
-    A directory has the curves of one training. One that goes on (from a checkpoint, ``partial_fit``, ``warm_start``)
-    goes on with the curves; what was written behind the checkpoint is hidden. One that begins anew hides what the
-    directory had. Nothing is deleted. With ``each_fit`` a fit that goes on has a directory for what it adds.
+    A directory shows the curves of one training. One that goes on (from a checkpoint, ``partial_fit``, ``warm_start``)
+    goes on with them; what an interrupted one wrote behind its checkpoint is replaced. One that begins anew sets aside
+    what earlier ones wrote there: their files are renamed, to ``events.out.earlier.*``, which TensorBoard does not
+    look at. With ``each_fit``, a fit that goes on has a directory for what it adds.
 
     Copies and pickles of it, as in clones of an estimator, know the directory only.
 
@@ -80,7 +83,10 @@ class TensorBoard:
         folder = own_folder(self.log_dir) if self.each_fit else self.log_dir
         folder.mkdir(parents=True, exist_ok=True)
         self._open.enter_context(held(folder))
-        self._writer = self._open.enter_context(SummaryWriter(folder, purge_step=first_step(loop)))
+        if loop.step == 0:
+            set_aside(folder)
+        writer = SummaryWriter(folder, purge_step=first_step(loop), filename_suffix=SUFFIX)
+        self._writer = self._open.enter_context(writer)
         self._progress = PublishTrainingProgress(self._writer)
         self._progress.on_start(loop)
         self._open.callback(self._progress.on_close, loop)
@@ -95,7 +101,7 @@ class TensorBoard:
     def on_epoch(self, loop: Any) -> None:
         if self._writer is not None:
             for name, value in loop.record.items():
-                if (found := number(value)) is not None:
+                if name != "epoch" and (found := number(value)) is not None:
                     self._writer.add_scalar(f"epoch/{name}", found, loop.step)
 
     def on_close(self, loop: Any) -> None:
@@ -104,14 +110,20 @@ class TensorBoard:
             opened.close()
 
 
-def first_step(loop: Any) -> int:
-    """From which step on a run will write: what is there of it, and of later ones, is not to be seen twice."""
+def first_step(loop: Any) -> int | None:
+    """From which step on a run that goes on will write: what is there of it and of later ones would be there twice."""
     if loop.step == 0:
-        return 0
+        return None
     # Saved behind the last step of an epoch, before its end, which comes again: its record would be there twice. The
     # price is what was written of that single step.
     ends = loop.n_epochs is not None and loop.epoch_step > 0 and loop.steps_per_epoch in (None, loop.epoch_step)
     return int(loop.step) + (not ends)
+
+
+def set_aside(folder: Path) -> None:
+    """Have TensorBoard not look at what earlier fits wrote. Not all of its readers heed a ``purge_step`` of 0."""
+    for path in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
+        path.rename(path.with_name(path.name.replace("tfevents", "earlier", 1)))
 
 
 def own_folder(root: Path) -> Path:

@@ -164,6 +164,8 @@ class SummaryWriter(Writer):
         TensorBoard is to hide what earlier files of the directory have for this step and later ones.
     auto_flush : bool
         Have each summary on disk when the call returns; else within some seconds.
+    filename_suffix : str
+        What the name of the file ends in.
 
     Raises
     ------
@@ -192,11 +194,14 @@ class SummaryWriter(Writer):
 
     flush_s = 5  # how long a summary may wait, so that whoever watches sees a run go on
 
-    def __init__(self, log_dir: Any, *, purge_step: int | None = None, auto_flush: bool = False) -> None:
+    def __init__(
+        self, log_dir: Any, *, purge_step: int | None = None, auto_flush: bool = False, filename_suffix: str = ""
+    ) -> None:
         self.log_dir, self.auto_flush = Path(log_dir), auto_flush
-        self._torch, self._life = self._opened(purge_step), Life(self.close)
+        self._torch = self._opened(purge_step=purge_step, flush_secs=self.flush_s, filename_suffix=filename_suffix)
+        self._life = Life(self.close)
 
-    def _opened(self, purge_step: int | None) -> Any:
+    def _opened(self, **options: Any) -> Any:
         """Torch's writer, of a file that sorts behind the others.
 
         Names begin with the second and end in a number that grows, but "10" sorts before "9".
@@ -204,7 +209,7 @@ class SummaryWriter(Writer):
         open_writer = torch_writer()
         while True:
             before = set(self.log_dir.glob("events.out.tfevents.*"))
-            writer = open_writer(self.log_dir, purge_step=purge_step, flush_secs=self.flush_s)
+            writer = open_writer(self.log_dir, **options)
             own = set(self.log_dir.glob("events.out.tfevents.*")) - before
             if not before or len(own) != 1 or min(own) > max(before) or second_of(max(before)) > time.time():
                 return writer

@@ -57,13 +57,13 @@ def test_the_curves_are_those_of_the_fit(tmp_path, scalars, trigger):
     found = scalars(tmp_path / "new" / "a")
     assert found["epoch/loss"] == curve(est.loss_curve_)
     assert found["epoch/validation_loss"] == curve(est.validation_loss_curve_)
-    for name in ("lr", "epoch", "window_loss", "seconds"):
+    for name in ("lr", "window_loss", "seconds"):
         assert found[f"epoch/{name}"] == curve([record[name] for record in est.history_])
     assert found["train/loss"] == losses.found[3::4]
     assert [step for step, _ in found["trainer/steps_per_sec"]] == [8, 12, 16, 20, 24]
     assert set(found) == {
-        "epoch/loss", "epoch/validation_loss", "epoch/lr", "epoch/epoch", "epoch/window_loss", "epoch/seconds",
-        "train/loss", "trainer/steps_per_sec",
+        "epoch/loss", "epoch/validation_loss", "epoch/lr", "epoch/window_loss", "epoch/seconds", "train/loss",
+        "trainer/steps_per_sec",
     }  # fmt: skip
 
 
@@ -178,13 +178,19 @@ def test_partial_fit_and_warm_start_go_on_with_the_curves(tmp_path, scalars):
 # -- several fits ----------------------------------------------------------------------------------------------------
 
 
-def test_a_fit_that_begins_anew_hides_the_earlier_one(tmp_path, scalars):
+def test_a_fit_that_begins_anew_sets_the_earlier_one_aside_and_nothing_else(tmp_path, scalars):
     make(TensorBoard(tmp_path, trigger=1)).fit(X, Y, validation_data=(XV, YV))
+    with SummaryWriter(tmp_path) as writer:
+        writer.add_scalar("mine", 0.5, 7)
+    (earlier,) = tmp_path.glob("*.fit")
+    content = earlier.read_bytes()
     est = make(TensorBoard(tmp_path, trigger=5), epochs=2).fit(X, Y)
     found = scalars(tmp_path)
+    assert found["mine"] == [(7, 0.5)]
     assert found["epoch/loss"] == curve(est.loss_curve_)
     assert [step for step, _ in found["train/loss"]] == [5, 10, 15]
-    assert found.get("epoch/validation_loss", []) == []
+    assert "epoch/validation_loss" not in found
+    assert (tmp_path / earlier.name.replace("tfevents", "earlier")).read_bytes() == content
 
 
 def test_two_fits_at_once_do_not_share_a_directory(tmp_path, scalars):
