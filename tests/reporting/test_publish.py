@@ -20,7 +20,8 @@ from fluxutils_py.reporting import (
     publish_trainer_env_info,
     sow,
 )
-from fluxutils_py.training import ForEachNSteps, InMemory, Loop, StepInfo, Trainer
+from fluxutils_py.reporting.summaries import active_collector
+from fluxutils_py.training import CronTab, ForEachNSteps, InMemory, Loop, StepInfo, Trainer
 
 
 class Written(NullSummaryWriter):
@@ -68,20 +69,18 @@ def test_loss_and_metrics_of_the_step_are_written_where_they_are_numbers():
     assert writer.found == {"train/loss": [(3, 0.25)], "train/accuracy": [(3, 0.5)]}
 
 
-def test_in_a_loop_of_ones_own_it_takes_what_is_collected_around_it():
+def test_in_a_table_of_actions_it_takes_what_is_collected_around_it():
     model, x = nn.Sequential(nn.Tanh(), Loud(3, 2)), torch.randn(7, 3)
-    state = SimpleNamespace(step=0, model=model)
-    publish, expected = PublishTrainingProgress(writer := Written()), []
+    state, expected = SimpleNamespace(step=0, model=model), []
+    cron = CronTab().schedule(PublishTrainingProgress(writer := Written()), step_interval=3)
     with collected_summaries():
-        for step in range(1, 7):
-            mean = model(x * step).mean().item()
-            state.step = step
-            if step % 3 == 0:
-                publish(state, StepInfo(0.5))
-                expected.append((step, mean))
-    publish(state, StepInfo(0.5))  # nobody collects
-    assert writer.found["summary/1/mean_output"] == expected
-    assert len(writer.found["train/loss"]) == 3
+        for state.step in range(1, 8):
+            expected.append((state.step, model(x * state.step).mean().item()))
+            cron.run(state, StepInfo(0.5))
+    state.step = 9
+    cron.run(state, StepInfo(0.5))  # nobody collects
+    assert writer.found["summary/1/mean_output"] == [expected[2], expected[5]]
+    assert writer.found["train/loss"] == [(3, 0.5), (6, 0.5), (9, 0.5)]
 
 
 def data():
@@ -119,8 +118,6 @@ def test_an_error_in_training_ends_the_collecting():
     loop.on_step("fail", fail)
     with pytest.raises(ZeroDivisionError):
         loop.run_epochs(data(), 1)
-    from fluxutils_py.reporting.summaries import active_collector
-
     assert active_collector() is None
 
 
