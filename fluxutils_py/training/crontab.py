@@ -97,7 +97,7 @@ class CronTab:
             trigger = when(**times)
         elif times:
             trigger = trigger | when(**times)
-        base = name or getattr(action, "__qualname__", type(action).__name__)
+        base = name or str(getattr(action, "__qualname__", type(action).__name__))
         names = (base if n == 1 else f"{base} ({n})" for n in range(1, len(taken) + 2))
         unique = next(n for n in names if n not in taken)
         priority, together = (_of(action, what, default) for what, default in (("priority", 0), ("together", False)))

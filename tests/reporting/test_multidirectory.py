@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from fluxutils_py.evaluation import MetricsEval
 from fluxutils_py.parallel import SoloComm
 from fluxutils_py.reporting import MultiDirectorySummaryWriter, NullSummaryWriter, SummaryWriter, ThreadedSummaryWriter
+from fluxutils_py.training import CronTab, InMemory, Loop, Trainer
 
 
 class Second(SoloComm):
@@ -108,6 +111,24 @@ def test_results_are_written_to_the_directories_of_their_names(tmp_path, scalars
     writer.close()
     assert scalars(tmp_path / "dev") == {"accuracy": [(10, 0.5), (20, 0.75)]}
     assert scalars(tmp_path / "test") == {"accuracy": [(10, 0.25), (20, 0.5)]}
+
+
+def test_evaluations_of_a_training_are_curves_of_their_datasets(tmp_path, scalars):
+    x = torch.randn(20, 3)
+    sets = {
+        name: InMemory(part, part.sum(1, keepdim=True), batchsize=4) for name, part in (("dev", x[:7]), ("test", x))
+    }
+    loop, found = Loop(Trainer(nn.Linear(3, 1), nn.MSELoss(), torch.optim.SGD)), []
+    with MultiDirectorySummaryWriter(tmp_path) as writer:
+        evaluate = MetricsEval({"mse": nn.MSELoss()}).make_cron_action(sets)
+        evaluate.add_result_processor(writer.as_result_processor())
+        evaluate.add_result_processor(lambda results, state: found.append((state.step, results)))
+        loop.hooks.attach(CronTab().schedule(evaluate, step_interval=3))
+        loop.run_epochs(InMemory(x, x.sum(1, keepdim=True), batchsize=8), 4)
+    for name in sets:
+        expected = [(step, np.float32(results[name].means["mse"])) for step, results in found]
+        assert scalars(tmp_path / name) == {"mse": expected}
+    assert [step for step, _ in found] == [3, 6, 9, 12]
 
 
 def test_all_directories_are_closed_also_if_one_fails(tmp_path, scalars, no_thread_stays):
