@@ -13,7 +13,12 @@ from typing import Any
 import torch
 
 from fluxutils_py.parallel import get_communicator
-from fluxutils_py.reporting.summaries import SummaryCollector, active_collector, publish_train_intermediates
+from fluxutils_py.reporting.summaries import (
+    SummaryCollector,
+    active_collector,
+    collected_summaries,
+    publish_train_intermediates,
+)
 from fluxutils_py.reporting.tables import number
 from fluxutils_py.tree import summarize_shape, total_dimensionality
 
@@ -84,8 +89,8 @@ class PublishTrainingProgress:
     def on_start(self, loop: Any) -> None:
         """A run begins: the time that has passed since an earlier one does not count."""
         self._last = None
-        if active_collector() is None:
-            self._collector = SummaryCollector(evaluation=False)
+        if loop.rank == 0 and active_collector() is None:
+            self._collector = collected_summaries()
             self._collector.__enter__()
 
     def on_step(self, loop: Any) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Self
 
@@ -99,22 +98,17 @@ def active_collector() -> SummaryCollector | None:
     return _active.get()
 
 
-@contextmanager
-def collected_summaries(*, evaluation: bool = False) -> Iterator[SummaryCollector]:
-    """Collect what models :func:`sow`, within a ``with``.
+def collected_summaries(*, evaluation: bool = False) -> SummaryCollector:
+    """Collect what models :func:`sow`, within ``with collected_summaries() as found:``.
+
+    ``found.take(model)`` gives the summaries by path. Of several that are nested the innermost collects.
 
     Parameters
     ----------
     evaluation : bool
         Whether modules in evaluation mode are listened to as well: else a validation in between would leave its own.
-
-    Yields
-    ------
-    SummaryCollector
-        ``take(model)`` gives the summaries by path.
     """
-    with SummaryCollector(evaluation) as collector:
-        yield collector
+    return SummaryCollector(evaluation)
 
 
 def sow(module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) -> None:
