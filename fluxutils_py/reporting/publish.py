@@ -42,8 +42,8 @@ class PublishTrainingProgress:
 
     Notes
     -----
-    Attached to a loop, or among the callbacks of an ``Estimator``, it collects what the model sows by itself. In a
-    ``CronTab``, or called as ``action(state, info)`` in a loop of one's own, it takes what is collected around it:
+    As a hook of a loop, also in a ``CronTab``, or among the callbacks of an ``Estimator``, it collects what the model
+    sows by itself. Called as ``action(state, info)`` in a loop of one's own, it takes what is collected around it:
     ``with collected_summaries(): ...``.
 
     Source: bobbin, which writes the speed and the summaries.
