@@ -44,7 +44,8 @@ class CronTab:
     Notes
     -----
     In a loop, actions whose ``together`` is true, such as ``RunEval`` and ``Checkpointer.save``, are what all ranks do
-    at once; they come after the others. ``priority`` is the action's own, lowest first, or 0. Source: ``CronTab`` of
+    at once; they come after the others. ``priority`` is the action's own, lowest first, or 0. Of an action that is an
+    object with ``on_start`` or ``on_close``, those are called around each run, as of any hook. Source: ``CronTab`` of
     bobbin, where a trigger that fires hides the step from the others of its row.
 
     Examples
@@ -144,6 +145,9 @@ class CronTab:
                 trigger=row.trigger,
                 together=row.together,
             )
+            for event in ("start", "close"):
+                if hasattr(row.action, f"on_{event}"):
+                    hooks.add(event, getattr(row.action, f"on_{event}"), name=row.name, priority=row.priority)
 
     def _noted(self, row: _Row) -> Callable[[Any], None]:
         def act(loop: Any) -> None:

@@ -166,6 +166,28 @@ def test_actions_that_ranks_do_together_come_last_by_priority_and_results_stay()
     assert order == ["alone", "called", "saved"] * 2
 
 
+def test_an_action_that_has_something_to_open_and_close_does_so_around_each_run():
+    class Opens:
+        def __init__(self):
+            self.seen = []
+
+        def on_start(self, loop):
+            self.seen.append("opened")
+
+        def __call__(self, loop):
+            self.seen.append(loop.step)
+
+        def on_close(self, loop):
+            self.seen.append("closed")
+
+    action = Opens()
+    loop = Loop(lambda batch: StepInfo(1.0))
+    loop.hooks.attach(CronTab().schedule(action, step_interval=2))
+    loop.run_epochs(range(3), 1)
+    loop.run_epochs(range(2), 1)
+    assert action.seen == ["opened", 2, "closed", "opened", 4, "closed"]
+
+
 def test_an_action_ends_training_with_stop_training():
     def enough(loop):
         raise StopTraining
