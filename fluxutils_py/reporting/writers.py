@@ -21,7 +21,7 @@ from fluxutils_py.tree import map_tree
 class Writer:
     """What all writers here have: torch's names, bobbin's names for the same, and ``with``.
 
-    Subclasses define :meth:`_call`, which does what a method of torch's ``SummaryWriter`` does, or has it done.
+    Subclasses define ``_call``, which does what a method of torch's ``SummaryWriter`` does, or has it done.
     Values are tensors on any device, arrays, or numbers, as of the moment of the call. Steps are counts, as those of
     ``loop.step``; ``walltime`` is by default the time of the call, in seconds since 1970.
     """
