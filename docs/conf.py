@@ -28,7 +28,8 @@ html_theme = "furo"
 html_title = "fluxutils_py"
 html_show_sourcelink = False
 html_copy_source = False
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
 nitpicky = True
 # Raises sections link every class they name; those of other packages have no page here
 nitpick_ignore_regex = [("py:.*", r"(?!fluxutils_py).*Error|KeyboardInterrupt|(sklearn|torch|numpy|h5py|enum)\..*")]
