@@ -38,7 +38,7 @@ def compare(name: str, report: Report, rounds: int, quick: bool, device: str) ->
     vectors: dict[str, Tensor] = {}
     seconds = interleaved(turns(contenders, data, shape, vectors), rounds)
     rows, off = outcome(seconds, vectors, BASE, data, shape)
-    report.add(Table(f"{name}: {shape}", COLUMNS, rows))
+    report.add(Table(f"{name}: {shape.training}", COLUMNS, rows))
     others = [c for c in off if off[c] > OTHER_WORK]
     if others:
         raise SystemExit(f"{name}: not the same work as {BASE}, by the MSE: {', '.join(others)}")

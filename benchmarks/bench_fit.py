@@ -38,7 +38,7 @@ from work import (
     Shape,
     by_fit,
     by_hand,
-    by_step,
+    loss_by_steps,
     make,
     outcome,
     step_loss,
@@ -59,8 +59,8 @@ def contenders(name: str) -> dict[str, Contender]:
     """What can be run here on a shape."""
     if name == STEPS:
         return {
-            BASE: partial(by_hand, run=by_step),
-            "fused again (A/A)": partial(by_hand, run=by_step),
+            BASE: partial(by_hand, loss=loss_by_steps),
+            "fused again (A/A)": partial(by_hand, loss=loss_by_steps),
             FIT: partial(by_fit, loss=step_loss),
             "Estimator.fit, n_jobs=2": partial(by_fit, loss=step_loss, n_jobs=2),
             "Estimator.fit, seqloss: whole windows": by_fit,
@@ -139,7 +139,8 @@ def compare(name: str, report: Report, rounds: int, quick: bool, memory: bool) -
 
     seconds = interleaved(by_turns, rounds, AT_MOST)
     rows, off = outcome(seconds, vectors, BASE, data, shape)
-    table = Table(f"{name}: {shape}", COLUMNS, rows)
+    calls = "; one call of the model per step" if name == STEPS else ""
+    table = Table(f"{name}: {shape.training}{calls}", COLUMNS, rows)
     if memory:
         table.columns = [*COLUMNS, "memory growth, MiB"]
         table.rows = [[*row, peak_memory(name, row[0])] for row in rows]

@@ -2,10 +2,11 @@
 
 ``fit`` on arrays in memory, in C order and in time-major memory, stopped after so many windows, each time in a process
 of its own; the window is always of 10 series x 100 steps x 4 features, LSTM(8), small enough to show what is around
-it. ``ms per window`` is the median time from one window's end to the next one's. ``before the first`` is all that
-happens once, from the call to the first window's end: building, and the search of arrays in memory for NaN, which goes
-through all of them. ``memory growth`` is that of the process at the peak of ``fit``, beside the size of the arrays
-(Linux only).
+it. ``ms per window`` is the median time from one window's end to the next one's. The shortest series have ten windows,
+which come round again and are in the processor's caches; the others' are new each time, which costs something once, but
+not more the longer they are. ``before the first`` is all that happens once, from the call to the first window's end:
+building, and the search of arrays in memory for NaN, which goes through all of them. ``memory growth`` is that of the
+process at the peak of ``fit``, beside the size of the arrays (Linux only).
 
     python benchmarks/bench_growth.py [--rounds 3] [--windows 300]
 """

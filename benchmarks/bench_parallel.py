@@ -165,7 +165,7 @@ def compare(name: str, report: Report, rounds: int, epochs: int, quick: bool) ->
 
     seconds = interleaved({c: partial(turn, c) for c in CONTENDERS}, rounds)
     table = Table(
-        f"{name}: {shape_of(name, epochs, 1, quick)}; batchsize and series per rank",
+        f"{name}: {shape_of(name, epochs, 1, quick).training}; batchsize and series per rank",
         ["contender", "speed (range)", "share of the time in collectives"],
     )
     for contender, taken in seconds.items():

@@ -31,8 +31,13 @@ class Shape:
     def __str__(self) -> str:
         return (
             f"F={self.n_features}, N={self.n_series}, T={self.n_steps}, LSTM({self.n_hidden}), b={self.batchsize}, "
-            f"s={self.seqsize}, {counted(self.epochs, 'epoch')}, float32, x in C order"
+            f"s={self.seqsize}, float32, x in C order"
         )
+
+    @property
+    def training(self) -> str:
+        """The shape, and how long it is trained."""
+        return f"{self}, {counted(self.epochs, 'epoch')}"
 
     def quick(self) -> Shape:
         """As little of it as has two groups of two windows each."""
@@ -85,14 +90,20 @@ def by_window(lstm: nn.LSTM, head: nn.Linear, xs: Tensor, state: State | None) -
     return head(h), state
 
 
-def by_step(lstm: nn.LSTM, head: nn.Linear, xs: Tensor, state: State | None) -> tuple[Tensor, State]:
-    """Outputs of a window in one call per step."""
-    outputs = []
-    for x in xs:
+def window_loss(lstm: nn.LSTM, head: nn.Linear, xs: Tensor, ys: Tensor, state: State | None) -> tuple[Tensor, State]:
+    """Mean squared error over a window in one call, and the state behind it."""
+    out, state = by_window(lstm, head, xs, state)
+    return F.mse_loss(out, ys), state
+
+
+def loss_by_steps(lstm: nn.LSTM, head: nn.Linear, xs: Tensor, ys: Tensor, state: State | None) -> tuple[Tensor, State]:
+    """The same in one call per step, as :func:`step_loss` does it."""
+    loss = xs.new_zeros(())
+    for x, y in zip(xs, ys, strict=True):
         h, state = lstm(x[None], state)
-        outputs.append(head(h[0]))
+        loss = loss + F.mse_loss(head(h[0]), y)
     assert state is not None
-    return torch.stack(outputs), state
+    return loss / len(xs), state
 
 
 def by_hand(
@@ -101,7 +112,7 @@ def by_hand(
     model: nn.Module,
     shape: Shape,
     fused: bool = True,
-    run: Callable[..., tuple[Tensor, State]] = by_window,
+    loss: Callable[..., tuple[Tensor, State]] = window_loss,
     device: str = "cpu",
     upfront: bool = True,
 ) -> Tensor:
@@ -117,10 +128,10 @@ def by_hand(
     for _ in range(shape.epochs):
         state = None
         for rows, steps in shape.places:
-            out, state = run(lstm, head, xs[steps, rows].to(device), None if steps.start == 0 else state)
-            loss = F.mse_loss(out, ys[steps, rows].to(device))
+            window = (v[steps, rows].to(device) for v in (xs, ys))
+            error, state = loss(lstm, head, *window, None if steps.start == 0 else state)
             opt.zero_grad()
-            loss.backward()
+            error.backward()
             opt.step()
             state = (state[0].detach(), state[1].detach())
     return net2vec(model).cpu()

@@ -32,7 +32,7 @@ def test_contenders_end_with_the_same_weights(module, shape):
         "fit": work.by_fit(*data, shape),
         "not fused": work.by_hand(*data, shape, fused=False),
         "windows sent": work.by_hand(*data, shape, upfront=False),
-        "by step": work.by_hand(*data, shape, run=work.by_step),
+        "by step": work.by_hand(*data, shape, loss=work.loss_by_steps),
         "fit by step": work.by_fit(*data, shape, loss=work.step_loss),
     }
     apart = {name: work.apart(vector, whole, shape) for name, vector in others.items()}
