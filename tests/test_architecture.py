@@ -29,6 +29,7 @@ FLOORS = [
     "parallel",
     "nn",
     "data",
+    "treejson",
     "tree",
     "optim",
     "audience",
@@ -39,7 +40,7 @@ FLOORS = [
 # Beyond the order above: what a part may not import although it lies further down.
 NEIGHBOURS_APART = {
     "nn": {"data"},  # torch only, no data
-    "data": {"optim", "tree"},  # NumPy and h5py only: these import torch
+    "data": {"optim", "tree", "treejson"},  # NumPy and h5py only: these import torch
 }
 
 # Libraries that only some parts may import (files by path inside the package, folders with a slash at the end).

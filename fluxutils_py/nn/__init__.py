@@ -11,6 +11,7 @@ from fluxutils_py.nn.recurrent import GRU, LSTM, RNN, Recur, bare_recurrent, wra
 from fluxutils_py.nn.stacks import FLSTM, HFGRU, MGU, SGRU, SMGU
 from fluxutils_py.nn.states import (
     batch_dims,
+    evaluating,
     loadstates,
     mark,
     marked,
@@ -55,6 +56,7 @@ __all__ = [
     "contract",
     "dpsigmoid",
     "dptanh",
+    "evaluating",
     "ffnn",
     "gradients",
     "gradinfo",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -126,6 +127,32 @@ def restore(m: Any, kept: Sequence[State | None]) -> None:
     for r, state in zip(recurs(m), kept, strict=True):
         r.reset()
         r.state = state
+
+
+@contextmanager
+def evaluating(m: Any) -> Iterator[None]:
+    """Inside, a model is in evaluation mode and there are no gradients; then its modes and states are as before.
+
+    Examples
+    --------
+    >>> from torch import nn
+    >>> m = nn.Sequential(nn.Dropout(0.5), nn.ReLU().eval())
+    >>> with evaluating(m):
+    ...     print(m(torch.ones(2)))
+    tensor([1., 1.])
+    >>> [layer.training for layer in m.modules()]
+    [True, True, False]
+    """
+    m = module_of(m)
+    kept, modes = snapshot(m), [(layer, layer.training) for layer in m.modules()]
+    try:
+        m.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for layer, mode in modes:
+            layer.training = mode
+        restore(m, kept)
 
 
 def mark(m: Any, steps: int) -> None:

@@ -5,6 +5,7 @@ from fluxutils_py.training.batches import Batch, TensorBatches
 from fluxutils_py.training.callbacks import cb, cby, history_table
 from fluxutils_py.training.checkpoint import read_file, write_file
 from fluxutils_py.training.checkpointer import Checkpointer
+from fluxutils_py.training.crontab import CronTab
 from fluxutils_py.training.dataset import Dataset, InMemory, Map, Minibatch, ReadAhead, Take, as_dataset, as_minibatch
 from fluxutils_py.training.functional import autotrain, itrain, ptrain, train, ttrain
 from fluxutils_py.training.hooks import Hooks, StopTraining
@@ -19,7 +20,10 @@ from fluxutils_py.training.metrics import (
     sparse_categorical_accuracy,
 )
 from fluxutils_py.training.randomness import Randomness
+from fluxutils_py.training.state import TrainState
 from fluxutils_py.training.step import WindowStep, mean_loss
+from fluxutils_py.training.task import BaseTrainTask, TrainTask
+from fluxutils_py.training.taskstep import TaskStep
 from fluxutils_py.training.trainer import Mode, Trainer
 from fluxutils_py.training.triggers import (
     AnyOf,
@@ -46,8 +50,10 @@ __all__ = [
     "AtFirstNSteps",
     "AtFirstNStepsOfProcess",
     "AtNthStep",
+    "BaseTrainTask",
     "Batch",
     "Checkpointer",
+    "CronTab",
     "Dataset",
     "EMAMetric",
     "EarlyStopping",
@@ -77,7 +83,10 @@ __all__ = [
     "StopTraining",
     "StreamState",
     "Take",
+    "TaskStep",
     "TensorBatches",
+    "TrainState",
+    "TrainTask",
     "Trainer",
     "Trigger",
     "Validation",

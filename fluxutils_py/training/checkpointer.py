@@ -125,8 +125,13 @@ class Checkpointer:
         return self
 
     def save(self, loop: Any) -> Path:
-        """Save everything that is tracked; an action for hooks, too (``together``, where there are several ranks)."""
-        sync = loop.sync
+        """Save everything that is tracked; an action for hooks, too (``together``, where there are several ranks).
+
+        Of a :class:`Loop`, or of what else has ``step``, such as a :class:`TrainState`: then as one process alone.
+        """
+        if not self.tracked:
+            raise ValueError("nothing is tracked: name what to save, such as track(model=model, optimizer=optimizer)")
+        sync = getattr(loop, "sync", None) or Sync()
         sync.share()  # an error or the wish to stop of one rank is known to all from here on
         own = sync.attempt(self._states, not sync.solo and sync.rank > 0)
         _, *others = [own] if sync.solo else sync.share(None if sync.rank == 0 else own)
@@ -146,8 +151,9 @@ class Checkpointer:
             for name, thing in self.tracked.items()
             if isinstance(thing, nn.Module)
         }
-        metrics = {k: v for k, v in loop.info.metrics.items() if isinstance(v, int | float)}
-        metrics = {"loss": loop.info.loss, **metrics}
+        info = getattr(loop, "info", None)
+        numbers = {} if info is None else {"loss": info.loss, **info.metrics}
+        metrics = {k: v for k, v in numbers.items() if v is None or isinstance(v, int | float)}
         return self.write(state, loop.step, metrics=metrics, trainable=trainable, others=others)
 
     def restore(self, sync: Sync | None = None) -> bool:

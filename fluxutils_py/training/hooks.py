@@ -55,9 +55,13 @@ class Hooks:
         name: str | None = None,
         priority: float = 0,
         trigger: Trigger | None = None,
-        together: bool = False,
+        together: bool | None = None,
     ) -> None:
-        """Have ``action(loop)`` called at ``event``; with a trigger, for event ``step``, only when it fires."""
+        """Have ``action(loop)`` called at ``event``; with a trigger, for event ``step``, only when it fires.
+
+        Whether it is ``together``, an action may say itself, as an attribute.
+        """
+        together = getattr(action, "together", False) if together is None else together
         name = name or getattr(action, "__name__", None) or repr(action)
         if trigger is None:
             self._add(event, action, name, priority, together)
@@ -137,6 +141,8 @@ class Hooks:
             try:
                 entry.action(loop)
             except StopTraining:
+                if loop.sync.agreed:  # raised within what ranks do together, which it ended: an error on the others
+                    raise
                 loop.stop()
             except Exception as error:
                 error.add_note(f"raised by the on_{event} hook {entry.name!r}")
@@ -145,6 +151,16 @@ class Hooks:
                 failed = failed or error
         if failed is not None:
             raise failed
+
+    def require_one_clock(self) -> None:
+        """Raise ValueError if several ranks were to do something together at times on which their clocks differ."""
+        for entry in self._together["step"]:
+            trigger = getattr(getattr(entry.action, "__self__", None), "trigger", None)
+            if isinstance(trigger, Trigger) and trigger.by_clock:
+                raise ValueError(
+                    f"the hook {entry.name!r} is what all ranks do together, and their clocks differ: give it a "
+                    "trigger that goes by steps, such as ForEachNSteps(100)"
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """What hooks and triggers remember, by the names of the hooks."""

@@ -69,7 +69,8 @@ class Loop:
     Attributes
     ----------
     step : int
-        Steps completed so far, over all runs.
+        Steps completed so far, over all runs. If the step is an object that counts its steps in ``step``, it goes on
+        from there.
     loop_step : int
         The step under way, counted from 0: in step hooks one less than ``step``, after a run the same.
     epoch : int
@@ -129,8 +130,9 @@ class Loop:
         if self.step_fn is not step:
             self.hooks.attach(step)
         self.model = getattr(step, "model", None)
-        self.step = self.loop_step = self.epoch = self.epoch_step = 0
-        self.start_step = self._start_epoch = 0
+        made = getattr(step, "step", 0)
+        self.step = self.loop_step = self.start_step = made if isinstance(made, int) else 0
+        self.epoch = self.epoch_step = self._start_epoch = 0
         self.end_step: int | None = None
         self.info = StepInfo(None, 0)
         self.record: dict[str, Any] = {}
@@ -255,6 +257,8 @@ class Loop:
         sync, self._running = self.sync, True
         try:
             sync.attempt(self.hooks.require_all)
+            if not sync.solo:
+                sync.attempt(self.hooks.require_one_clock)
             sync.attempt(self.hooks.run, "start", self)
             sync.share()
             yield

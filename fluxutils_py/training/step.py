@@ -13,6 +13,7 @@ from fluxutils_py.data import Window
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn import (
     SeqLoss,
+    evaluating,
     gradients,
     mark,
     marked,
@@ -317,29 +318,22 @@ def mean_loss(model: nn.Module, loss: Loss, batches: Iterable[Batch], sync: Sync
 
     The training state, the mode, and the gradients of the model are as before.
     """
-    kept, modes = snapshot(model), [(m, m.training) for m in model.modules()]
     found: list[tuple[float, float, int]] = []  # of each window: loss, share among the ranks, live steps
     like, always = next(model.parameters()), needs_weights(loss)
-    try:
-        model.eval()
-        with torch.no_grad():
-            for batch in batches:
-                w = batch.window
-                found.append((0.0, 0.0, 0))
-                if not len(w.place.rows):
-                    continue
-                if w.place.first:
-                    reset(model)
-                if w.n_live == 0 or not w.place.counts:
-                    run_window(model, batch.x)
-                    continue
-                ws = unit_weights(batch, like) if batch.w is None and always else batch.w
-                value = call_loss(loss, model, batch.x, batch.y, ws).item()
-                found[-1] = value, loss_share(loss, batch, w.n_live), w.n_live
-    finally:
-        for m, mode in modes:
-            m.training = mode
-        restore(model, kept)
+    with evaluating(model):
+        for batch in batches:
+            w = batch.window
+            found.append((0.0, 0.0, 0))
+            if not len(w.place.rows):
+                continue
+            if w.place.first:
+                reset(model)
+            if w.n_live == 0 or not w.place.counts:
+                run_window(model, batch.x)
+                continue
+            ws = unit_weights(batch, like) if batch.w is None and always else batch.w
+            value = call_loss(loss, model, batch.x, batch.y, ws).item()
+            found[-1] = value, loss_share(loss, batch, w.n_live), w.n_live
     adds_up = isinstance(loss, SeqLoss) and loss.divisors(()) is None
     total, n_live = 0.0, 0
     for parts in zip(*(Sync() if sync is None else sync).share(found), strict=True):

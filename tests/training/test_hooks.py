@@ -217,3 +217,19 @@ def test_an_error_while_closing_does_not_hide_the_first():
     with pytest.raises(IndexError) as caught:
         loop.run_epochs("a", 1)
     assert isinstance(caught.value.__context__, ZeroDivisionError)
+
+
+def test_an_action_may_say_itself_that_ranks_do_it_together():
+    done = []
+
+    class Together:
+        together = True
+
+        def __call__(self, loop):
+            done.append("together")
+
+    loop = Loop(lambda batch: StepInfo(1.0))
+    loop.on_step("together", Together(), priority=-5)
+    loop.on_step("alone", lambda loop: done.append("alone"), priority=5)
+    loop.run_steps([1], 1)
+    assert done == ["alone", "together"]

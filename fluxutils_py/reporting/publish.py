@@ -1,0 +1,152 @@
+"""How training goes, and where it runs, for a writer of summaries."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fluxutils_py.parallel import get_communicator
+from fluxutils_py.reporting.summaries import (
+    SummaryCollector,
+    active_collector,
+    collected_summaries,
+    publish_train_intermediates,
+)
+from fluxutils_py.reporting.tables import number
+from fluxutils_py.tree import summarize_shape, total_dimensionality
+
+logger = logging.getLogger(__name__)
+
+
+class PublishTrainingProgress:
+    """An action that writes the loss and the metrics of the step, the speed, and what the model has sown.
+
+    Tags are ``train/loss``, ``train/<metric>``, ``trainer/steps_per_sec`` (since the last time that it acted, so not
+    at the first), and ``summary/<path>/<name>`` for each :func:`sow`. Only rank 0 writes.
+
+    Parameters
+    ----------
+    writer : Writer
+        Of this package or of torch.
+    trigger : Trigger, optional
+        As a hook of a loop: after which steps. None: after all.
+    clock : callable
+        Returns seconds.
+
+    Notes
+    -----
+    Attached to a loop, or among the callbacks of an ``Estimator``, it collects what the model sows by itself. In a
+    ``CronTab``, or called as ``action(state, info)`` in a loop of one's own, it takes what is collected around it:
+    ``with collected_summaries(): ...``.
+
+    Source: bobbin, which writes the speed and the summaries.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> class Printer:
+    ...     def add_scalar(self, *args):
+    ...         print(args)
+    >>> times = iter([1000.0, 1010.0])
+    >>> publish = PublishTrainingProgress(Printer(), clock=lambda: next(times))
+    >>> publish(SimpleNamespace(step=10, model=None))
+    >>> publish(SimpleNamespace(step=133, model=None), SimpleNamespace(loss=0.5, metrics={"accuracy": 0.75}))
+    ('trainer/steps_per_sec', 12.3, 133)
+    ('train/loss', 0.5, 133)
+    ('train/accuracy', 0.75, 133)
+    """
+
+    name, priority = "training progress", 50  # after what other hooks do to the step
+
+    def __init__(self, writer: Any, *, trigger: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.writer, self.trigger, self.clock = writer, trigger, clock
+        self._last: tuple[int, float] | None = None
+        self._collector: SummaryCollector | None = None
+
+    def __call__(self, state: Any, info: Any = None) -> None:
+        if getattr(state, "rank", 0):
+            return
+        step, now = state.step, self.clock()
+        if self._last is not None and step > self._last[0] and now > self._last[1]:
+            self.writer.add_scalar("trainer/steps_per_sec", (step - self._last[0]) / (now - self._last[1]), step)
+        self._last = step, now
+        info = getattr(state, "info", None) if info is None else info
+        if info is not None:
+            for name, value in {"loss": info.loss, **info.metrics}.items():
+                if (found := number(value)) is not None:
+                    self.writer.add_scalar(f"train/{name}", found, step)
+        collector = active_collector()
+        if collector is not None and state.model is not None:
+            publish_train_intermediates(self.writer, collector.take(state.model), step)
+
+    def on_start(self, loop: Any) -> None:
+        """A run begins: the time that has passed since an earlier one does not count."""
+        self._last = None
+        if loop.rank == 0 and active_collector() is None:
+            self._collector = collected_summaries()
+            self._collector.__enter__()
+
+    def on_step(self, loop: Any) -> None:
+        self(loop)
+
+    def on_close(self, loop: Any) -> None:
+        if self._collector is not None:
+            self._collector.__exit__()
+            self._collector = None
+
+
+def publish_trainer_env_info(
+    writer: Any,
+    state: Any,
+    *,
+    prefix: str = "trainer/diagnosis/",
+    also_do_logging: bool = True,
+    loglevel: int = logging.INFO,
+) -> None:
+    """Write as text what is trained, and where: for a look at it years later.
+
+    Parameters
+    ----------
+    writer : Writer
+        Of this package or of torch.
+    state : TrainState or Loop
+        With ``step`` and ``model``. Of several ranks the first writes.
+    prefix : str
+        Of the tags ``total_num_params``, ``param_shape``, ``local_device``, ``trainer_argv`` and ``process``.
+    also_do_logging : bool
+        Log the texts as well, at ``loglevel``.
+
+    Notes
+    -----
+    Source: bobbin, where the prefix comes twice.
+    """
+    ranks = getattr(state, "sync", None) or get_communicator("auto")
+    if ranks.rank:
+        return
+    params = dict(state.model.named_parameters())
+    devices = dict.fromkeys(str(p.device) for p in params.values())
+    texts = {
+        "total_num_params": str(total_dimensionality(params)),
+        "param_shape": summarize_shape(params),
+        "local_device": "\n".join(described(torch.device(d)) for d in devices),
+        "trainer_argv": "\n".join(sys.argv),
+        "process": f"rank {ranks.rank} of {ranks.size}, pid {os.getpid()} on {socket.gethostname()}",
+    }
+    for name, text in texts.items():
+        writer.add_text(prefix + name, "\n".join(f"    {line}" for line in text.splitlines()), state.step)
+        if also_do_logging:
+            logger.log(loglevel, "%s: %s", name, text)
+
+
+def described(device: torch.device) -> str:
+    """A device, and what is behind it."""
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)

@@ -1,0 +1,405 @@
+"""Writers of summaries for TensorBoard: one family, over torch's."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from torch import Tensor
+
+from fluxutils_py.tree import map_tree
+
+
+class Writer:
+    """What all writers here have: torch's names, bobbin's names for the same, and ``with``.
+
+    Subclasses define :meth:`_call`, which does what a method of torch's ``SummaryWriter`` does, or has it done.
+    Values are tensors on any device, arrays, or numbers, as of the moment of the call. Steps are counts, as those of
+    ``loop.step``; ``walltime`` is by default the time of the call, in seconds since 1970.
+    """
+
+    def _call(self, method: str, *args: Any, **options: Any) -> None:
+        """Have ``method`` of torch's writer called. The first argument is the tag, but for ``add_hparams``."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Have on disk what was written; nothing after :meth:`close`."""
+
+    def close(self) -> None:
+        """Finish the files. A second call does nothing; writing after it is a ValueError."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # -- torch's names -------------------------------------------------------------------------------
+
+    def add_scalar(self, tag: str, scalar_value: Any, global_step: Any = None, walltime: Any = None) -> None:
+        """A number; kept as float32, as TensorBoard does."""
+        self._call("add_scalar", tag, scalar_value, global_step, walltime=now(walltime))
+
+    def add_scalars(
+        self, main_tag: str, tag_scalar_dict: Mapping[str, Any], global_step: Any = None, walltime: Any = None
+    ) -> None:
+        """Several numbers for one plot; each gets a directory of its own, below this writer's."""
+        self._call("add_scalars", main_tag, dict(tag_scalar_dict), global_step, walltime=now(walltime))
+
+    def add_image(
+        self, tag: str, img_tensor: Any, global_step: Any = None, walltime: Any = None, dataformats: str = "CHW"
+    ) -> None:
+        """An image: floats from 0 to 1, or uint8; its axes are as ``dataformats`` says, such as ``"HW"``."""
+        self._call("add_image", tag, img_tensor, global_step, walltime=now(walltime), dataformats=dataformats)
+
+    def add_images(
+        self, tag: str, img_tensor: Any, global_step: Any = None, walltime: Any = None, dataformats: str = "NCHW"
+    ) -> None:
+        """Several images, side by side in one."""
+        self._call("add_images", tag, img_tensor, global_step, walltime=now(walltime), dataformats=dataformats)
+
+    def add_figure(
+        self, tag: str, figure: Any, global_step: Any = None, close: bool = True, walltime: Any = None
+    ) -> None:
+        """A matplotlib figure, drawn now; it need not come from pyplot, and if it does, is closed there."""
+        self.add_image(tag, rendered(figure, close), global_step, walltime, dataformats="HWC")
+
+    def add_histogram(
+        self, tag: str, values: Any, global_step: Any = None, bins: Any = "tensorflow", walltime: Any = None
+    ) -> None:
+        """How values are distributed; any shape, at least one."""
+        self._call("add_histogram", tag, values, global_step, bins=bins, walltime=now(walltime))
+
+    def add_audio(
+        self, tag: str, snd_tensor: Any, global_step: Any = None, sample_rate: int = 44100, walltime: Any = None
+    ) -> None:
+        """Sound of one channel, (L,) or (1, L), from -1 to 1."""
+        self._call("add_audio", tag, snd_tensor, global_step, sample_rate=sample_rate, walltime=now(walltime))
+
+    def add_text(self, tag: str, text_string: str, global_step: Any = None, walltime: Any = None) -> None:
+        """Text, shown as Markdown."""
+        self._call("add_text", tag, text_string, global_step, walltime=now(walltime))
+
+    def add_tensor(self, tag: str, tensor: Any, global_step: Any = None, walltime: Any = None) -> None:
+        """A tensor, for other programs to read."""
+        self._call("add_tensor", tag, tensor, global_step, walltime=now(walltime))
+
+    def add_hparams(
+        self,
+        hparam_dict: dict[str, Any],
+        metric_dict: dict[str, Any],
+        hparam_domain_discrete: dict[str, list[Any]] | None = None,
+        run_name: str | None = None,
+        global_step: Any = None,
+    ) -> None:
+        """Hyper-parameters (numbers, strings, truth values) and what came of them.
+
+        They go to the directory ``run_name`` below this writer's, named after the time if None.
+        """
+        self._call("add_hparams", hparam_dict, metric_dict, hparam_domain_discrete, run_name, global_step)
+
+    # -- bobbin's names, which are flax's ------------------------------------------------------------
+
+    def scalar(self, tag: str, value: Any, step: Any) -> None:
+        """:meth:`add_scalar`"""
+        self.add_scalar(tag, value, step)
+
+    def image(self, tag: str, image: Any, step: Any, max_outputs: int = 3) -> None:
+        """An image (H, W) or (H, W, C), or of a batch (N, H, W, C) the first ``max_outputs``, side by side."""
+        if image.ndim == 4:
+            self.add_images(tag, image[:max_outputs], step, dataformats="NHWC")
+        else:
+            self.add_image(tag, image, step, dataformats="HWC"[: image.ndim])
+
+    def audio(self, tag: str, audiodata: Any, step: Any, sample_rate: int = 44100) -> None:
+        """:meth:`add_audio`"""
+        self.add_audio(tag, audiodata, step, sample_rate)
+
+    def histogram(self, tag: str, values: Any, step: Any, bins: Any = None) -> None:
+        """:meth:`add_histogram`"""
+        self.add_histogram(tag, values, step, "tensorflow" if bins is None else bins)
+
+    def text(self, tag: str, textdata: str, step: Any) -> None:
+        """:meth:`add_text`"""
+        self.add_text(tag, textdata, step)
+
+    def write(self, tag: str, tensor: Any, step: Any) -> None:
+        """:meth:`add_tensor`"""
+        self.add_tensor(tag, tensor, step)
+
+    def hparams(self, hparams: dict[str, Any]) -> None:
+        """:meth:`add_hparams`, without results, into this writer's directory itself."""
+        self.add_hparams(hparams, {}, run_name=".")
+
+
+class NullSummaryWriter(Writer):
+    """A writer that writes nothing: for ranks other than the first, and to switch summaries off.
+
+    >>> NullSummaryWriter().add_scalar("loss", 0.5, 1)
+    """
+
+    def _call(self, method: str, *args: Any, **options: Any) -> None:
+        pass
+
+    def add_figure(self, *args: Any, **options: Any) -> None:
+        pass  # without drawing it
+
+
+class SummaryWriter(Writer):
+    """Write event files into a directory, by torch's ``SummaryWriter``.
+
+    Parameters
+    ----------
+    log_dir : str or path-like
+        Is made if need be.
+    purge_step : int, optional
+        TensorBoard is to hide what earlier files of the directory have for this step and later ones.
+    auto_flush : bool
+        Have each summary on disk when the call returns; else within some seconds.
+    filename_suffix : str
+        What the name of the file ends in.
+
+    Raises
+    ------
+    ImportError
+        Without TensorBoard.
+    ValueError
+        When written to after :meth:`close`.
+    RuntimeError
+        When written to in a process that was forked from the one that made it: its file belongs to that one.
+
+    Notes
+    -----
+    TensorBoard reads the files of a directory in the order of their names; this one's comes after those that are there.
+    A writer that was not closed is closed when the program ends.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    >>> folder = tempfile.mkdtemp()
+    >>> with SummaryWriter(folder) as writer:
+    ...     writer.add_scalar("loss", 0.5, 1)
+    >>> [(e.step, e.value) for e in EventAccumulator(folder).Reload().Scalars("loss")]
+    [(1, 0.5)]
+    """
+
+    flush_s = 5  # how long a summary may wait, so that whoever watches sees a run go on
+
+    def __init__(
+        self, log_dir: Any, *, purge_step: int | None = None, auto_flush: bool = False, filename_suffix: str = ""
+    ) -> None:
+        self.log_dir, self.auto_flush = Path(log_dir), auto_flush
+        self._torch = self._opened(purge_step=purge_step, flush_secs=self.flush_s, filename_suffix=filename_suffix)
+        self._life = Life(self.close)
+
+    def _opened(self, **options: Any) -> Any:
+        """Torch's writer, of a file that sorts behind the others.
+
+        Names begin with the second and end in a number that grows, but "10" sorts before "9".
+        """
+        open_writer = torch_writer()
+        while True:
+            before = set(self.log_dir.glob("events.out.tfevents.*"))
+            writer = open_writer(self.log_dir, **options)
+            own = set(self.log_dir.glob("events.out.tfevents.*")) - before
+            if not before or len(own) != 1 or min(own) > max(before) or second_of(max(before)) > time.time():
+                return writer
+            writer.close()
+            min(own).unlink()
+            time.sleep(max(second_of(max(before)) + 1 - time.time(), 0.01))
+
+    def _call(self, method: str, *args: Any, **options: Any) -> None:
+        self._life.require(self.log_dir)
+        getattr(self._torch, method)(*args, **options)
+        if self.auto_flush:
+            self._torch.flush()
+
+    def flush(self) -> None:
+        if self._life:
+            self._torch.flush()
+
+    def close(self) -> None:
+        if self._life.ends():
+            self._torch.close()
+
+
+class ThreadedSummaryWriter(Writer):
+    """Write summaries in other threads: a call returns as soon as values are copied to main memory.
+
+    What is written is as of the call: tensors and arrays are copied, figures drawn, the time taken. Summaries of one
+    tag are written in the order of the calls.
+
+    Parameters
+    ----------
+    base_writer : Writer or torch.utils.tensorboard.SummaryWriter
+        Is written to by the threads only, and closed with this one.
+    max_workers : int
+        Threads. Each tag belongs to one of them, so between tags the order may change; with one it does not.
+    wait_on_flush : bool
+        Whether :meth:`flush` returns when everything is on disk. False: it is put in line like the rest.
+
+    Raises
+    ------
+    RuntimeError
+        By :meth:`flush` and :meth:`close`, if summaries could not be written since the last of these; it names the
+        first. Also when written to in a process that was forked from the one that made it, where the threads are not.
+    ValueError
+        When written to after :meth:`close`.
+
+    Notes
+    -----
+    One that was not closed is closed when the program ends. Source: bobbin, where the errors of threads are lost.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with ThreadedSummaryWriter.open(tempfile.mkdtemp()) as writer:
+    ...     value = np.zeros(3)
+    ...     writer.add_histogram("zeros", value, 1)
+    ...     value += 1  # too late
+    """
+
+    def __init__(self, base_writer: Any, max_workers: int = 1, wait_on_flush: bool = False) -> None:
+        if isinstance(max_workers, bool) or max_workers < 1:
+            raise ValueError(f"max_workers must be at least 1, got {max_workers!r}")
+        self.base_writer, self.wait_on_flush = base_writer, wait_on_flush
+        self.log_dir = getattr(base_writer, "log_dir", base_writer)
+        self._threads = [ThreadPoolExecutor(1, thread_name_prefix="summaries") for _ in range(max_workers)]
+        self._failed: list[tuple[str, Exception]] = []
+        self._life = Life(self.close)
+
+    @classmethod
+    def open(cls, log_dir: Any, max_workers: int = 1, wait_on_flush: bool = False, **options: Any) -> Self:
+        """One for a directory; options are those of :class:`SummaryWriter`."""
+        return cls(SummaryWriter(log_dir, **options), max_workers, wait_on_flush)
+
+    def _call(self, method: str, *args: Any, **options: Any) -> None:
+        self._life.require(self.log_dir)
+        values = [map_tree(as_of_now, arg) for arg in args]
+        what = f"{args[0]!r}" if isinstance(args[0], str) else method
+        thread = self._threads[hash(what) % len(self._threads)]
+        thread.submit(self._attempt, what, getattr(self.base_writer, method), *values, **options)
+
+    def flush(self) -> None:
+        if self._life:
+            done = self._after_all("flush", self.base_writer.flush)
+            if self.wait_on_flush:
+                done.result()
+            self._tell()
+
+    def close(self) -> None:
+        if self._life.ends():
+            try:
+                self._after_all("close", self.base_writer.close).result()
+            except RuntimeError:  # the program ends: the threads have ended before, after all that waited
+                self._attempt("close", self.base_writer.close)
+            for thread in self._threads:
+                thread.shutdown()
+            self._tell()
+
+    def _after_all(self, what: str, call: Callable[[], Any]) -> Future[None]:
+        """Have a call done by the first thread, after all that wait."""
+        others = [thread.submit(int) for thread in self._threads[1:]]
+
+        def last() -> None:
+            for other in others:
+                other.result()
+            self._attempt(what, call)
+
+        return self._threads[0].submit(last)
+
+    def _attempt(self, what: str, call: Callable[..., Any], *args: Any, **options: Any) -> None:
+        try:
+            call(*args, **options)
+        except Exception as error:
+            self._failed.append((what, error))
+
+    def _tell(self) -> None:
+        """Raise what has failed since this was last asked."""
+        if not self._failed:
+            return
+        failed, self._failed = self._failed, []
+        what, error = failed[0]
+        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        told = f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"summary {what} was not written to {self.log_dir}{others}: {told}") from error
+
+
+class Life:
+    """Whether a writer is open, in the process that made it; it is closed when the program ends."""
+
+    def __init__(self, close: Callable[[], Any]) -> None:
+        self.close, self.pid, self.open = close, os.getpid(), True
+        atexit.register(close)
+
+    def __bool__(self) -> bool:
+        return self.open and self.pid == os.getpid()
+
+    def require(self, where: Any) -> None:
+        """Raise if nothing can be written any more."""
+        if not self.open:
+            raise ValueError(f"the writer of {where} is closed; open another to write more")
+        if self.pid != os.getpid():
+            raise RuntimeError(
+                f"the writer of {where} belongs to process {self.pid}, from which this one was forked; open another "
+                "in the process that is to write"
+            )
+
+    def ends(self) -> bool:
+        """Whether it was open until now."""
+        there, self.open = bool(self), False
+        atexit.unregister(self.close)
+        return there
+
+
+def as_of_now(value: Any) -> Any:
+    """A value that nobody else will change, in main memory."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    return np.array(value) if isinstance(value, np.ndarray) else value
+
+
+def now(walltime: float | None) -> float:
+    """The time that was given, or that it is."""
+    return time.time() if walltime is None else walltime
+
+
+def second_of(path: Path) -> int:
+    """When an event file was opened, as its name says; 0 if it does not."""
+    text = path.name.removeprefix("events.out.tfevents.").split(".")[0]
+    return int(text) if text.isdigit() else 0
+
+
+def torch_writer() -> Any:
+    """Torch's class of writers, which needs TensorBoard."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter as TorchWriter
+    except ImportError as error:
+        raise ImportError(
+            'writing for TensorBoard needs the package tensorboard: pip install "fluxutils_py[tensorboard]"'
+        ) from error
+    return TorchWriter
+
+
+def rendered(figure: Any, close: bool = False) -> np.ndarray:
+    """A matplotlib figure as an image (H, W, 3) of uint8; without a display, and whatever backend is in use."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    shown_by, canvas = figure.canvas, FigureCanvasAgg(figure)
+    try:
+        canvas.draw()
+        image = np.asarray(canvas.buffer_rgba())[..., :3].copy()
+    finally:
+        figure.set_canvas(shown_by)
+    if close and "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close(figure)
+    return image

@@ -1,0 +1,268 @@
+"""Trees as JSON: what is written comes back with the same dtypes, shapes and values, bit for bit.
+
+The text is JSON by the standard, without bare NaN. Dicts, modules (their ``state_dict``), dataclasses and named tuples
+are objects, lists and tuples are lists, and arrays are objects as bobbin writes them::
+
+    {"__array__": true, "dtype": "float32", "data": [[1.0, "NaN"], [0.5, "-Infinity"]]}
+
+with ``__tensor__`` or ``__scalar__`` in its place for tensors and NumPy scalars, the ``shape`` beside if there is no
+element to tell it, pairs for complex numbers, and a NaN that is not the usual one as ``"NaN:"`` and its bits. A dict
+with keys that are no strings (numbers, booleans, None), or with one of these names as a key, is a list of pairs,
+``{"__items__": [[key, value], ...]}``. The order of keys is kept, where flax sorts them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fluxutils_py.errors import LoadError
+from fluxutils_py.files import written_aside
+from fluxutils_py.tree import as_tensor, children, is_sequence, rebuilt
+
+ARRAYS = ("__array__", "__tensor__", "__scalar__")
+MARKS = {*ARRAYS, "__float__", "__complex__", "__items__"}
+KEYS = (str, int, float, bool, type(None))
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def dump_pytree_json(tree: Any) -> str:
+    """A tree as JSON text, in one line.
+
+    Parameters
+    ----------
+    tree : Any
+        Dicts, lists, tuples, named tuples, dataclasses and modules, with None, strings, Python's numbers, and arrays,
+        tensors and NumPy scalars of numbers, booleans or text.
+
+    Raises
+    ------
+    TypeError
+        Naming the path of a value or key of another kind. ``numpy.longdouble`` is another kind too.
+
+    Notes
+    -----
+    Source: ``dump_pytree_json`` of bobbin, which loses the dtype of 0-d arrays and the shape of empty ones.
+
+    Examples
+    --------
+    >>> dump_pytree_json({"x": np.array([1, 2]), "y": None})
+    '{"x": {"__array__": true, "dtype": "int64", "data": [1, 2]}, "y": null}'
+    """
+    return json.dumps(_stored(tree, ""), allow_nan=False)
+
+
+def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
+    """The tree that :func:`dump_pytree_json` wrote.
+
+    Parameters
+    ----------
+    text : str or bytes
+        What bobbin wrote is read too, bare NaN included; its lists are dicts.
+    template : Any
+        A tree of the structure that is expected, whose values do not matter. Containers come back as those of the
+        template: named tuples, tuples, dataclasses (without a call of their ``__init__``); a dict for a module, to
+        give to ``load_state_dict``. Dtypes and shapes are the text's. An array comes back as a tensor where the
+        template has one. None stands for anything, an empty dict, list or tuple for one of any length.
+
+    Returns
+    -------
+    Any
+        Without a template, containers are dicts and lists. Tensors are in main memory.
+
+    Raises
+    ------
+    LoadError
+        If the text is malformed, or its structure is not the template's; the message has the path.
+
+    Examples
+    --------
+    >>> text = dump_pytree_json({"x": (1, 2.5)})
+    >>> parse_pytree_json(text), parse_pytree_json(text, {"x": (0, 0)})
+    ({'x': [1, 2.5]}, {'x': (1, 2.5)})
+    """
+    try:
+        stored = json.loads(text)
+    except ValueError as error:
+        raise LoadError(f"not JSON: {error}") from error
+    return _fitted(_restored(stored, ""), template, "")
+
+
+def write_pytree_json(path: str | os.PathLike[str], tree: Any) -> None:
+    """Write a tree to a file, which is then whole or not there; see :func:`dump_pytree_json`."""
+    text = dump_pytree_json(tree)
+    with written_aside(path) as f:
+        f.write(text.encode("ascii"))
+
+
+def read_pytree_json(path: str | os.PathLike[str], template: Any = None) -> Any:
+    """Read a tree from a file; see :func:`parse_pytree_json`. FileNotFoundError if it is missing."""
+    text = Path(path).read_bytes()
+    try:
+        return parse_pytree_json(text, template)
+    except LoadError as error:
+        raise LoadError(f"{os.fspath(path)}: {error}") from error
+
+
+def _stored(value: Any, path: str) -> Any:
+    """What stands for a value in JSON."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        found = _data(torch.tensor(value, dtype=torch.float64))
+        return found if isinstance(found, float) else {"__float__": found}
+    if type(value) is complex:
+        return {"__complex__": _data(torch.tensor(value, dtype=torch.complex128))}
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return _stored_array(value, path)
+    held = children(value)
+    if held is None:
+        raise TypeError(f"{path or 'the tree'}: JSON cannot hold a value of {type(value)}; leave it out or convert it")
+    if is_sequence(value):
+        return [_stored(item, f"{path}/{i}") for i, item in held.items()]
+    for key in held:
+        if type(key) not in KEYS or (type(key) is float and not np.isfinite(key)):
+            raise TypeError(f"{path or 'the tree'}: JSON cannot hold the key {key!r} of {type(key)}; use a string")
+    entries = {key: _stored(item, f"{path}/{key}") for key, item in held.items()}
+    if all(type(key) is str for key in entries) and MARKS.isdisjoint(entries):
+        return entries
+    return {"__items__": [[key, item] for key, item in entries.items()]}
+
+
+def _stored_array(value: Any, path: str) -> dict[str, Any]:
+    kind = "__tensor__" if isinstance(value, Tensor) else "__array__" if isinstance(value, np.ndarray) else "__scalar__"
+    if not isinstance(value, Tensor) and value.dtype.kind == "U":
+        dtype, shape, data = value.dtype.str, value.shape, value.tolist()
+    else:
+        try:
+            tensor = as_tensor(value)
+            data = None if tensor is None else _data(tensor)
+        except (TypeError, RuntimeError):  # what torch has no dtype or no plain memory for
+            tensor = None
+        if tensor is None:
+            raise TypeError(f"{path or 'the tree'}: JSON cannot hold {type(value)} of {value.dtype}; convert it")
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    stored = {kind: True, "dtype": dtype, "data": data}
+    return stored if np.prod(shape) else {**stored, "shape": list(shape)}
+
+
+def _data(tensor: Tensor) -> Any:
+    """Elements as nested lists, those that JSON has no number for as text."""
+    if tensor.is_complex():
+        return _data(torch.view_as_real(tensor.resolve_conj()))
+    if not tensor.is_floating_point():
+        return tensor.tolist()
+    tensor = tensor.contiguous().resolve_neg()
+    values, bits = tensor.double().numpy(), _bits(tensor)
+    found = values.astype(object)
+    found[np.isposinf(values)], found[np.isneginf(values)] = "Infinity", "-Infinity"
+    nan = np.isnan(values)
+    usual = _bits(torch.tensor([float("nan")], dtype=torch.float64).to(tensor.dtype))[0]
+    found[nan] = ["NaN" if b == usual else f"NaN:{b:x}" for b in bits[nan]]
+    return found.tolist()
+
+
+def _bits(tensor: Tensor) -> np.ndarray:
+    """A view of floating-point numbers as unsigned integers."""
+    return tensor.view(BITS[tensor.itemsize]).numpy().view(f"u{tensor.itemsize}")
+
+
+def _restored(stored: Any, path: str) -> Any:
+    """What JSON stands for, with dicts and lists as containers."""
+    if isinstance(stored, list):
+        return [_restored(item, f"{path}/{i}") for i, item in enumerate(stored)]
+    if not isinstance(stored, dict):
+        return stored
+    marks = MARKS & stored.keys()
+    if not marks:
+        return {key: _restored(item, f"{path}/{key}") for key, item in stored.items()}
+    mark = marks.pop()
+    try:
+        if mark == "__items__":
+            return {key: _restored(item, f"{path}/{key}") for key, item in stored[mark]}
+        if mark in ARRAYS:
+            return _restored_array(mark, stored)
+        return _tensor(stored[mark], getattr(torch, {"__float__": "float64", "__complex__": "complex128"}[mark])).item()
+    except LoadError:  # of something further inside, which names its path
+        raise
+    except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+        raise LoadError(f"{path or 'the tree'}: malformed {mark}: {error}") from error
+
+
+def _restored_array(kind: str, stored: dict[str, Any]) -> Any:
+    if not {kind, "dtype", "data"} <= stored.keys() <= {kind, "dtype", "data", "shape"}:
+        raise TypeError(f"expected dtype, data and perhaps shape, got {sorted(stored.keys() - {kind})}")
+    dtype, data, shape = stored["dtype"], stored["data"], stored.get("shape")
+    if isinstance(dtype, str) and dtype[1:2] == "U":
+        texts = _elements(data, (str,))
+        array = (texts if shape is None else texts.reshape(shape)).astype(dtype)
+    else:
+        tensor = _tensor(data, getattr(torch, dtype, None), shape)
+        if kind == "__tensor__":
+            return tensor
+        array = tensor.numpy()
+    return array if kind == "__array__" else array[()]
+
+
+def _tensor(data: Any, dtype: Any, shape: list[int] | None = None) -> Tensor:
+    """The inverse of :func:`_data`."""
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError("not a dtype of torch")
+    if dtype.is_complex:
+        pairs = _tensor(data, dtype.to_real(), None if shape is None else [*shape, 2])
+        return torch.view_as_complex(pairs)
+    if not dtype.is_floating_point:
+        found = _elements(data, (bool,) if dtype is torch.bool else (int,))
+        with np.errstate(over="raise"):
+            tensor = torch.from_numpy(np.array(found.tolist(), dtype=str(dtype).removeprefix("torch.")))
+        return tensor if shape is None else tensor.reshape(shape)
+    found = _elements(data, (float, int, str))
+    texts = {i: item for i, item in enumerate(found.flat) if isinstance(item, str)}
+    for i, text in texts.items():
+        found.flat[i] = float(text.partition(":")[0])
+    tensor = torch.from_numpy(found.astype(np.float64)).to(dtype)
+    for i, text in texts.items():
+        if text.startswith("NaN:"):
+            _bits(tensor.reshape(-1))[i] = int(text[4:], 16)
+    return tensor if shape is None else tensor.reshape(shape)
+
+
+def _elements(data: Any, kinds: tuple[type, ...]) -> np.ndarray:
+    """Nested lists as an array of objects, which must be of these kinds."""
+    found = np.array(data, dtype=object)
+    for item in found.flat:
+        if type(item) not in kinds:
+            raise TypeError(f"expected {' or '.join(k.__name__ for k in kinds)} in lists of one length, got {item!r}")
+    return found
+
+
+def _fitted(found: Any, template: Any, path: str) -> Any:
+    """What was found, in the containers of the template."""
+    if template is None:
+        return found
+    held, there = children(template), children(found)
+    if held is None or there is None:
+        if held is not there:
+            raise LoadError(f"{path or 'the tree'}: expected {_told(template)} as in the template, got {_told(found)}")
+        wanted = isinstance(template, Tensor) and isinstance(found, np.ndarray | np.generic)
+        return as_tensor(found) if wanted and found.dtype.kind != "U" else found
+    anything = not held and (is_sequence(template) or isinstance(template, Mapping))
+    if isinstance(found, list) is not is_sequence(template) or not (anything or there.keys() == held.keys()):
+        raise LoadError(f"{path or 'the tree'}: expected {_told(template)} as in the template, got {_told(found)}")
+    if anything:
+        return tuple(found) if isinstance(template, tuple) else found
+    return rebuilt(template, (_fitted(there[key], value, f"{path}/{key}") for key, value in held.items()))
+
+
+def _told(node: Any) -> str:
+    held = children(node)
+    if held is None:
+        return "a leaf"
+    return f"a list of {len(held)}" if is_sequence(node) else f"the keys {list(held)}"
