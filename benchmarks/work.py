@@ -186,7 +186,7 @@ def outcome(
             name,
             spread(ratios(taken, seconds[base])),
             f"{median(taken):.3f}",
-            f"{mse[name]:.6f}",
+            f"{mse[name]:.4e}",
             f"{apart(vectors[name], vectors[base], shape):.1e}",
         ]
         for name, taken in seconds.items()
