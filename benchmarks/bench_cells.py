@@ -5,51 +5,22 @@ shows the median and the range of those, and how many times longer the steps tak
 rounds). ``LSTM again`` is the A/A control. Before anything is timed, outputs and gradients of a layer's window must be
 those of its steps, to rounding.
 
+*FLSTM, autograd* computes the input projection of all steps in one product and leaves the steps to autograd, *FLSTM,
+scripted* is the same through ``torch.jit.script``: they were tried for the layers and lost, see EXPERIMENTS.md.
+
     OMP_NUM_THREADS=1 python benchmarks/bench_cells.py [--rounds 9] [--shapes small large]
-
-Besides, of FLSTM, ways that were tried for the recurrent part and lost:
-
-- *autograd*: the input projection of all steps in one product, the steps recorded by autograd;
-- *scripted*: the same through ``torch.jit.script``, which torch 2.13 deprecates (and whose warning is an error in the
-  tests), so it would have had to win by much.
-
-``torch.compile`` needs a C++ compiler where it runs, and was not tried. The layers compute all steps' share of the
-gradients at once and write steps into their place, see ``fluxutils_py/nn/scan.py``. Keeping units in rows and series in
-columns there, so that a gate is one piece of memory, was as fast (ratio to this layout 0.95 small, 0.96 large: no more
-than chance) and needs copies at both ends. In the large shape most of the time is in torch's matrix products,
-which are half as fast as those of the library behind ``nn.LSTM``: of a cell with as many products, 2 is about the
-least that can be had.
-
-Medians of 15 rounds, 1 thread of a busy machine (A/A control 0.95 small, 0.97 large; single rounds were up to 2.4 and
-1.2), as ratio to ``nn.LSTM``, of windows and of steps:
-
-| | small: window | steps | steps / window | large: window | steps | steps / window |
-|---|---|---|---|---|---|---|
-| ``nn.GRU`` | 4.6 | | | 2.1 | | |
-| FLSTM | 3.3 | 22.5 | 6.4 | 2.3 | 6.2 | 2.6 |
-| FLSTM, autograd | 18.3 | | | 6.1 | | |
-| FLSTM, scripted | 12.7 | | | 4.8 | | |
-| SGRU | 2.8 | 14.9 | 5.3 | 1.6 | 4.0 | 2.4 |
-| MGU | 2.7 | 11.0 | 4.1 | 1.3 | 3.3 | 2.4 |
-| SMGU | 2.5 | 10.0 | 4.2 | 1.3 | 3.2 | 2.6 |
-| HFGRU | 2.4 | 6.0 | 2.4 | 1.9 | 2.4 | 1.3 |
-
-So no cell is as fast as ``nn.LSTM``; all are faster than ``nn.GRU`` in the small shape, and all but FLSTM in the large.
-HFGRU gains little in the large shape: its sigmoid and tanh are the exact ones, whose cost no layout takes away.
 """
 
 from __future__ import annotations
 
-import argparse
-import platform
-import statistics
-import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
+from common import Report, Table, interleaved, median, parse, parser, ratios, spread, stopwatch
 from torch import Tensor, nn
 
 from fluxutils_py.nn import FLSTM, HFGRU, MGU, SGRU, SMGU, psigmoid, ptanh
@@ -175,40 +146,28 @@ def compare(shape: Shape, rounds: int) -> dict[str, list[float]]:
     found = contenders(shape)
     for _ in range(3):  # scripts are compiled on their first runs
         check(found)
-    seconds: dict[str, list[float]] = {name: [] for name in found}
-    names = list(found)
-    for r in range(rounds):
-        for name in names[r % len(names) :] + names[: r % len(names)]:
-            repeats = 1 if "," in name else 4
-            began = time.perf_counter()
-            for _ in range(repeats):
-                found[name]()
-            seconds[name].append((time.perf_counter() - began) / repeats)
-    return seconds
+
+    def turn(name: str) -> float:
+        repeats = 1 if "," in name else 4
+        return stopwatch(lambda: [found[name]() for _ in range(repeats)]) / repeats
+
+    return interleaved({name: partial(turn, name) for name in found}, rounds)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    args = parser.parse_args()
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, Python "
-          f"{platform.python_version()}, {args.rounds} rounds\n")  # fmt: skip
+    made = parser(__doc__, rounds=9)
+    made.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    args = parse(made)
+    report = Report(__doc__, args)
     for name in args.shapes:
-        seconds = compare(SHAPES[name], args.rounds)
-        print(f"{name}: {SHAPES[name]}\n")
-        print("| contender | ratio to nn.LSTM (range) | ms | its steps / its window |")
-        print("|---|---|---|---|")
+        shape = replace(SHAPES[name], n_series=5, n_steps=7) if args.quick else SHAPES[name]
+        seconds = compare(shape, args.rounds)
+        table = Table(f"{name}: {shape}", ["contender", "ratio to nn.LSTM (range)", "ms", "its steps / its window"])
         for contender, taken in seconds.items():
-            ratios = [a / b for a, b in zip(taken, seconds[BASE], strict=True)]
-            gain = ""
-            if (steps := f"{contender}, steps") in seconds:
-                gain = f"{statistics.median(a / b for a, b in zip(seconds[steps], taken, strict=True)):.1f}"
-            print(
-                f"| {contender} | {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) "
-                f"| {1e3 * statistics.median(taken):.2f} | {gain} |"
-            )
-        print(flush=True)
+            steps = seconds.get(f"{contender}, steps")
+            gain = f"{median(ratios(steps, taken)):.1f}" if steps else ""
+            table.rows.append([contender, spread(ratios(taken, seconds[BASE])), f"{1e3 * median(taken):.2f}", gain])
+        report.add(table)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
 """ETTh1, all seven series, the next 24 hours: a stateful LSTM through the public API against published forecasts.
 
-    python benchmarks/bench_etth1.py --data ../shared/data/ETTh1.csv
-
 Hourly data of an electricity transformer (Zhou et al., Informer, AAAI 2021; file from github.com/zhouhaoyi/ETDataset).
 The common protocol: 12, 4 and 4 months of 30 days for training, validation and test, standardised with the training
 months, every start in the test months scored on all series and hours. The LSTM sees how each series changed against
 the day before, and learns by how much the next 24 hours will differ from the last 24: the seasonal naive forecast is
-what it gives when it outputs zero. One CPU thread, float32. Prints a markdown table; fails unless the mean MSE of the
-seeds is below LIMIT.
+what it gives when it outputs zero. One CPU thread, float32, a seed per round. Fails unless the mean MSE of the seeds is
+below LIMIT.
+
+    python benchmarks/bench_etth1.py --data ETTh1.csv [--rounds 3]
 """
 
-import argparse
 import functools
 import sys
 import time
 
 import numpy as np
 import torch
+from common import Report, Table, parse, parser
 from torch import nn
 
 from fluxutils_py import Estimator, Spec
@@ -87,29 +87,35 @@ def errors(forecast, truth):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", required=True, help="ETTh1.csv, from github.com/zhouhaoyi/ETDataset")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    args = parser.parse_args()
+    made = parser(__doc__, rounds=3)
+    made.add_argument("--data", required=True, help="ETTh1.csv, from github.com/zhouhaoyi/ETDataset")
+    args = parse(made)
     torch.set_num_threads(1)
+    report = Report(__doc__, args)
 
     x, naive, truth = arrays(read(args.data))
-    print(f"ETTh1, {C} series, horizon {H}, {TRAIN}/{VAL - TRAIN}/{TEST - VAL} hours, torch {torch.__version__}\n")
-    print("| forecast | MSE | MAE | seconds | epochs |\n|---|---|---|---|---|")
+    table = Table(
+        f"ETTh1, {C} series, horizon {H}, {TRAIN}/{VAL - TRAIN}/{TEST - VAL} hours",
+        ["forecast", "MSE", "MAE", "seconds", "epochs"],
+    )
     for name, (mse, mae) in PUBLISHED.items():
-        print(f"| {name}, published | {mse:.3f} | {mae:.3f} | | |")
+        table.rows.append([f"{name}, published", f"{mse:.3f}", f"{mae:.3f}", "", ""])
     mse, mae = errors(naive, truth)
-    print(f"| seasonal naive, 24 h | {mse:.4f} | {mae:.4f} | | |")
+    table.rows.append(["seasonal naive, 24 h", f"{mse:.4f}", f"{mae:.4f}", "", ""])
     results = []
-    for seed in args.seeds:
+    for seed in range(args.rounds):
         began = time.perf_counter()
         est, residual = run(seed, x, truth - naive)
         seconds = time.perf_counter() - began
         mse, mae = errors(naive + residual, truth)
         results.append((mse, mae, seconds))
-        print(f"| fluxutils_py, seed {seed} | {mse:.4f} | {mae:.4f} | {seconds:.0f} | {est.n_iter_} |", flush=True)
+        table.rows.append(
+            [f"fluxutils_py, seed {seed}", f"{mse:.4f}", f"{mae:.4f}", f"{seconds:.0f}", str(est.n_iter_)]
+        )
     mse, mae, seconds = np.mean(results, 0)
-    print(f"| **fluxutils_py, mean of {len(results)}** | **{mse:.4f}** | **{mae:.4f}** | {seconds:.0f} | |")
+    name = f"**fluxutils_py, mean of {len(results)}**"
+    table.rows.append([name, f"**{mse:.4f}**", f"**{mae:.4f}**", f"{seconds:.0f}", ""])
+    report.add(table)
     if mse >= LIMIT:
         sys.exit(f"mean MSE {mse:.4f} is not below {LIMIT}")
 

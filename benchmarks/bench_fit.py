@@ -1,182 +1,205 @@
-"""How long ``Estimator.fit`` takes beside a hand-written PyTorch loop that does the same work.
+"""How long ``Estimator.fit`` takes beside a hand-written PyTorch loop and other libraries that do the same work.
 
-Contenders start from the same weights, see the same windows in the same order, and must end with the same weights (to
-rounding) and the same loss. They run interleaved in rounds; every round gives ratios to the loop with fused AdamW, and
-the table shows the median and the range of those. ``fused again`` is the A/A control: how far from 1 chance alone gets.
-Memory is the peak of a process of its own, less what it had before training (Linux only).
+Contenders start from the same weights and see the same windows in the same order; data in C order are brought to
+time-major inside the time. They take turns; every round gives ratios to the loop with fused AdamW, and the table shows
+the median and the range of those. ``fused again`` is the A/A control: how far from 1 chance alone gets. The MSE is that
+of the final weights, found by a NumPy LSTM over a group of series from start to end: equal MSE, equal work. Memory is
+the growth of a process of its own while it trains, at its peak (Linux only).
 
-    python benchmarks/bench_fit.py [--rounds 7] [--shapes small large]
+The peers (skorch, Lightning, Keras; see peers.py) are given whole windows, fused AdamW and neither logger nor progress
+bar, and what carries the state was written for them. Keras has one bias where torch has two, so that its weights are
+not quite the others'. ``2 ranks`` share each minibatch under mpirun, so that the work is the same; starting them is not
+in the time. In the shape ``steps`` the loss is one of the user's own that calls the model once per step.
+
+    python benchmarks/bench_fit.py [--rounds 7] [--shapes small large steps] [--no-memory]
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
+import dataclasses
 import json
-import platform
-import statistics
-import subprocess
+import math
 import sys
+import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import nn
+from common import Report, Table, cores, growth, interleaved, median, mpirun, parse, parser, ratios, start, version
+from peers import KERAS, PEERS, stock_keras
+from torch import Tensor
+from work import (
+    COLUMNS,
+    SHAPES,
+    Contender,
+    Data,
+    Shape,
+    by_fit,
+    by_hand,
+    loss_by_steps,
+    make,
+    outcome,
+    step_loss,
+    turns,
+    two_windows,
+)
 
-from fluxutils_py import Estimator, Spec, net2vec
-from fluxutils_py.nn import LSTM
-
-
-@dataclass(frozen=True)
-class Shape:
-    n_features: int
-    n_series: int
-    n_steps: int
-    n_hidden: int
-    batchsize: int
-    seqsize: int
-    epochs: int
-
-    def __str__(self) -> str:
-        return (
-            f"F={self.n_features}, N={self.n_series}, T={self.n_steps}, LSTM({self.n_hidden}), b={self.batchsize}, "
-            f"s={self.seqsize}, {self.epochs} epochs, float32, x in C order"
-        )
-
-
-SHAPES = {"small": Shape(10, 1000, 1000, 10, 100, 100, 2), "large": Shape(32, 256, 1024, 128, 64, 64, 2)}
-
-
-def make(shape: Shape) -> tuple[np.ndarray, np.ndarray, nn.Module]:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((shape.n_features, shape.n_series, shape.n_steps), dtype=np.float32)
-    torch.manual_seed(0)
-    model = nn.Sequential(LSTM(shape.n_features, shape.n_hidden), nn.Linear(shape.n_hidden, 1))
-    return x, x.mean(0, keepdims=True), model
-
-
-def by_hand(x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape, fused: bool) -> tuple[float, torch.Tensor]:
-    """The loop that a careful person writes: data to time-major once, state carried and detached."""
-    model = copy.deepcopy(model)
-    lstm, head = model[0].module, model[1]
-    opt = torch.optim.AdamW(model.parameters(), fused=fused)
-    xs, ys = (torch.from_numpy(a).permute(2, 1, 0).contiguous() for a in (x, y))  # (T, N, F)
-    for _ in range(shape.epochs):
-        losses = []
-        for n in range(0, shape.n_series, shape.batchsize):
-            state = None
-            for t in range(0, shape.n_steps, shape.seqsize):
-                rows, steps = slice(n, n + shape.batchsize), slice(t, t + shape.seqsize)
-                h, state = lstm(xs[steps, rows], state)
-                loss = F.mse_loss(head(h), ys[steps, rows])
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
-                state = (state[0].detach(), state[1].detach())
-                losses.append(loss.detach())
-    return float(torch.stack(losses).mean()), net2vec(model)
-
-
-def by_fit(
-    x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape, n_jobs: int | None = None
-) -> tuple[float, torch.Tensor]:
-    spec = Spec(epochs=shape.epochs, batchsize=shape.batchsize, seqsize=shape.seqsize)
-    est = Estimator(model, F.mse_loss, None, spec, n_jobs=n_jobs, verbose=False).fit(x, y)
-    return est.loss_, net2vec(est)
-
-
-CONTENDERS = {
-    "loop, AdamW": lambda *a: by_hand(*a, fused=False),
-    "loop, fused AdamW": lambda *a: by_hand(*a, fused=True),
-    "fused again (A/A)": lambda *a: by_hand(*a, fused=True),
-    "Estimator.fit": by_fit,
-}
 BASE = "loop, fused AdamW"
+FIT = "Estimator.fit"
+RANKS = "Estimator.fit, 2 ranks"
+STEPS = "steps"
+ALL_SHAPES = {**SHAPES, STEPS: dataclasses.replace(SHAPES["small"], n_series=300, epochs=1)}
+AT_MOST = {KERAS: 3}  # rounds
+OTHER_WORK = 1e-4  # relative difference of the MSE that rounding does not make
 
 
-def compare(shape: Shape, rounds: int, contenders: dict[str, Callable] = CONTENDERS) -> dict[str, dict[str, float]]:
-    x, y, model = make(shape)
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    results = {}
-    for r in range(rounds + 1):  # the first round warms up
-        order = list(contenders)[r % len(contenders) :] + list(contenders)[: r % len(contenders)]
-        for name in order:
-            began = time.perf_counter()
-            results[name] = contenders[name](x, y, model, shape)
-            if r:
-                seconds[name].append(time.perf_counter() - began)
-    loss, vector = results[BASE]
-    table = {}
-    for name, taken in seconds.items():
-        apart = float((results[name][1] - vector).abs().max())
-        if apart > 1e-3 or abs(results[name][0] - loss) > 1e-4 * loss:
-            raise SystemExit(
-                f"{name} did other work: weights differ by {apart:.1e}, loss {results[name][0]} and {loss}"
-            )
-        ratios = [a / b for a, b in zip(taken, seconds[BASE], strict=True)]
-        table[name] = {
-            "seconds": statistics.median(taken),
-            "ratio": statistics.median(ratios),
-            "low": min(ratios),
-            "high": max(ratios),
-            "loss": results[name][0],
-            "apart": apart,
+def contenders(name: str) -> dict[str, Contender]:
+    """What can be run here on a shape."""
+    if name == STEPS:
+        return {
+            BASE: partial(by_hand, loss=loss_by_steps),
+            "fused again (A/A)": partial(by_hand, loss=loss_by_steps),
+            FIT: partial(by_fit, loss=step_loss),
+            "Estimator.fit, n_jobs=2": partial(by_fit, loss=step_loss, n_jobs=2),
+            "Estimator.fit, seqloss: whole windows": by_fit,
         }
-    return table
+    ours: dict[str, Contender] = {
+        "loop, AdamW": partial(by_hand, fused=False),
+        BASE: by_hand,
+        "fused again (A/A)": by_hand,
+        FIT: by_fit,
+        "Estimator.fit, n_jobs=2": partial(by_fit, n_jobs=2),
+    }
+    return ours | {peer: train for peer, (package, train) in PEERS.items() if version(package)}
 
 
-def peak_memory(shape_name: str, contender: str) -> float:
-    """MiB by which a fresh process grows while it trains."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--peak", shape_name, contender], capture_output=True, text=True, check=True
-    )
-    return json.loads(done.stdout)
+# -- ranks ---------------------------------------------------------------------------------------------
 
 
-def show_peak(shape_name: str, contender: str) -> None:
-    data = make(SHAPES[shape_name])
-    by_hand(*make(Shape(2, 4, 4, 2, 2, 2, 1)), Shape(2, 4, 4, 2, 2, 2, 1), True)  # libraries are loaded
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of the preparations
-    before = memory("VmRSS")
-    CONTENDERS[contender](*data, SHAPES[shape_name])
-    print(json.dumps(memory("VmHWM") - before))
+def two_ranks(launcher: list[str], shape_name: str, quick: bool) -> tuple[float, Tensor]:
+    """Seconds of a fit by two ranks that share the cores, and its weights."""
+    each = str(max(1, torch.get_num_threads() // 2))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "found.pt")
+        command = [*launcher, "-n", 2, sys.executable, __file__, "--rank", path, each, shape_name, int(quick)]
+        start(command, OMP_NUM_THREADS=each)
+        found = torch.load(path)
+    return found["seconds"], found["vector"]
 
 
-def memory(field: str) -> float:
-    """A size in MiB from the kernel's account of this process."""
-    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
-    return int(line.split()[1]) / 1024
+def one_rank(path: str, threads: str, shape_name: str, quick: str) -> None:
+    from fluxutils_py.parallel import get_communicator
+
+    torch.set_num_threads(int(threads))  # torch takes one when it sees MPI
+    whole = shape_of(shape_name, bool(int(quick)))
+    shape = dataclasses.replace(whole, batchsize=whole.batchsize // 2)  # of each rank
+    data = make(shape)
+    small, part = two_windows(data, whole)
+    by_fit(*small, dataclasses.replace(part, batchsize=shape.batchsize))
+    comm = get_communicator("auto")
+    comm.barrier()
+    began = time.perf_counter()
+    vector = by_fit(*data, shape)
+    if comm.rank == 0:
+        torch.save({"seconds": time.perf_counter() - began, "vector": vector}, path)
+
+
+# -- one shape -----------------------------------------------------------------------------------------
+
+
+def shape_of(name: str, quick: bool) -> Shape:
+    return ALL_SHAPES[name].quick() if quick else ALL_SHAPES[name]
+
+
+def compare(name: str, report: Report, rounds: int, quick: bool, memory: bool) -> None:
+    shape = shape_of(name, quick)
+    data = make(shape)
+    small, part = two_windows(data, shape)
+    runs = contenders(name)
+    for contender in list(runs):
+        try:
+            runs[contender](*small, part)
+        except Exception as error:
+            if contender not in PEERS:
+                raise
+            report.leave_out(f"{name}, {contender}", f"it failed: {error}")
+            del runs[contender]
+    vectors: dict[str, Tensor] = {}
+    by_turns = turns(runs, data, shape, vectors)
+    launcher = mpirun()
+    if name != STEPS and launcher is not None:
+
+        def turn_of_ranks() -> float:
+            seconds, vectors[RANKS] = two_ranks(launcher, name, quick)
+            return seconds
+
+        by_turns[RANKS] = turn_of_ranks
+
+    seconds = interleaved(by_turns, rounds, AT_MOST)
+    rows, off = outcome(seconds, vectors, BASE, data, shape)
+    calls = "; one call of the model per step" if name == STEPS else ""
+    table = Table(f"{name}: {shape.training}{calls}", COLUMNS, rows)
+    if memory:
+        table.columns = [*COLUMNS, "memory growth, MiB"]
+        table.rows = [[*row, peak_memory(name, row[0])] for row in rows]
+    found = {c: median(ratios(taken, seconds[BASE])) for c, taken in seconds.items()}
+    best = min(found.get("loop, AdamW", 1.0), 1.0)
+    table.notes.append(f"`fit` over the better loop: {found[FIT] / best:.3f} (aim: at most 1.05).")
+    if KERAS in seconds:
+        table.notes.append(stock_keras_note(small, part))
+    report.add(table)
+    others = [c for c in off if c != KERAS and off[c] > OTHER_WORK]
+    if others:
+        raise SystemExit(f"{name}: not the same work as {BASE}, by the MSE: {', '.join(others)}")
+
+
+def stock_keras_note(data: Data, shape: Shape) -> str:
+    """What happens without the copy of the initial state."""
+    try:
+        stock_keras(*data, shape)
+    except RuntimeError as error:
+        return f'Keras\' own `LSTM(stateful=True)`, without the copy, fails here in `fit`: "{str(error)[:120]}..."'
+    return "Keras' own `LSTM(stateful=True)`, without the copy, trains with this version."
+
+
+def peak_memory(name: str, contender: str) -> str:
+    """MiB by which a fresh process grows while it trains for an epoch; not of ranks, nor where it cannot be known."""
+    if contender == RANKS:
+        return ""
+    grown = json.loads(start([sys.executable, __file__, "--peak", name, contender]).splitlines()[-1])
+    return "" if math.isnan(grown) else f"{grown:.0f}"
+
+
+def show_peak(name: str, contender: str) -> None:
+    shape = ALL_SHAPES[name]
+    data = make(shape)
+    train = contenders(name)[contender]
+    small, part = two_windows(data, shape)
+    train(*small, part)  # libraries are loaded
+    print(json.dumps(growth(train, *data, dataclasses.replace(shape, epochs=1))))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.peak:
-        return show_peak(*args.peak)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, Python "
-          f"{platform.python_version()}, {args.rounds} rounds\n")  # fmt: skip
+    if sys.argv[1:2] == ["--rank"]:
+        return one_rank(*sys.argv[2:])
+    if sys.argv[1:2] == ["--peak"]:
+        return show_peak(*sys.argv[2:])
+    made = parser(__doc__, rounds=7)
+    made.add_argument("--shapes", nargs="+", choices=ALL_SHAPES, default=list(ALL_SHAPES))
+    made.add_argument("--threads", type=int, default=cores(), help="of torch; ranks and n_jobs have their own")
+    made.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True)
+    args = parse(made)
+    torch.set_num_threads(args.threads)
+    report = Report(__doc__, args)
+    for peer, (package, _) in PEERS.items():
+        if not version(package):
+            report.leave_out(peer, f"{package} is not installed")
+    if mpirun() is None:
+        report.leave_out(RANKS, "there is no mpirun with mpi4py that can start programs")
     for name in args.shapes:
-        table = compare(SHAPES[name], args.rounds)
-        best = min(table["loop, AdamW"]["ratio"], table[BASE]["ratio"])
-        print(f"{name}: {SHAPES[name]}\n")
-        print("| contender | ratio (range) | seconds | loss of last epoch | weights apart | memory growth, MiB |")
-        print("|---|---|---|---|---|---|")
-        for contender, row in table.items():
-            print(
-                f"| {contender} | {row['ratio']:.3f} ({row['low']:.3f}-{row['high']:.3f}) | {row['seconds']:.3f} "
-                f"| {row['loss']:.6f} | {row['apart']:.1e} | {peak_memory(name, contender):.0f} |"
-            )
-        print(
-            f"\nfit over the better loop: {table['Estimator.fit']['ratio'] / best:.3f} (aim: at most 1.05)\n",
-            flush=True,
-        )
+        compare(name, report, args.rounds, args.quick, args.memory and not args.quick and name != STEPS)
 
 
 if __name__ == "__main__":

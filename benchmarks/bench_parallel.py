@@ -1,4 +1,4 @@
-"""How much faster several ranks or threads train than one, and how much of a step they spend talking.
+"""How much faster several ranks train than one, and how much of a step they spend talking.
 
 Weak scaling: each rank keeps its batchsize, so two ranks go through twice as many series per step. What counts is
 series times steps per second, over that of one rank with one thread. ``DDP`` is the hand-written loop of bench_fit.py
@@ -6,23 +6,20 @@ under ``DistributedDataParallel`` with gloo; it gives each rank half of the seri
 rounds, each in processes of their own that time the same number of epochs after a warm-up; every round gives a ratio,
 the table has the median and the range. ``1 x 1 again`` is the A/A control.
 
-The second table is of threads: ``n_jobs=2`` over the hand-written loop with torch's own two threads, in one process.
+Threads (``n_jobs``), and ranks that share the work of one, are in bench_fit.py.
 
-    python benchmarks/bench_parallel.py [--rounds 5] [--shapes small large] [--parts ranks threads] [--epochs 2]
+    python benchmarks/bench_parallel.py [--rounds 5] [--shapes small large] [--epochs 2]
 """
 
 from __future__ import annotations
 
-import argparse
-import copy
 import dataclasses
 import json
 import os
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,31 +27,23 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from bench_fit import SHAPES, Shape, by_hand, make
+from common import Report, Table, interleaved, median, mpirun, parse, parser, ratios, spread, start
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from work import SHAPES, Shape, make, time_major
 
 from fluxutils_py import Estimator, Spec, net2vec
 from fluxutils_py.parallel import Sync, get_communicator
 
-BESIDE = Path(sys.executable).with_name("mpirun")  # of a virtual environment that need not be activated
-MPIRUN = [
-    str(BESIDE) if BESIDE.exists() else "mpirun",
-    "--allow-run-as-root",
-    "--oversubscribe",
-    "--bind-to",
-    "none",
-    "-n",
-]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 BASE = "1 rank x 1 thread"
 CONTENDERS = {  # launcher, ranks, threads, program
-    BASE: (MPIRUN, 1, 1, "fit"),
-    "1 x 1 again (A/A)": (MPIRUN, 1, 1, "fit"),
-    "1 rank x 2 threads of torch": (MPIRUN, 1, 2, "fit"),
-    "2 ranks x 1, mpirun": (MPIRUN, 2, 1, "fit"),
-    "2 ranks x 1, torchrun": (TORCHRUN, 2, 1, "fit"),
-    "2 ranks x 1, DDP with gloo": (TORCHRUN, 2, 1, "ddp"),
+    BASE: ("mpirun", 1, 1, "fit"),
+    "1 x 1 again (A/A)": ("mpirun", 1, 1, "fit"),
+    "1 rank x 2 threads of torch": ("mpirun", 1, 2, "fit"),
+    "2 ranks x 1, mpirun": ("mpirun", 2, 1, "fit"),
+    "2 ranks x 1, torchrun": ("torchrun", 2, 1, "fit"),
+    "2 ranks x 1, DDP with gloo": ("torchrun", 2, 1, "ddp"),
 }
 
 
@@ -105,7 +94,7 @@ def run_ddp(shape: Shape, x: np.ndarray, y: np.ndarray, model: nn.Module) -> tup
 
     net = DistributedDataParallel(Windows())
     opt = torch.optim.AdamW(net.parameters(), fused=True)
-    xs, ys = (torch.from_numpy(a).permute(2, 1, 0).contiguous() for a in (x, y))
+    xs, ys = time_major(x, y)
 
     def epoch(n_steps: int) -> None:
         for n in range(0, x.shape[1], shape.batchsize):
@@ -130,109 +119,75 @@ def run_ddp(shape: Shape, x: np.ndarray, y: np.ndarray, model: nn.Module) -> tup
     return taken, vector
 
 
-def one_rank(program: str, name: str, epochs: int, size: int, threads: int, path: str) -> None:
+def shape_of(name: str, epochs: int, size: int, quick: bool) -> Shape:
+    shape = SHAPES[name].quick() if quick else SHAPES[name]
+    return dataclasses.replace(shape, epochs=epochs, n_series=shape.n_series * size)
+
+
+def one_rank(program: str, name: str, epochs: int, size: int, threads: int, quick: bool, path: str) -> None:
     torch.set_num_threads(threads)
-    shape = dataclasses.replace(SHAPES[name], epochs=epochs, n_series=SHAPES[name].n_series * size)
+    shape = shape_of(name, epochs, size, quick)
     Stopwatch.install()
     taken, vector = (run_fit if program == "fit" else run_ddp)(shape, *make(shape))
     if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK", "0"))) == 0:
         found = {
-            "speed": shape.n_series * shape.n_steps * epochs / taken,
+            "seconds each": taken / (shape.n_series * shape.n_steps * epochs),  # a step of a series
             "talking": Stopwatch.seconds / taken,
             "finite": bool(torch.isfinite(vector).all()),
         }
         Path(path).write_text(json.dumps(found))
 
 
-# -- ranks -----------------------------------------------------------------------------------------------
+# -- all of them ---------------------------------------------------------------------------------------
 
 
-def measure(contender: str, name: str, epochs: int) -> dict[str, float]:
+def measure(contender: str, name: str, epochs: int, quick: bool) -> dict[str, float]:
     launcher, size, threads, program = CONTENDERS[contender]
-    path = Path(tempfile.gettempdir()) / f"bench_parallel.{os.getpid()}.json"
-    python = [sys.executable] if launcher is MPIRUN else []
-    command = [*launcher, size, *python, __file__, "--rank", program, name, epochs, size, threads, path]
-    env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    subprocess.run([str(c) for c in command], check=True, env=env, capture_output=True, timeout=1800)
-    found = json.loads(path.read_text())
-    path.unlink()
+    launch = [*(mpirun() or []), "-n", size, sys.executable] if launcher == "mpirun" else [*TORCHRUN, size]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "found.json")
+        start(
+            [*launch, __file__, "--rank", program, name, epochs, size, threads, int(quick), path],
+            OMP_NUM_THREADS=str(threads),
+        )
+        found = json.loads(path.read_text())
     assert found["finite"]
     return found
 
 
-def ranks(name: str, rounds: int, epochs: int) -> None:
-    results: dict[str, list[dict[str, float]]] = {c: [] for c in CONTENDERS}
-    for r in range(rounds):
-        for contender in list(CONTENDERS)[r % len(CONTENDERS) :] + list(CONTENDERS)[: r % len(CONTENDERS)]:
-            results[contender].append(measure(contender, name, epochs))
-    print(f"{name}: {SHAPES[name]}; batchsize and series per rank\n")
-    print("| contender | speed (range) | share of the time in collectives |\n|---|---|---|")
-    for contender, found in results.items():
-        ratios = [f["speed"] / b["speed"] for f, b in zip(found, results[BASE], strict=True)]
-        talking = f"{statistics.median(f['talking'] for f in found):.1%}" if "DDP" not in contender else "not measured"
-        print(
-            f"| {contender} | {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | {talking} |",
-            flush=True,
-        )
-    print(f"\naim of 2 ranks under mpirun: {1.85 if name == 'small' else 1.93}\n")
+def compare(name: str, report: Report, rounds: int, epochs: int, quick: bool) -> None:
+    talking: dict[str, list[float]] = {c: [] for c in CONTENDERS}
 
+    def turn(contender: str) -> float:
+        found = measure(contender, name, epochs, quick)
+        talking[contender].append(found["talking"])
+        return found["seconds each"]
 
-# -- threads ---------------------------------------------------------------------------------------------
-
-
-def threads(name: str, rounds: int, epochs: int) -> None:
-    """``n_jobs=2`` beside the hand-written loop on torch's two threads; both start from the same weights."""
-    shape = dataclasses.replace(SHAPES[name], epochs=epochs)
-    x, y, model = make(shape)
-    spec = Spec(epochs=epochs, batchsize=shape.batchsize, seqsize=shape.seqsize)
-
-    def loop(n: int) -> torch.Tensor:
-        torch.set_num_threads(n)
-        return by_hand(x, y, model, shape, True)[1]
-
-    def fit(n_jobs: int) -> torch.Tensor:
-        torch.set_num_threads(1)
-        return net2vec(Estimator(copy.deepcopy(model), F.mse_loss, None, spec, n_jobs=n_jobs, verbose=False).fit(x, y))
-
-    contenders = {
-        "loop, torch's 2 threads": lambda: loop(2),
-        "loop, 1 thread": lambda: loop(1),
-        "fit, n_jobs=1": lambda: fit(1),
-        "fit, n_jobs=2": lambda: fit(2),
-    }
-    seconds: dict[str, list[float]] = {c: [] for c in contenders}
-    vectors = {}
-    for r in range(rounds + 1):  # the first round warms up
-        for contender in list(contenders)[r % 4 :] + list(contenders)[: r % 4]:
-            began = time.perf_counter()
-            vectors[contender] = contenders[contender]()
-            if r:
-                seconds[contender].append(time.perf_counter() - began)
-    first = next(iter(contenders))
-    print(
-        f"{name}: {shape}\n\n| contender | time over the loop with 2 threads (range) | weights apart |\n|---|---|---|"
+    seconds = interleaved({c: partial(turn, c) for c in CONTENDERS}, rounds)
+    table = Table(
+        f"{name}: {shape_of(name, epochs, 1, quick).training}; batchsize and series per rank",
+        ["contender", "speed (range)", "share of the time in collectives"],
     )
     for contender, taken in seconds.items():
-        ratios = [a / b for a, b in zip(taken, seconds[first], strict=True)]
-        apart = float((vectors[contender] - vectors[first]).abs().max())
-        print(f"| {contender} | {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) | {apart:.1e} |")
-    print(flush=True)
+        share = "not measured" if "DDP" in contender else f"{median(talking[contender]):.1%}"
+        table.rows.append([contender, spread(ratios(seconds[BASE], taken)), share])
+    table.notes.append(f"Aim of 2 ranks under mpirun: {1.85 if name == 'small' else 1.93}.")
+    report.add(table)
 
 
 def main() -> None:
     if sys.argv[1:2] == ["--rank"]:
-        program, name, epochs, size, n_threads, path = sys.argv[2:]
-        return one_rank(program, name, int(epochs), int(size), int(n_threads), path)
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
-    parser.add_argument("--parts", nargs="+", choices=["ranks", "threads"], default=["ranks", "threads"])
-    args = parser.parse_args()
-    print(f"torch {torch.__version__}, {os.cpu_count()} cores, {args.rounds} rounds\n")
+        program, name, epochs, size, n_threads, quick, path = sys.argv[2:]
+        return one_rank(program, name, int(epochs), int(size), int(n_threads), bool(int(quick)), path)
+    made = parser(__doc__, rounds=5)
+    made.add_argument("--epochs", type=int, default=2)
+    made.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    args = parse(made)
+    report = Report(__doc__, args, threads=False)
+    if mpirun() is None:
+        return report.leave_out("ranks", "there is no mpirun with mpi4py that can start programs")
     for name in args.shapes:
-        for part in args.parts:
-            {"ranks": ranks, "threads": threads}[part](name, args.rounds, args.epochs)
+        compare(name, report, args.rounds, args.epochs, args.quick)
 
 
 if __name__ == "__main__":

@@ -14,21 +14,20 @@ with the same weights.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import mmap
 import os
-import platform
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import h5py
 import numpy as np
 import torch
+from common import Report, Table, interleaved, median, parse, parser, ratios, spread, stopwatch
 from torch import nn
 
 from fluxutils_py import Estimator, Spec, h5mmap, h5save, net2vec
@@ -39,12 +38,6 @@ from fluxutils_py.training.batches import to_tensor
 F, N, T, B, S = 32, 1024, 1024, 64, 64
 CPU = torch.device("cpu")
 ROWS = {n: Rows.whole(N, T)[n : n + B] for n in range(0, N, B)}  # the groups of series, as an epoch has them
-
-
-def timed(f: Callable[..., object], *arguments: object) -> float:
-    began = time.perf_counter()
-    f(*arguments)
-    return time.perf_counter() - began
 
 
 def ways(folder: Path) -> dict[str, Callable[[int, int], torch.Tensor]]:
@@ -83,10 +76,10 @@ def ways(folder: Path) -> dict[str, Callable[[int, int], torch.Tensor]]:
     }
 
 
-def window_table(folder: Path, rounds: int) -> None:
+def window_table(folder: Path, rounds: int, n_places: int) -> Table:
     cut = ways(folder)
     rng = np.random.default_rng(1)
-    places = [(int(rng.integers(0, N // B)) * B, int(rng.integers(0, T // S)) * S) for _ in range(60)]
+    places = [(int(rng.integers(0, N // B)) * B, int(rng.integers(0, T // S)) * S) for _ in range(n_places)]
     file = h5mmap(folder / "TNF.h5", "x").transpose(2, 1, 0).reshape(-1).view(np.ndarray)
     pieces = [slice(k, k + S * B * F) for k in rng.integers(0, file.size - S * B * F, len(places)).tolist()]
     target = np.empty(S * B * F, np.float32)
@@ -94,16 +87,15 @@ def window_table(folder: Path, rounds: int) -> None:
         reference = cut["array in memory, (T, N, F)"]
         for n, t in places:
             assert torch.equal(way(n, t), reference(n, t)), name
-    ratios: dict[str, list[float]] = {name: [] for name in cut}
+    found: dict[str, list[float]] = {name: [] for name in cut}
     for _ in range(rounds):
         for name, way in cut.items():
-            memcpy = statistics.median(timed(np.copyto, target, file[piece]) for piece in pieces)
-            taken = statistics.median(timed(way, n, t) for n, t in places)
-            ratios[name].append(taken / memcpy)
-    print("| window of 64 series x 64 steps x 32 features, warm | time / memcpy (range) | aim |\n|---|---|---|")
+            memcpy = statistics.median(stopwatch(np.copyto, target, file[piece]) for piece in pieces)
+            taken = statistics.median(stopwatch(way, n, t) for n, t in places)
+            found[name].append(taken / memcpy)
     aims = {"mapped HDF5, (T, N, F)": "2.0", "mapped HDF5, (F, N, T)": "10"}
-    for name, found in ratios.items():
-        print(f"| {name} | {statistics.median(found):.1f} ({min(found):.1f}-{max(found):.1f}) | {aims.get(name, '')} |")
+    rows = [[name, spread(each, 1), aims.get(name, "")] for name, each in found.items()]
+    return Table("window of 64 series x 64 steps x 32 features, warm", ["from", "time / memcpy (range)", "aim"], rows)
 
 
 def drop_from_cache(path: Path) -> float:
@@ -122,9 +114,9 @@ def drop_from_cache(path: Path) -> float:
             return sum(v & 1 for v in there) / len(there)
 
 
-def epoch_table(folder: Path, rounds: int) -> None:
+def epoch_table(folder: Path, rounds: int, n_steps: int) -> Table:
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((1024, 256, F), dtype=np.float32).transpose(2, 1, 0)
+    x = rng.standard_normal((n_steps, 256, F), dtype=np.float32).transpose(2, 1, 0)
     path = folder / "epoch.h5"
     h5save(path, {"x": x, "y": x.mean(0, keepdims=True)})
     y = np.array(h5mmap(path, "y").transpose(2, 1, 0)).transpose(2, 1, 0)
@@ -136,39 +128,40 @@ def epoch_table(folder: Path, rounds: int) -> None:
         est = Estimator(model, None, None, Spec(epochs=1, batchsize=64, seqsize=64), verbose=False)
         vectors[name] = net2vec(est.fit(*data))
 
-    seconds: dict[str, list[float]] = {"memory": [], "memory again (A/A)": [], "warm map": [], "cold map": []}
-    stayed = 0.0
-    for r in range(rounds + 1):
-        for name in seconds:
-            if name == "cold map":
-                gc.collect()  # a file that is mapped stays in memory
-                stayed = max(stayed, drop_from_cache(path))
-            if name.endswith("map"):
-                taken = timed(lambda n: epoch(n, h5mmap(path, "x"), h5mmap(path, "y")), name)
-            else:
-                taken = timed(epoch, name, x, y)
-            if r:
-                seconds[name].append(taken)
+    stayed = [0.0]
+
+    def turn(name: str) -> float:
+        if name == "cold map":
+            gc.collect()  # a file that is mapped stays in memory
+            stayed.append(drop_from_cache(path))
+        if name.endswith("map"):
+            return stopwatch(lambda: epoch(name, h5mmap(path, "x"), h5mmap(path, "y")))
+        return stopwatch(epoch, name, x, y)
+
+    turns = {name: partial(turn, name) for name in ("memory", "memory again (A/A)", "warm map", "cold map")}
+    for warm in turns.values():
+        warm()
+    seconds = interleaved(turns, rounds)
     assert all(torch.equal(v, vectors["memory"]) for v in vectors.values())
     aims = {"warm map": "1.05", "cold map": "1.5"}
-    print("\n| epoch from | time / from memory (range) | seconds | aim |\n|---|---|---|---|")
+    table = Table("an epoch", ["from", "time / from memory (range)", "seconds", "aim"])
     for name, taken in seconds.items():
-        ratios = [a / b for a, b in zip(taken, seconds["memory"], strict=True)]
-        print(f"| {name} | {statistics.median(ratios):.3f} ({min(ratios):.3f}-{max(ratios):.3f}) "
-              f"| {statistics.median(taken):.3f} | {aims.get(name, '')} |")  # fmt: skip
-    print(f"\nshare of the file that stayed in the page cache when dropped: at most {stayed:.1%}")
+        cells = [spread(ratios(taken, seconds["memory"])), f"{median(taken):.3f}", aims.get(name, "")]
+        table.rows.append([name, *cells])
+    table.notes.append(
+        f"Share of the file that stayed in the page cache when it was dropped: at most {max(stayed):.1%}."
+    )
+    return table
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--folder", help="on the disk to be measured; by default the folder for temporary files")
-    args = parser.parse_args()
-    print(f"torch {torch.__version__}, h5py {h5py.__version__}, {torch.get_num_threads()} threads, "
-          f"{platform.machine()}\n")  # fmt: skip
+    made = parser(__doc__, rounds=7)
+    made.add_argument("--folder", help="on the disk to be measured; by default the folder for temporary files")
+    args = parse(made)
+    report = Report(__doc__, args)
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        window_table(Path(folder), args.rounds)
-        epoch_table(Path(folder), args.rounds)
+        report.add(window_table(Path(folder), args.rounds, 3 if args.quick else 60))
+        report.add(epoch_table(Path(folder), args.rounds, 128 if args.quick else 1024))
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ class _Row:
     trigger: Trigger
     priority: float
     together: bool
+    begun: bool = False  # by run(), in this process
 
 
 @dataclass
@@ -115,13 +116,15 @@ class CronTab:
         *args, **kwargs
             Are given to actions too, such as the :class:`StepInfo` of the step.
         """
-        start = self._start is None
+        before = state.step - 1
         if self._start is None:
-            self._start = state.step - 1
-        now, found = _Now(state.step, self._start), {}
+            self._start = before
+        now: Any = _Now(state.step, self._start)
+        found: dict[str, Any] = {}
         for row in sorted(self._rows, key=lambda r: (r.together, r.priority)):
-            if start:
-                row.trigger.start(now)
+            if not row.begun:
+                row.trigger.start(_Now(before, self._start))
+                row.begun = True
             if not row.trigger.fires(now):
                 continue
             try:

@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 
 from fluxutils_py import Estimator
-from fluxutils_py.training import AtNthStep, CronTab, Every, EverySeconds, Exponential, Loop, StepInfo, StopTraining
+from fluxutils_py.training import (
+    AtNthStep,
+    CronTab,
+    Every,
+    EverySeconds,
+    Exponential,
+    Loop,
+    StepInfo,
+    StopTraining,
+    Trigger,
+)
 
 
 def steps_of(cron, n, start=0):
@@ -100,6 +110,31 @@ def test_what_cannot_be_scheduled_says_why():
     assert cron.run(SimpleNamespace(step=1)) == {}
 
 
+def test_rows_count_by_themselves_though_they_are_given_one_trigger():
+    every = Every(3)
+    cron = CronTab().schedule(nothing, name="a", trigger=every).schedule(nothing, name="b", trigger=every)
+    assert steps_of(cron, 7) == {"a": [3, 6], "b": [3, 6]}
+    assert every.count == 0
+
+
+def test_triggers_are_told_where_training_begins():
+    class Told(Trigger):
+        seen = []  # noqa: RUF012 - of all copies
+
+        def start(self, at):
+            self.seen.append((at.step, at.start_step, at.end_step))
+
+        def _due(self, at):
+            return False
+
+    cron = CronTab().schedule(nothing, name="a", trigger=Told())
+    steps_of(cron, 3, start=20)
+    again = CronTab().schedule(nothing, name="a", trigger=Told())
+    again.load_state_dict(cron.state_dict())
+    steps_of(again, 3, start=23)
+    assert Told.seen == [(20, 20, None), (23, 20, None)]  # the second goes on
+
+
 def test_a_clock_goes_on_from_when_an_action_is_over():
     now = SimpleNamespace(time=0.0)
     cron = CronTab().schedule(nothing, name="c", trigger=EverySeconds(7, clock=lambda: now.time))
@@ -145,7 +180,7 @@ def test_actions_that_ranks_do_together_come_last_by_priority_and_results_stay()
     order = []
 
     class Together:
-        together, priority = True, 5
+        together, priority = True, -5
 
         def __call__(self, loop):
             order.append("called")

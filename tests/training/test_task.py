@@ -245,6 +245,21 @@ def test_a_step_depends_on_seed_and_step_alone_and_leaves_the_global_generator()
     assert losses[0] == losses[1]
 
 
+def test_steps_have_numbers_of_their_own():
+    drawn = []
+
+    class Draws(TrainTask):
+        def compute_loss(self, model, batch, *, step, rng):
+            drawn.append((torch.rand((), generator=rng).item(), torch.rand(()).item()))
+            return model.weight.sum()
+
+    task = Draws(nn.Linear(2, 1))
+    state, step = task.initialize_train_state(0, torch.optim.SGD), task.make_training_step_fn()
+    for _ in range(5):
+        step(state, torch.ones(2), 3)
+    assert len({number for pair in drawn for number in pair}) == 10
+
+
 # -- beginning -----------------------------------------------------------------------------------------
 
 
