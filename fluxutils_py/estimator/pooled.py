@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from sklearn.metrics import get_scorer, get_scorer_names, make_scorer
 
 from fluxutils_py.data import Rows, SampleWeight, SequenceView, Series, TimestepsView
 from fluxutils_py.errors import ShapeError, SpecError
@@ -66,6 +65,8 @@ def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
     >>> sorted(found)
     ['fit_time', 'score_time', 'test_neg_mean_absolute_error', 'test_r2']
     """
+    from sklearn.metrics import get_scorer, get_scorer_names, make_scorer  # loaded when it is wanted: 30 ms
+
     if name not in get_scorer_names():
         near = difflib.get_close_matches(str(name), get_scorer_names(), 1)
         raise SpecError(
