@@ -125,7 +125,12 @@ def _copied(model: nn.Module, shared: Sequence[Tensor] = ()) -> nn.Module:
     for kept in (value for m in model.modules() for value in vars(m).values()):
         inside = kept.values() if isinstance(kept, dict) else kept if isinstance(kept, list | tuple) else (kept,)
         memo |= {id(t): t.detach() for t in inside if isinstance(t, Tensor) and not t.is_leaf and id(t) not in memo}
-    return copy.deepcopy(model, memo)
+    twin = copy.deepcopy(model, memo)
+    if not shared:
+        for m in twin.modules():
+            if isinstance(m, nn.RNNBase):
+                m.flatten_parameters()  # cuDNN wants them in one piece, and warns; on the CPU it does nothing
+    return twin
 
 
 def _sample(xs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
