@@ -12,6 +12,8 @@ from fluxutils_py.data.rows import Rows
 from fluxutils_py.errors import DataError, ShapeError
 
 GLANCE = 8
+SERIES_FIRST = (1, 0, 2), (1, 0, 2)  # orders of the axes (F, B, S) of a copy, and the way back
+STEPS_FIRST = (2, 0, 1), (1, 2, 0)
 
 
 class Series:
@@ -61,7 +63,7 @@ class Series:
         self._found = 0  # windows in a row that were in memory
         self._plain = None if not isinstance(array, np.ndarray) else array.view(np.ndarray)  # slices faster than a map
         strides = (0, 0, 0) if self._plain is None else tuple(abs(n) for n in self._plain.strides)
-        self._feature_major = strides[0] > min(strides[1:])
+        self._order = _gathering(strides)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -78,17 +80,23 @@ class Series:
             From a map that is not in memory it comes page by page, unless it was announced.
         """
         size = stop - start
-        if rows.common_start is not None and rows.common_series is not None:  # a rectangle of the array
+        if rows.common_start is not None and (rows.common_series is not None or self._plain is not None):
             block = self._rectangle(rows, start, stop)
-            if self._feature_major:  # gather in the order of the memory first; the caller transposes in the cache
-                block = np.ascontiguousarray(block)
+            if self._order is not None and rows.common_series is not None:  # of scattered series it is a copy already
+                there, back = self._order
+                block = np.ascontiguousarray(block.transpose(there)).transpose(back)
             if block.shape[2] < size:  # rows that end before their neighbours: the caller masks the rest
                 block = np.concatenate([block, np.zeros((*block.shape[:2], size - block.shape[2]), block.dtype)], 2)
             return block.transpose(2, 1, 0)
-        if self._plain is not None and not self._feature_major:
-            steps = np.minimum(rows.start[None, :] + np.arange(start, stop)[:, None], self.T - 1)  # (S, B)
-            return self._plain.transpose(2, 1, 0)[steps, rows.series[None, :]]
-        out = np.zeros((self.F, len(rows), size), self.dtype)
+        if self._plain is not None and self._order is None:
+            steps = np.minimum(rows.start + np.arange(start, stop)[:, None], self.T - 1)  # (S, B)
+            time_major = self._plain.transpose(2, 1, 0)
+            if time_major.flags.c_contiguous:  # as rows of a table: a fourth of the time of two indices
+                return time_major.reshape(-1, self.F).take(steps * self.N + rows.series, axis=0)
+            return time_major[steps, rows.series]
+        there, back = self._order or SERIES_FIRST
+        sizes = self.F, len(rows), size
+        out = np.zeros([sizes[axis] for axis in there], self.dtype).transpose(back)
         for which, part in rows.by_start:  # folds, each a rectangle
             block = self._rectangle(part, start, stop)
             out[:, which, : block.shape[2]] = block
@@ -130,6 +138,18 @@ class Series:
             views += [self._plain[:, n, steps] for n in which]
         if self._map.willneed(*views):
             self._found = 0
+
+
+def _gathering(strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The order of the axes (F, B, S) in which to copy a block before it is transposed, and the way back.
+
+    Runs of the memory stay innermost, features come next: then the transposition to (S, B, F) stays in the cache, with
+    up to five times the speed that it has from a copy in the order of the memory (benchmarks/bench_windows.py).
+    None where features run innermost: the block needs no transposition.
+    """
+    if strides[0] <= min(strides[1:]):
+        return None
+    return SERIES_FIRST if strides[2] <= strides[1] else STEPS_FIRST
 
 
 def three_axes(array: Any, name: str) -> Any:

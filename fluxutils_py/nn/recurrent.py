@@ -97,12 +97,18 @@ class Recur(nn.Module):
     @property
     def batch_dim(self) -> int:
         """Which axis of a state tensor is the batch: 1 for ``nn.LSTM`` and its like, else 0 unless the module says."""
-        return 1 if isinstance(self.module, nn.RNNBase) else int(getattr(self.module, "batch_dim", 0))
+        m = self.module
+        if isinstance(m, nn.RNNBase | nn.RNNCellBase):  # a module takes a microsecond to say that it lacks something
+            return int(isinstance(m, nn.RNNBase))
+        return int(getattr(m, "batch_dim", 0))
 
     @property
     def _windowed(self) -> bool:
         """Whether the inner module is handed whole windows ``(S, B, F)`` rather than single steps."""
-        return isinstance(self.module, nn.RNNBase) or bool(getattr(self.module, "takes_windows", False))
+        m = self.module
+        if isinstance(m, nn.RNNBase | nn.RNNCellBase):
+            return isinstance(m, nn.RNNBase)
+        return bool(getattr(m, "takes_windows", False))
 
     def empty_state(self) -> tuple[Tensor, ...] | None:
         """The state of zero series: tensors that show count and shape; None where only a run could tell."""
@@ -177,10 +183,11 @@ class Recur(nn.Module):
             )
         if not x.is_floating_point():
             x = x.to(next((p.dtype for p in self.parameters()), torch.get_default_dtype()))
-        self._check_batch(x.shape[-2])
-        n_steps = x.shape[0] if x.dim() == 3 else 1
+        if self.state is not None:
+            self._check_batch(self.state, x.size(-2))
         if self._mark is None:
             return self._advance(x)
+        n_steps = x.shape[0] if x.dim() == 3 else 1
         cut, self._mark = self._mark, self._mark - n_steps
         if not 0 < cut <= n_steps:
             return self._advance(x)
@@ -191,30 +198,25 @@ class Recur(nn.Module):
 
     def _advance(self, x: Tensor) -> Tensor:
         if x.dim() == 2:
-            if self._windowed:
-                y, self.state = self.module(x.unsqueeze(0), self.state)
-                return y.squeeze(0)
-            return self._step(x)
-        if self._windowed:
-            y, self.state = self.module(x, self.state)
-            return y
-        return torch.stack([self._step(step) for step in x])
+            return self._call(x.unsqueeze(0)).squeeze(0) if self._windowed else self._call(x)
+        return self._call(x) if self._windowed else torch.stack([self._call(step) for step in x])
 
-    def _step(self, x: Tensor) -> Tensor:
-        if isinstance(self.module, nn.LSTMCell):
-            self.state = self.module(x, self.state)
-            return self.state[0]
-        if isinstance(self.module, nn.RNNCellBase):
-            self.state = self.module(x, self.state)
-            return self.state  # type: ignore[return-value]  # the state of these cells is their output
-        y, self.state = self.module(x, self.state)
+    def _call(self, x: Tensor) -> Tensor:
+        """The output of the inner module for what it is handed in one call; its state is kept."""
+        module = self.module
+        if isinstance(module, nn.RNNCellBase):
+            state = module(x, self.state)
+            y = state[0] if isinstance(module, nn.LSTMCell) else state
+        else:
+            y, state = module(x, self.state)
+        object.__setattr__(
+            self, "state", state
+        )  # nn.Module's own looks for parameters, for a microsecond at every step
         return y
 
-    def _check_batch(self, n_series: int) -> None:
-        if self.state is None:
-            return
-        first = self.state if isinstance(self.state, Tensor) else self.state[0]
-        carried = first.shape[self.batch_dim]
+    def _check_batch(self, state: State, n_series: int) -> None:
+        first = state if isinstance(state, Tensor) else state[0]
+        carried = first.size(self.batch_dim)
         if carried != n_series:
             raise ShapeError(
                 f"{self._name()} carries the state of {carried} series and got a batch of {n_series}: "

@@ -44,20 +44,22 @@ def takes_windows(model: nn.Module, xs: Sequence[Tensor]) -> bool:
 
     A whole window through a fused ``nn.LSTM`` is four to five times faster than its steps. A model that has an
     attribute ``takes_windows`` is believed. Any other is tried out once, on a copy with disturbed parameters and
-    three steps of disturbed data: if both ways give the same numbers, windows are safe. The answer is remembered as
-    long as the model lives; the model, its state and the random generators are not touched.
+    three steps of disturbed data: if both ways give the same numbers, windows are safe. That answer is remembered as
+    long as the model lives, whatever attribute it is given later; the model, its state and the random generators are
+    not touched.
 
     Raises
     ------
     ShapeError
         If the model can run neither way, or gives different results: then only its author can say which is meant.
     """
+    known = _known.get(model)  # first: to say that it lacks an attribute takes a module longer, at every step
+    if known is not None:
+        return known
     declared = getattr(model, "takes_windows", None)
     if isinstance(declared, bool):
         return declared
-    known = _known.get(model)
-    if known is None:
-        known = _known[model] = _try_both(model, xs)
+    known = _known[model] = _try_both(model, xs)
     return known
 
 
@@ -123,7 +125,12 @@ def _copied(model: nn.Module, shared: Sequence[Tensor] = ()) -> nn.Module:
     for kept in (value for m in model.modules() for value in vars(m).values()):
         inside = kept.values() if isinstance(kept, dict) else kept if isinstance(kept, list | tuple) else (kept,)
         memo |= {id(t): t.detach() for t in inside if isinstance(t, Tensor) and not t.is_leaf and id(t) not in memo}
-    return copy.deepcopy(model, memo)
+    twin = copy.deepcopy(model, memo)
+    if not shared:
+        for m in twin.modules():
+            if isinstance(m, nn.RNNBase):
+                m.flatten_parameters()  # cuDNN wants them in one piece, and warns; on the CPU it does nothing
+    return twin
 
 
 def _sample(xs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -28,7 +27,9 @@ class Batch:
 
 
 class TensorBatches:
-    """The windows of one pass as :class:`Batch`; each read when it is asked for, or one ahead if that is not memory.
+    """The windows of one pass as :class:`Batch`; each read when it is asked for.
+
+    From what is not in memory, and for another device than the CPU, each is read one ahead, in a thread of its own.
 
     Parameters
     ----------
@@ -73,15 +74,17 @@ class TensorBatches:
         places: Iterator[Place] = islice(self.windows.places(), n, None)
         if self.size > 1:
             places = map(self._part, places)
-        if not self.windows.waits:
-            place = self._announced(next(places, None))
-            while place is not None:
-                following = self._announced(next(places, None))  # its pages are fetched while this one is worked on
-                yield self._load(place)
-                place = following
+        places = self._announced(places)
+        if self.device.type == "cpu" and not self.windows.waits:
+            yield from map(self._load, places)
             return
-        aside = partial(self._load, aside=True)  # reads the next while one is worked on
-        with BackgroundDataLoader.map(aside, places, n=1) as ahead:
+        stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
+
+        def aside(place: Place) -> Batch:
+            with torch.cuda.stream(stream):  # that of the training, in whose order copies and kernels then run
+                return self._load(place, aside=True)
+
+        with BackgroundDataLoader.map(aside, places, n=1) as ahead:  # reads the next while one is worked on
             yield from ahead
 
     def state_dict(self) -> dict[str, Any]:
@@ -99,7 +102,14 @@ class TensorBatches:
     def _part(self, place: Place) -> Place:
         return replace(place, rows=place.rows[share_of(len(place.rows), self.rank, self.size)])
 
-    def _announced(self, place: Place | None) -> Place | None:
+    def _announced(self, places: Iterator[Place]) -> Iterator[Place]:
+        """Each place, when the pages of the next are being fetched."""
+        following = self._announce(next(places, None))
+        while (place := following) is not None:
+            following = self._announce(next(places, None))
+            yield place
+
+    def _announce(self, place: Place | None) -> Place | None:
         if place is not None and len(place.rows):
             self.windows.announce(place.rows, place.start, place.stop)
         return place
@@ -140,7 +150,8 @@ def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device, *, a
         dtype = torch.int64
     if not values.dtype.isnative:
         values = values.astype(values.dtype.newbyteorder("="))
-    out = torch.empty(values.shape, dtype=dtype)
+    on_gpu = device.type == "cuda"
+    out = torch.empty(values.shape, dtype=dtype, pin_memory=on_gpu)
     half, size = values.dtype == np.float16, values.itemsize
     if half and not _torch_takes(values):
         values = np.array(values)
@@ -149,7 +160,8 @@ def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device, *, a
         out.copy_(torch.from_numpy(values if values.flags.writeable else np.asarray(_Writable(values))))
     else:
         np.copyto(out.numpy(), values, casting="unsafe")
-    return out if device.type == "cpu" else out.to(device)
+    # from pinned memory a copy to a GPU waits for nothing; torch keeps the memory until it is done
+    return out if device.type == "cpu" else out.to(device, non_blocking=on_gpu)
 
 
 def _torch_takes(values: np.ndarray) -> bool:

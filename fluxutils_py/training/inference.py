@@ -25,6 +25,7 @@ from fluxutils_py.nn import (
 from fluxutils_py.parallel import Sync
 from fluxutils_py.training.batches import to_tensor
 
+FIRST = 16  # steps of the first block: what one call of a small LSTM costs beyond its steps, it costs for ten of them
 FULL, AT_MOST = 1 << 14, 256  # rows times steps of a block, and steps: what keeps a step's overhead small
 
 
@@ -61,7 +62,7 @@ class Predictor:
 
     A product of two matrices may round differently when there are more rows, so a step's output would depend a little
     on how many steps are computed with it. Here it does not: the blocks in which a series is computed are the same
-    however the calls cut it. They grow from 1 step to 64, or 256 for few series; one that the data do not fill is
+    however the calls cut it. They grow from 16 steps to 64, or 256 for few series; one that the data do not fill is
     filled up with zeros, and computed anew when the rest has come. The results for chunks of time are therefore
     equal to the last bit. Models that cannot take whole windows are run step by step, where there is nothing to prove;
     one that says itself that it takes windows (``takes_windows = True``) sees windows of ``seqsize`` steps.
@@ -126,40 +127,53 @@ class Predictor:
         at = 0  # steps of this call that are done
         while at < self.n_steps:
             k = held[0].shape[0] if held else 0
-            size = block_size(seen + at - k, len(rows)) - k if self._blocked else min(self._chunk, self.n_steps - at)
+            rest = self.n_steps - at
+            sizes = blocks(seen + at - k, k + rest, len(rows)) if self._blocked else [min(self._chunk, rest)]
             with torch.no_grad():
-                prediction, held = self._run(series, rows, at, size, held)
+                prediction, held = self._run(series, rows, at, sizes, held)
             yield prediction
             at = prediction.steps.stop
         self._parts.append((states(self.model), held or self._nothing_held(series)))
 
     def _run(
-        self, series: slice, rows: Rows, at: int, size: int, held: tuple[Tensor, ...]
+        self, series: slice, rows: Rows, at: int, sizes: list[int], held: tuple[Tensor, ...]
     ) -> tuple[Prediction, tuple[Tensor, ...]]:
-        """Predict the next ``size`` steps, or those that there are; ``held`` are the steps before in the same block."""
-        stop = min(at + size, self.n_steps)
-        missing = at + size - stop
+        """Predict the next steps in blocks of these sizes; ``held`` are the steps before that are in the first one."""
+        k = held[0].shape[0] if held else 0
+        stop = min(at + sum(sizes) - k, self.n_steps)
+        missing = sum(sizes) - k - (stop - at)  # of the last block
         self.windows.announce(rows, at, stop)
         values, _, _, gap, _ = self.windows.cut(rows, at, stop)
         xs = tuple(self._tensor(v) for v in values)
         if held:
             xs = tuple(torch.cat([h, x]) for h, x in zip(held, xs, strict=True))
+        there = [*sizes[:-1], sizes[-1] - missing]
+        *full, last = zip(*(x.split(there) for x in xs), strict=True)
+        outs = [*(self._block(block) for block in full), self._block(last, missing)]
+        y = tuple(self._output(parts, k, gap) for parts in zip(*outs, strict=True))
+        return Prediction(y, series, slice(at, stop)), last if missing else ()
+
+    def _block(self, xs: tuple[Tensor, ...], missing: int = 0) -> tuple[Tensor, ...]:
+        """The outputs for one block, computed with so many steps of zeros behind it, which leave no trace."""
         before = snapshot(self.model) if missing else []
-        block = tuple(torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) for x in xs) if missing else xs
-        out = run_window(self.model, block[0] if len(block) == 1 else block)
         n = xs[0].shape[0]
-        y = tuple(self._output(o, n - (stop - at), n, gap) for o in ((out,) if isinstance(out, Tensor) else out))
+        if missing:
+            xs = tuple(torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) for x in xs)
+        out = run_window(self.model, xs[0] if len(xs) == 1 else xs)
         if missing:
             restore(self.model, before)
-        return Prediction(y, series, slice(at, stop)), xs if missing else ()
+        outs = (out,) if isinstance(out, Tensor) else out
+        for o in outs:
+            if o.dim() != 3:
+                raise ShapeError(
+                    f"the model gives outputs of shape {tuple(o.shape)} for a window; expected (S, B, G): "
+                    "end it with an output axis, as nn.Linear(..., 1) has"
+                )
+        return tuple(o[:n] for o in outs) if missing else outs
 
-    def _output(self, out: Tensor, start: int, stop: int, gap: np.ndarray | None) -> np.ndarray:
-        if out.dim() != 3:
-            raise ShapeError(
-                f"the model gives outputs of shape {tuple(out.shape)} for a window; expected (S, B, G): "
-                "end it with an output axis, as nn.Linear(..., 1) has"
-            )
-        y = out[start:stop].cpu().numpy()
+    def _output(self, parts: tuple[Tensor, ...], skip: int, gap: np.ndarray | None) -> np.ndarray:
+        """The outputs of some blocks behind the first ``skip`` steps, as one array."""
+        y = (parts[0] if len(parts) == 1 else torch.cat(parts))[skip:].cpu().numpy()
         if gap is not None:
             y = np.where(gap[:, :, None], np.nan, y).astype(y.dtype)
         return y
@@ -201,16 +215,32 @@ class Predictor:
         return to_tensor(values, self.dtype, self.device)
 
 
+def blocks(start: int, n_steps: int, n_series: int) -> list[int]:
+    """Steps of the blocks from the one that begins at a step: as many as are needed, or as one of the largest holds.
+
+    >>> blocks(0, 1000, 100), blocks(0, 20, 100), blocks(128, 1000, 100), blocks(256, 1000, 100)
+    ([16, 16, 16, 16, 32, 32], [16, 16], [64, 64], [128])
+    """
+    sizes = [block_size(start, n_series)]
+    while (done := sum(sizes)) < n_steps and done + (size := block_size(start + done, n_series)) <= largest(n_series):
+        sizes.append(size)
+    return sizes
+
+
 def block_size(start: int, n_series: int) -> int:
-    """Steps of the block that begins at a step: 1, 1, 2, 4, 8, 16, 16, 16, 32, 32, 64, 64, ... up to a most.
+    """Steps of the block that begins at a step: 16, 16, 16, 16, 32, 32, 64, 64, ... up to a most.
 
     Of a series of 32 steps or more, at most a third is computed in vain.
 
-    >>> [block_size(start, 1) for start in (0, 1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 512, 768, 1024)]
-    [1, 1, 2, 4, 8, 16, 16, 16, 32, 32, 64, 256, 256, 256]
+    >>> [block_size(start, 1) for start in (0, 16, 32, 48, 64, 96, 128, 512, 768, 1024)]
+    [16, 16, 16, 16, 32, 32, 64, 256, 256, 256]
     >>> block_size(4096, 100), block_size(4096, 100_000)
     (128, 64)
     """
-    most = max(64, min(AT_MOST, 1 << max(1, FULL // n_series).bit_length() - 1))
-    even = 1 << start.bit_length() - 1 if start else 1  # the largest power of two that is not above
-    return min(most, even if start < 32 else even // 2)
+    even = 1 << start.bit_length() >> 1  # the largest power of two that is not above
+    return min(largest(n_series), max(FIRST, even // 2))
+
+
+def largest(n_series: int) -> int:
+    """Steps of the largest blocks."""
+    return max(64, min(AT_MOST, 1 << max(1, FULL // n_series).bit_length() - 1))

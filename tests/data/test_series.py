@@ -75,6 +75,7 @@ FORMS = {
     "series reversed": lambda x, _: x[:, ::-1].copy()[:, ::-1],
     "time reversed": lambda x, _: x[:, :, ::-1].copy()[:, :, ::-1],
     "every second of more": lambda x, _: np.repeat(np.repeat(x, 2, 1), 2, 2)[:, ::2, ::2],
+    "every second of time-major memory": lambda x, _: in_order(np.repeat(x, 2, 1), (2, 1, 0))[:, ::2],
     "read-only": lambda x, _: read_only(x),
     "memory map": on_disk,
     "HDF5": in_hdf5,

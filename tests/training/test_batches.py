@@ -195,3 +195,20 @@ def test_lazy_arrays_are_read_in_another_thread_and_errors_come_at_their_window(
     assert got == [0, 5]
     assert threading.main_thread() not in lazy.threads
     assert not any(t.is_alive() for t in lazy.threads)
+
+
+def test_windows_for_another_device_are_made_one_ahead_in_another_thread(monkeypatch):
+    source, readers = windows(), []
+    real = SequenceWindows.read
+
+    def noted(self, place):
+        readers.append(threading.current_thread())
+        return real(self, place)
+
+    monkeypatch.setattr(SequenceWindows, "read", noted)
+    batches = TensorBatches(source, torch.float32, torch.device("meta"))
+    assert [b.x.shape for b in batches] == [(p.stop - p.start, len(p.rows), 3) for p in source.places()]
+    assert threading.main_thread() not in readers
+    assert not any(t.is_alive() for t in readers)
+    assert all(b.x.device.type == "cpu" for b in TensorBatches(source, torch.float32, CPU))
+    assert threading.main_thread() in readers
