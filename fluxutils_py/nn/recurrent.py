@@ -209,9 +209,7 @@ class Recur(nn.Module):
             y = state[0] if isinstance(module, nn.LSTMCell) else state
         else:
             y, state = module(x, self.state)
-        object.__setattr__(
-            self, "state", state
-        )  # nn.Module's own looks for parameters, for a microsecond at every step
+        object.__setattr__(self, "state", state)  # a module's own takes a microsecond, at every step
         return y
 
     def _check_batch(self, state: State, n_series: int) -> None:
