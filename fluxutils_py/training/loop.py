@@ -6,15 +6,17 @@ import math
 import statistics
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.parallel import Sync
 from fluxutils_py.training.dataset import length, rest_of
 from fluxutils_py.training.hooks import Action, Hooks
+from fluxutils_py.training.later import Later
 from fluxutils_py.training.triggers import Trigger
 
 NO_MORE = object()
@@ -22,9 +24,12 @@ NO_MORE = object()
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """What one step gives: its loss (None if it computed none), how many data it was a mean over, and metrics."""
+    """What one step gives: its loss (None if it computed none), how many data it was a mean over, and metrics.
 
-    loss: float | None
+    A loss that a GPU is still computing is a number for hooks all the same: ``loop.info`` waits for it.
+    """
+
+    loss: Any
     n_live: float = 1
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
@@ -82,8 +87,6 @@ class Loop:
     end_step : int or None
         Where the run ends. None if that is not known: in the first epoch over batches without a length; after it, an
         estimate from the epochs so far.
-    info : StepInfo
-        Of the last step.
     record : dict
         Of the epoch that just ended, for ``on_epoch`` hooks to read and to add to: ``epoch``, ``loss`` (mean over
         the data), ``window_loss`` (mean over the steps), ``seconds``.
@@ -92,7 +95,8 @@ class Loop:
     n_epochs, steps_per_epoch : int or None
         What the run will come to, if it is known.
     train_step_durations : array of float
-        Seconds that each step of the run took: the step alone, without waiting for the batch, and without hooks.
+        Seconds that each step of the run took: the step alone, without waiting for the batch, and without hooks. On a
+        GPU, what it takes to set the step to work.
     shared_data : dict
         For hooks to leave things for each other.
     rank : int
@@ -134,7 +138,8 @@ class Loop:
         self.step = self.loop_step = self.start_step = made if isinstance(made, int) else 0
         self.epoch = self.epoch_step = self._start_epoch = 0
         self.end_step: int | None = None
-        self.info = StepInfo(None, 0)
+        self._info = StepInfo(None, 0)
+        self._late: deque[StepInfo] = deque()  # whose losses have not been read yet, oldest first
         self.record: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
         self.n_epochs: int | None = None
@@ -168,6 +173,13 @@ class Loop:
         """End the run after the step that is under way, as if it were the last; on all ranks, whichever asks for it."""
         self._asked_to_stop = True
         self.sync.stop()
+
+    @property
+    def info(self) -> StepInfo:
+        """Of the last step; its loss is waited for, if a GPU is still computing it."""
+        if isinstance(self._info.loss, Later):
+            self._info = replace(self._info, loss=float(self._info.loss))
+        return self._info
 
     @property
     def stopped(self) -> bool:
@@ -304,19 +316,30 @@ class Loop:
             if info is None:
                 break
             self.train_step_durations.append(clock() - began)
-            if info.loss is not None and not math.isfinite(info.loss):
-                sync.fail(FloatingPointError(f"the loss of step {self.step + 1} is {info.loss}"))
-            self.info = info
+            if isinstance(info.loss, Later):
+                self._late.append(info)
+                self._settle(1)
+            else:
+                if info.loss is not None and not math.isfinite(info.loss):
+                    sync.fail(FloatingPointError(f"the loss of step {self.step + 1} is {info.loss}"))
+                self._sums.add(info)
+            self._info = info
             self.step += 1
             self.epoch_step += 1
-            self._sums.add(info)
             sync.attempt(self.hooks.run, "step", self)
             self.hooks.run_together("step", self)
+        self._settle(0)
         self.loop_step = self.step
         now = clock()
         self._sums.seconds += now - self._began
         self._began = now
         sync.share()
+
+    def _settle(self, but: int) -> None:
+        """Read the losses that a GPU was still computing, but for the newest ones; it works on those meanwhile."""
+        while len(self._late) > but:
+            info = self._late.popleft()
+            self._sums.add(replace(info, loss=float(info.loss)))
 
     # -- the epoch under way -------------------------------------------------------------------------
 
@@ -336,6 +359,7 @@ class Loop:
         """The epoch under way is over, or given up."""
         source, batches, self._source, self._batches = self._source, self._batches, None, None
         self.epoch_step, self._sums = 0, _Sums()
+        self._late.clear()
         close = getattr(source, "close", None)
         if close is not None and source is not batches:  # it may be reading ahead; batches are the caller's to close
             close()
@@ -349,6 +373,7 @@ class Loop:
         hooks, that loads it and is then run with the same arguments over the same batches, goes on behind that
         point, and ends as this one will.
         """
+        self._settle(0)
         sums = asdict(self._sums)
         if self.epoch_step:
             sums["seconds"] += time.perf_counter() - self._began if self._running else 0.0

@@ -30,6 +30,7 @@ from fluxutils_py.nn.losses import Loss
 from fluxutils_py.nn.recurrent import State, map_state
 from fluxutils_py.parallel import Sync, Threads, by_rank
 from fluxutils_py.training.batches import Batch
+from fluxutils_py.training.later import Later
 from fluxutils_py.training.loop import StepInfo
 from fluxutils_py.training.replicas import Replicas, add_to
 from fluxutils_py.training.windowloss import call_loss, require_dependence, window_loss
@@ -56,6 +57,11 @@ class WindowStep:
         Threads at work, over which each window's series are divided.
     sync : Sync, optional
         The ranks that train together, each on its part of every window; see :class:`Sync`. None: this process alone.
+    late : bool, optional
+        Whether losses are read one step behind, so that a GPU need not wait for Python. A loss or gradient that is not
+        finite is then an error one step later; meanwhile the optimizer, which must be a fused one of torch, changes
+        nothing. None: on a GPU, where that can be done: on one process, without threads, ``accumulate``, or an
+        optimizer that is not fused.
 
     Attributes
     ----------
@@ -80,6 +86,7 @@ class WindowStep:
         accumulate: int = 1,
         threads: Threads | None = None,
         sync: Sync | None = None,
+        late: bool | None = None,
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.sync = Sync() if sync is None else sync
@@ -90,6 +97,9 @@ class WindowStep:
         self._flat = self.sync.bind(self._params)
         self._weighted, self._always_weights = takes_weights(loss), needs_weights(loss)
         self._adds_up = isinstance(loss, SeqLoss) and loss.divisors(()) is None  # a sum over series, not a mean
+        able = self.sync.solo and self._replicas is None and accumulate == 1 and skips_steps(optimizer)
+        self._late = able and (self._flat.is_cuda if late is None else late)
+        self._bad = torch.zeros((), dtype=torch.float32, device=self._flat.device)  # 1 once a step was not finite
         self._seen = 0  # steps that this rank has learnt from in this epoch
         self._waiting = self._waiting_live = 0  # windows whose gradients have not been applied yet
         self._next_states: list[State | None] = []
@@ -117,6 +127,7 @@ class WindowStep:
         reset(self.model)
         self._forget_gradients()
         self._waiting = self._waiting_live = 0
+        self._bad.zero_()
 
     def _scale_gradients(self, factor: float) -> None:
         for p in self._params:
@@ -199,7 +210,7 @@ class WindowStep:
         n_live = batch.window.n_live
         return value, 1.0 if self._adds_up else loss_share(self.loss, batch, n_live), n_live
 
-    def _walk(self, batch: Batch) -> float | None:
+    def _walk(self, batch: Batch) -> Any:
         """Go through a window; the loss, if there is one, its gradient being on the parameters."""
         w, model = batch.window, self.model
         if w.place.first:
@@ -220,17 +231,54 @@ class WindowStep:
             layer.truncate()
         return value
 
-    def _learnt(self, value: float, n_live: int, window: Window) -> StepInfo:
+    def _learnt(self, value: Any, n_live: int, window: Window) -> StepInfo:
+        if isinstance(value, Tensor):
+            return self._learnt_late(value, n_live, window)
         self._waiting += 1
         self._waiting_live += n_live
         if self._waiting == self.accumulate:
             self._update(window)
         return StepInfo(value, n_live)
 
-    def _learn(self, batch: Batch) -> float:
+    def _learnt_late(self, loss: Tensor, n_live: int, window: Window) -> StepInfo:
+        """The same as an update that knows its numbers, without knowing them."""
+        flat = pack(gradients(self._params), self._flat)
+        norm = torch.linalg.vector_norm(flat)
+        self._bad = torch.maximum(self._bad, (~(norm.isfinite() & loss.isfinite())).float())
+        self._gradient_sum += flat
+        self._n_gradients += 1
+        if self.clip is not None:
+            factor = (self.clip / (norm.double() + 1e-6)).clamp(max=1.0)
+            for p in self._params:
+                if p.grad is not None:
+                    p.grad.mul_(factor)
+        optimizer: Any = self.optimizer
+        optimizer.found_inf = self._bad  # what torch's gradient scaler would set: a fused optimizer then does nothing
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.found_inf
+        made = self.updates
+        self.updates += 1
+        self._forget_gradients()
+
+        def check(loss: float, norm: float) -> None:
+            for what, number in (("loss", loss), ("gradient norm", norm)):
+                if not math.isfinite(number):
+                    self.updates = made  # nor did later ones change anything
+                    raise self._not_finite(what, number, window)
+
+        return StepInfo(Later((loss, norm), check), n_live)
+
+    def _learn(self, batch: Batch) -> Any:
+        """The loss, as a number; as a tensor, if it is to be read late."""
         w, ws = batch.window, self._weights(batch)
         if self._replicas is None:
             loss = window_loss(self.loss, self.model, batch.x, batch.y, ws, w.place.lead)
+            if self._late:
+                require_dependence(loss)
+                loss.backward()
+                return loss.detach()
             value = loss.item()
         else:
             value, grads = self._replicas.gradient(batch, ws)
@@ -296,6 +344,13 @@ class WindowStep:
             f"{what} is {value}{place}; the parameters are as before this window. "
             "Lower the learning rate, set clip in the spec, or look for extreme values in the data"
         )
+
+
+def skips_steps(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer does nothing in a step that is told, on the device, that something is not finite."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and all(
+        group.get("fused") for group in optimizer.param_groups
+    )
 
 
 def unit_weights(batch: Batch, like: Tensor) -> Tensor:
