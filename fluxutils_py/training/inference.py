@@ -113,7 +113,7 @@ class Predictor:
         tensors, pending = zip(*(part for parts, _ in found for part in parts), strict=True)
         dims = found[0][1]
         joined = [torch.cat(parts, d) for parts, d in zip(zip(*tensors, strict=True), dims, strict=True)]
-        seen = self.n_steps + (self._before.n_steps if self._before else 0)
+        seen = self.n_steps + (0 if self._before is None else self._before.n_steps)
         return StreamState(joined, seen, tuple(torch.cat(parts, 1) for parts in zip(*pending, strict=True)))
 
     # -- one group of series -------------------------------------------------------------------------

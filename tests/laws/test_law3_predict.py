@@ -1,6 +1,7 @@
 """Law 3: predict is pure, and does not depend on how the work is divided."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
 
 import h5py
 import numpy as np
@@ -45,6 +46,33 @@ def test_chunks_of_time_agree_to_the_last_bit(dtype, layer, cuts):
         parts.append(part)
     assert np.array_equal(np.concatenate(parts, 2), whole)
     assert np.array_equal(est.predict(x[:, :, :77]), whole[:, :, :77])
+
+
+class Noting(nn.Linear):
+    """Notes the step at which each window that it is given begins, and how many steps that has."""
+
+    seen: ClassVar[list[tuple[int, int]]] = []
+
+    def forward(self, x):
+        self.seen.append((round(float(x.detach().flatten()[0])), len(x)))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("sizes", [[1] * 300, [7, 1, 22, 270], [16, 32, 252], [130, 170]])
+def test_chunks_of_time_are_computed_in_the_blocks_of_the_whole(sizes):
+    steps = np.broadcast_to(np.arange(300.0), (3, 5, 300))  # many blocks round alike, so that numbers would not tell
+    est = Estimator(Noting(3, 1), None, None, Spec(epochs=1, batchsize=B, seqsize=S)).fit(steps, steps[:1])
+    est.predict(steps[:, :, :1])
+    Noting.seen.clear()
+    est.predict(steps)
+    whole, state = dict(Noting.seen), None
+    assert list(whole) == [0, *np.cumsum(list(whole.values()))[:-1]]
+    assert sum(whole.values()) < 1.5 * 300
+    Noting.seen.clear()
+    for stop, size in zip(np.cumsum(sizes), sizes, strict=True):
+        _, state = est.predict(steps[:, :, stop - size : stop], state=state, return_state=True)
+    assert dict(Noting.seen) == whole
+    assert all(whole[start] == size for start, size in Noting.seen)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
