@@ -807,7 +807,8 @@ def state_of(n_series, n_features=2, hidden=4):
          lambda: {"x": X, "state": [torch.zeros(1, 4, 4)] * 2}),
     Case("stream of other series", ShapeError, "state is of 4 series, the input has 5",
          lambda: {"x": X, "state": state_of(4)}),
-    Case("stream of other units", ShapeError, ("state 0, of 'rnn', has shape (1, 0, 3)", "expected (1, B, 4)"),  # no block is full yet
+    # no block is full yet: its state is that of no series
+    Case("stream of other units", ShapeError, ("state 0, of 'rnn', has shape (1, 0, 3)", "expected (1, B, 4)"),
          lambda: {"x": X, "state": state_of(N, 2, 3)}),
     Case("stream of other features", ShapeError, "state holds steps of inputs of [3] features, the inputs have [2]",
          lambda: {"x": X, "state": state_of(N, 3)}),
