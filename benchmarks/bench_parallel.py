@@ -64,7 +64,7 @@ class Stopwatch:
             reduce(self, packed)
             cls.seconds += time.perf_counter() - began
 
-        Sync._allreduce = timed  # type: ignore[method-assign]
+        Sync._allreduce = timed  # type: ignore[method-assign]  # for the time that it takes
 
 
 def run_fit(shape: Shape, x: np.ndarray, y: np.ndarray, model: nn.Module) -> tuple[float, torch.Tensor]:

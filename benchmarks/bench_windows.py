@@ -61,7 +61,7 @@ def ways(folder: Path) -> dict[str, Callable[[int, int], torch.Tensor]]:
 
     def dataloader(n: int, t: int) -> torch.Tensor:  # one series an item, collated: what a user of DataLoader has
         items = [torch.from_numpy(np.array(mapped[:, k, t : t + S].T)) for k in range(n, n + B)]
-        (batch,) = torch.utils.data.DataLoader(items, batch_size=B)  # type: ignore[arg-type]
+        (batch,) = torch.utils.data.DataLoader(items, batch_size=B)  # type: ignore[arg-type]  # a list is a dataset
         return batch.transpose(0, 1)
 
     return {

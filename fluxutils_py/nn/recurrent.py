@@ -171,7 +171,7 @@ class Recur(nn.Module):
         if len(known) < len(parts):
             return None
         if isinstance(known[0], Tensor):
-            return torch.cat([p.detach() for p in known], self.batch_dim)  # type: ignore[union-attr]
+            return torch.cat([p.detach() for p in known], self.batch_dim)  # type: ignore[union-attr]  # all are
         return tuple(torch.cat([t.detach() for t in ts], self.batch_dim) for ts in zip(*known, strict=True))
 
     # -- computing -----------------------------------------------------------------------------------

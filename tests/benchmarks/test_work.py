@@ -67,7 +67,7 @@ def test_windows_of_peers_are_those_of_the_loop(module, shape):
 
 @pytest.mark.parametrize("peer", ["skorch", "lightning"])
 def test_peer_ends_with_the_same_weights(module, shape, peer):
-    pytest.importorskip(peer)
+    pytest.importorskip(peer)  # of the benchmarks only: no extra of the tests brings them
     work, peers = module("work"), module("peers")
     data = work.make(shape)
     train = {"skorch": peers.by_skorch, "lightning": peers.by_lightning}[peer]
