@@ -14,12 +14,13 @@ from torch import Tensor, optim
 from fluxutils_py.data import Rows, SampleWeight
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.html import ReadableTables
-from fluxutils_py.estimator.layout import Inputs, Targets, read_inputs, read_targets, read_weight
+from fluxutils_py.estimator.layout import Inputs, read_inputs, read_weight
 from fluxutils_py.estimator.output import Output
 from fluxutils_py.estimator.persistence import load_estimator, save_estimator
 from fluxutils_py.estimator.predicting import Predictions, Transform
 from fluxutils_py.estimator.scoring import pooled_accuracy, pooled_r2
 from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.estimator.targets import Targets, read_targets
 from fluxutils_py.nn import SeqLoss, as_loss
 from fluxutils_py.parallel import Sync, get_communicator
 from fluxutils_py.training import StreamState

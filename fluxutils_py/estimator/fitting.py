@@ -17,10 +17,11 @@ from fluxutils_py.data.weights import blocks
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, draw_generator, require_stored
 from fluxutils_py.estimator.holdout import Part, hold_out
-from fluxutils_py.estimator.layout import MISSING, Inputs, Targets, read_inputs, read_weight, sizes
+from fluxutils_py.estimator.layout import Inputs, read_inputs, read_weight, sizes
 from fluxutils_py.estimator.ranks import agree_on_fit, own_device
 from fluxutils_py.estimator.resuming import restore_newest, with_checkpoints
 from fluxutils_py.estimator.spec import check_int, read_spec
+from fluxutils_py.estimator.targets import MISSING, Targets
 from fluxutils_py.nn import SeqLoss, as_loss, reset, seeded, takes_weights, takes_windows
 from fluxutils_py.parallel import Sync, Threads, n_threads
 from fluxutils_py.reporting import ProgressBar, watched

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from fluxutils_py.data import Rows
-from fluxutils_py.estimator.layout import Inputs, Targets
+from fluxutils_py.estimator.layout import Inputs
+from fluxutils_py.estimator.targets import Targets
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from fluxutils_py.data import SampleWeight
 from fluxutils_py.data.weights import blocks
 from fluxutils_py.errors import DataError
-from fluxutils_py.estimator.layout import MISSING
+from fluxutils_py.estimator.targets import MISSING
 
 
 class Encoder:

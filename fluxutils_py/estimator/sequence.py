@@ -18,8 +18,8 @@ from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import adamw, require_one
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.labels import ClassWeight
-from fluxutils_py.estimator.layout import Targets
 from fluxutils_py.estimator.spec import Spec, check_int, check_positive, read_spec
+from fluxutils_py.estimator.targets import Targets
 from fluxutils_py.estimator.typed import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.nn import FLSTM, GRU, HFGRU, LSTM, MGU, RNN, SGRU, SMGU
 

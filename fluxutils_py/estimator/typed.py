@@ -18,8 +18,9 @@ from fluxutils_py.estimator.building import adamw, default_model
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.labels import Encoder, find_classes
-from fluxutils_py.estimator.layout import Inputs, Targets, read_labels, read_targets
+from fluxutils_py.estimator.layout import Inputs
 from fluxutils_py.estimator.spec import Spec
+from fluxutils_py.estimator.targets import Targets, read_labels, read_targets
 
 
 def with_ready_settings(est: Any) -> SimpleNamespace:

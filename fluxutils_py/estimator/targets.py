@@ -1,0 +1,195 @@
+"""The forms in which users give targets, as series that lie beside the inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.utils import check_consistent_length, column_or_1d
+from sklearn.utils.validation import _check_y, assert_all_finite
+
+from fluxutils_py.data import SamplesView, SampleWeight, SequenceView, Series, TimestepsView, as_series, require_aligned
+from fluxutils_py.data.indexing import picks
+from fluxutils_py.data.series import three_axes
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.estimator.layout import Inputs, is_native, n_axes, read_lengths, require_array, sizes
+
+MISSING = -100  # label of a step that has none, as in torch
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Targets of any form, as series.
+
+    ``series`` are (G, N, T). ``per_series`` says that there is one target per series, at its last step; ``ndim`` is
+    that of the array that was given.
+    """
+
+    series: tuple[Series, ...]
+    per_series: bool
+    ndim: int
+
+
+def read_targets(
+    y: Any,
+    inputs: Inputs,
+    est: Any,
+    lengths: Any = None,
+    *,
+    kind: str = "numbers",
+    encode: Callable[[np.ndarray], np.ndarray] | None = None,
+    name: str = "y",
+) -> Targets:
+    """Targets of whatever form, aligned with the inputs.
+
+    Parameters
+    ----------
+    kind : "numbers", "integers" or "labels"
+        Integers are for losses that want them; labels are of any type, one per step or series.
+    encode : callable, optional
+        Makes integers of labels.
+    """
+    if y is None:
+        raise ValueError(f"This {type(est).__name__} estimator requires y to be passed, but the target y is None.")
+    require_array(y, name, "(G, N, T), samples(y) or timesteps(y) of one, or a vector or matrix with the rows of x")
+    if isinstance(y, SequenceView):
+        _require_same_view(y, inputs)
+        series: tuple[Series, ...] = (Series(_encoded(y.native, encode), name),)
+        targets = Targets(series, False, 2)
+    elif is_native(y):
+        arrays = y if isinstance(y, tuple) else (y,)
+        read = tuple(_encoded(a, encode) for a in arrays)
+        targets = Targets(as_series(read if isinstance(y, tuple) else read[0], name), False, 3)
+    else:
+        targets = _read_plain_targets(y, inputs, est, lengths, kind, encode, name)
+    if inputs.form == "rows" and targets.series[0].T != inputs.T:
+        raise ShapeError(
+            f"the rows of the matrix {inputs.series[0].name} are series of {inputs.T} step{'s' * (inputs.T > 1)}, but "
+            f"{name} has {targets.series[0].T} steps; if it is of one series or of one feature, add the missing "
+            "axis: x[:, None] or x[None]"
+        )
+    require_aligned(inputs.series[0], targets.series[0])
+    if kind == "labels" and any(s.F != 1 for s in targets.series):
+        raise ShapeError(
+            f"{name} has {sizes(targets.series)} labels per step; a classifier learns one, of shape (1, N, T): "
+            "take an Estimator with a loss of your own for several"
+        )
+    return targets
+
+
+def _require_same_view(y: SequenceView, inputs: Inputs) -> None:
+    form = "timesteps" if isinstance(y, TimestepsView) else "samples"
+    if inputs.form in ("samples", "timesteps") and inputs.form != form:
+        raise ShapeError(f"x is {inputs.form}(...) and y is {form}(...); both must be split alike")
+
+
+def _encoded(a: Any, encode: Callable[[np.ndarray], np.ndarray] | None) -> Any:
+    """Labels as integers: at once if they are in memory, else as they are read."""
+    if encode is None:
+        return a
+    if not hasattr(a, "shape"):
+        a = np.asarray(a)
+    if type(a).__module__.split(".")[0] == "torch":
+        a = a.detach().cpu().numpy()
+    return encode(a) if type(a) is np.ndarray else Encoded(a, encode)
+
+
+class Encoded:
+    """Labels as integers, made of them as they are read."""
+
+    ndim, dtype = 3, np.dtype(np.int64)
+
+    def __init__(self, labels: Any, encode: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.labels, self.encode, self.shape = labels, encode, tuple(labels.shape)
+        self.at_hand = getattr(labels, "at_hand", False)
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        return self.encode(np.asarray(self.labels[key]))
+
+
+def _read_plain_targets(y: Any, inputs: Inputs, est: Any, lengths: Any, kind: str, encode: Any, name: str) -> Targets:
+    """A vector or matrix: one row per series, or per time step of a view of time steps."""
+    if type(y).__module__.split(".")[0] == "torch":
+        y = y.detach().cpu().numpy()
+    ndim = max(1, n_axes(y))
+    array = _labels(y) if kind == "labels" else _check_y(y, multi_output=True, y_numeric=True, estimator=est)
+    n_rows = inputs.T if inputs.form == "timesteps" else inputs.N
+    check_consistent_length(np.empty(n_rows), array)
+    array = array.reshape(n_rows, -1)
+    if encode is not None:
+        array = encode(array)
+    columns = array.shape[1]
+    if inputs.form == "timesteps":
+        if columns % inputs.N:
+            raise ShapeError(
+                f"{name} has {columns} columns, which are not the targets of {inputs.N} series; use timesteps({name})"
+            )
+        return Targets((Series(TimestepsView.unflat(array, columns // inputs.N), name),), False, ndim)
+    if inputs.T == 1 or est._settings().target == "step":
+        if columns % inputs.T:
+            raise ShapeError(
+                f"target='step', but {name} has {columns} columns, which are not {inputs.T} steps of any number of "
+                "targets"
+            )
+        return Targets((Series(SamplesView.unflat(array, columns // inputs.T), name),), False, ndim)
+    if inputs.form == "native" and columns == inputs.T:
+        raise ShapeError(
+            f"{name} has shape {array.shape} = (N, T) beside x of (F, N, T): if it is a target for each step, add the "
+            f"missing axis, {name}[None]; if it is {columns} targets for each series, take samples(x)"
+        )
+    found = read_lengths(lengths, inputs)
+    last = np.full(inputs.N, inputs.T - 1) if found is None else found - 1
+    if array.dtype.kind in "iub" and kind == "numbers":  # NaN says where there is none
+        array = array.astype(float)
+    return Targets((Series(AtLastStep(array, inputs.T, last), name),), True, ndim)
+
+
+def _labels(y: Any) -> np.ndarray:
+    found = np.asarray(column_or_1d(y, warn=True))
+    assert_all_finite(found, input_name="y")
+    return found
+
+
+def read_labels(y: Any, inputs: Inputs, weight: SampleWeight | None) -> tuple[Any, SampleWeight | None]:
+    """Labels as they were given, of shape (1, N, T) or, one per series, (1, N, 1), and weights of that shape."""
+    if isinstance(y, SequenceView):
+        return y.native, weight
+    if is_native(y):
+        return three_axes(y, "y"), weight
+    array = _labels(y)
+    if inputs.form == "timesteps":
+        return array[None, None], weight
+    if weight is not None:
+        weight = SampleWeight(weight.largest(), inputs.N, 1)
+    check_consistent_length(np.empty(inputs.N), array)
+    return array[None, :, None], weight
+
+
+class AtLastStep:
+    """One target per series as a (G, N, T) array that holds it at each series' last step, and nothing elsewhere.
+
+    Elsewhere there is NaN, or, for integers, ``MISSING``.
+
+    Parameters
+    ----------
+    values : ndarray of shape (N, G)
+    n_steps : int
+    last : ndarray of int, shape (N,)
+        The last step of each series.
+    """
+
+    ndim, at_hand = 3, True
+
+    def __init__(self, values: np.ndarray, n_steps: int, last: np.ndarray) -> None:
+        self.values, self.last, self.dtype = values, last, values.dtype
+        self.shape = (values.shape[1], values.shape[0], n_steps)
+
+    def __getitem__(self, key: Any) -> Any:
+        wanted = picks(key, self.shape)
+        g, n, t = (np.atleast_1d(np.asarray(p, dtype=np.intp)) for p in wanted)
+        out = np.full((len(g), len(n), len(t)), MISSING if self.dtype.kind in "iu" else np.nan, self.dtype)
+        row, column = np.nonzero(self.last[n][:, None] == t)
+        out[:, row, column] = self.values[n[row]].T[g]
+        return out[tuple(0 if isinstance(p, int) else slice(None) for p in wanted)]
