@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,11 +10,13 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
 from fluxutils_py.data import LazyArray, SequenceView, Series
 from fluxutils_py.data.weights import blocks
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.layout import Inputs, read_inputs, sizes
+from fluxutils_py.estimator.spec import check_int
 
 
 class _Transforming:
@@ -76,6 +78,26 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
     __metadata_request__fit: ClassVar = {"x": UNUSED}
     __metadata_request__transform: ClassVar = {"x": UNUSED}
 
+    def stream(self, n_series: int = 1, state: Sequence[Tensor] | None = None) -> TransformerStream:
+        """Transform step by step, as data come in.
+
+        Parameters
+        ----------
+        n_series : int
+            How many series there are at each step.
+        state : list of Tensor, optional
+            The ``state`` of an earlier stream, to go on from. None: from the start of the series.
+
+        Returns
+        -------
+        TransformerStream
+            Its ``step`` gives for ``(F, N)`` what :meth:`transform` gives for that step of the whole series.
+        """
+        check_is_fitted(self)
+        check_int("n_series", n_series, 1)
+        n_features = int(self._n_inputs)
+        return TransformerStream(self._function(n_features, inverse=False), (n_features, int(n_series)), state)
+
     def _remember(self, inputs: Inputs) -> None:
         """Set the attributes that say what was fitted."""
         self.n_features_in_, self._n_inputs, self._form = inputs.columns, sizes(inputs.series), inputs.form
@@ -89,6 +111,53 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
         tags.input_tags.allow_nan = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
+
+
+class TransformerStream:
+    """A fitted transformer over series whose steps come one by one; made by ``stream``.
+
+    Parameters
+    ----------
+    function : callable
+        Of blocks (F, N, 1). One that looks at earlier steps has ``step(block, state)``, which returns the result and
+        the new state, a list of Tensor; ``empty_state(F, N)``; and ``forget(state, series)``.
+    shape : (F, N)
+    state : list of Tensor, optional
+
+    Attributes
+    ----------
+    state : list of Tensor
+        What the next step depends on; empty for transformers that take each step by itself. ``torch.save`` stores it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[np.ndarray], np.ndarray],
+        shape: tuple[int, int],
+        state: Sequence[Tensor] | None = None,
+    ) -> None:
+        self.function, self.shape = function, shape
+        self._has_memory = hasattr(function, "step")
+        empty = function.empty_state(*shape) if self._has_memory else []  # type: ignore[attr-defined]
+        self.state: list[Tensor] = empty if state is None else list(state)
+        given, wanted = [tuple(t.shape) for t in self.state], [tuple(t.shape) for t in empty]
+        if given != wanted:
+            raise ShapeError(f"state has the shapes {given}; expected {wanted} for {shape[1]} series")
+
+    def step(self, x: Any) -> np.ndarray:
+        """Transform the next step of all series: ``(F, N)`` to a new array ``(F, N)``."""
+        x = np.asarray(x)
+        if x.shape != self.shape:
+            raise ShapeError(f"a step must have the shape (F, N) = {self.shape}, got {x.shape}")
+        if not self._has_memory:
+            return self.function(x[:, :, None])[:, :, 0]
+        found, self.state = self.function.step(x[:, :, None], self.state)  # type: ignore[attr-defined]
+        return found[:, :, 0]
+
+    def reset(self, series: Any = None) -> None:
+        """Let some series (an index or a mask; None: all) start anew."""
+        if self._has_memory:
+            self.state = self.function.forget(self.state, slice(None) if series is None else series)  # type: ignore[attr-defined]
 
 
 def one_input(x: Any, est: Any, fitted: bool) -> tuple[Inputs, Series]:
