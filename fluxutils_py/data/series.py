@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import mmap
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -64,10 +66,21 @@ class Series:
         self._plain = None if not isinstance(array, np.ndarray) else array.view(np.ndarray)  # slices faster than a map
         strides = (0, 0, 0) if self._plain is None else tuple(abs(n) for n in self._plain.strides)
         self._order = _gathering(strides)
+        self._function: Callable[[np.ndarray], np.ndarray] | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
         return self.F, self.N, self.T
+
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Series:
+        """The same array with a function applied to whatever :meth:`read` gives; ``array`` stays as it is.
+
+        ``function`` takes and returns blocks (F, n, t), and gives floating-point numbers, NaN for NaN.
+        """
+        found = copy.copy(self)
+        found._function, found.kind = function, "float"
+        found.dtype = function(np.zeros((self.F, 1, 1), self.dtype)).dtype
+        return found
 
     def read(self, rows: Rows, start: int, stop: int) -> np.ndarray:
         """Steps ``start`` to ``stop`` of the given rows, time-major.
@@ -79,6 +92,10 @@ class Series:
             copied once into its final place, and never to be written to. Steps past a row's end are unspecified.
             From a map that is not in memory it comes page by page, unless it was announced.
         """
+        block = self._read(rows, start, stop)
+        return block if self._function is None else self._function(block.transpose(2, 1, 0)).transpose(2, 1, 0)
+
+    def _read(self, rows: Rows, start: int, stop: int) -> np.ndarray:
         size = stop - start
         if rows.common_start is not None and (rows.common_series is not None or self._plain is not None):
             block = self._rectangle(rows, start, stop)

@@ -297,6 +297,7 @@ class Estimator(ReadableTables, BaseEstimator):
             loss = as_loss(self._settings().loss)
             if isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int":
                 return pooled_accuracy(predictions, targets, rows, weight, loss.ignore_index, sync)
+            predictions.transform = self._answer
             return pooled_r2(predictions, targets, rows, weight, sync)
 
     def save(self, path: Any) -> None:

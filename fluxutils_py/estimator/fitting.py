@@ -22,6 +22,7 @@ from fluxutils_py.estimator.ranks import agree_on_fit, own_device
 from fluxutils_py.estimator.resuming import restore_newest, with_checkpoints
 from fluxutils_py.estimator.spec import check_int, read_spec
 from fluxutils_py.estimator.targets import MISSING, Targets
+from fluxutils_py.estimator.targetscale import TargetScale
 from fluxutils_py.nn import SeqLoss, as_loss, reset, seeded, takes_weights, takes_windows
 from fluxutils_py.parallel import Sync, Threads, n_threads
 from fluxutils_py.reporting import ProgressBar, watched
@@ -113,6 +114,7 @@ class Fit:
             stratify = self.classes is not None
             fraction = self.settings.validation_fraction
             parts = hold_out(self.inputs, self.targets, lengths, fraction, seed, stratify)
+        self.target_scale = self._find_target_scale(weight, lengths, parts[0])
         self.windows = self._cut(self.inputs, self.targets, weight, lengths, parts[0])
         self.model, self.optimizer = self._build()
         first = next(self.model.parameters())
@@ -162,6 +164,15 @@ class Fit:
 
     # -- building ------------------------------------------------------------------------------------
 
+    def _find_target_scale(self, weight: SampleWeight | None, lengths: Any, part: Part | None) -> TargetScale | None:
+        """The mean and scale of the targets that are trained on; those of the first fit where this one goes on."""
+        if self.resume:
+            return self.est._target_scale
+        if not getattr(self.settings, "scale_target", False) or len(self.y) > 1:
+            return None
+        whole = self.inputs.whole(lengths)
+        return TargetScale.of(self.y[0], whole if part is None else part.of(whole), weight)
+
     def _cut(
         self,
         inputs: Inputs,
@@ -198,7 +209,7 @@ class Fit:
             raise ValueError(f"burn_in of {self.spec.burn_in} leaves nothing of series of {rows.longest} steps{folded}")
         windows = SequenceWindows(
             x,
-            y,
+            y if self.target_scale is None else tuple(self.target_scale.scaled(s) for s in y),
             weight,
             batchsize=self.batchsize,
             seqsize=self._seqsize(rows, training),
@@ -348,6 +359,7 @@ class Fit:
                 est.feature_names_in_ = self.inputs.names
             if self.classes is not None:
                 est.classes_ = self.classes
+            est._target_scale = self.target_scale
             est.loss_, est.n_iter_, est._n_steps = math.nan, 0, 0
             est.grad_ = torch.zeros(sum(p.numel() for p in self.model.parameters()), dtype=self.dtype)
             est.loss_curve_, est.validation_loss_curve_, est.history_ = [], [], []

@@ -21,6 +21,7 @@ import fluxutils_py.optim as own_optim
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.building import NotStored, build_model, optimizer_class
 from fluxutils_py.estimator.spec import Spec, spec_fields
+from fluxutils_py.estimator.targetscale import TargetScale
 from fluxutils_py.nn import SeqLoss, seeded, seqloss
 from fluxutils_py.optim import ChainedOptimizer, ChainFactory
 from fluxutils_py.training import read_file, write_file
@@ -56,6 +57,7 @@ def save_estimator(est: Any, path: Any) -> None:
         "code": {k: _name(v) for k in CODE if callable(v := getattr(est, k, None))},
         "fitted": {k: _plain(getattr(est, k)) for k in FITTED},
         "arrays": {k: (_kind(a), a.tolist()) for k in ARRAYS if (a := getattr(est, k, None)) is not None},
+        "target_scale": None if est._target_scale is None else est._target_scale.plain(),
         "grad": est.grad_,
         "generator": _plain(est._rng.bit_generator.state),
         "scheduler": None if est._scheduler is None else _plain(est._scheduler.state_dict()),
@@ -102,6 +104,7 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
         est.model_ = model.eval()
         vars(est).update(fitted)
         vars(est).update({k: np.array(v, dtype=d) for k, (d, v) in c["arrays"].items() if k in ARRAYS})
+        est._target_scale = None if c["target_scale"] is None else TargetScale.from_plain(c["target_scale"])
         est.grad_ = c["grad"].to(next(model.parameters()).device)
         est._rng = generator
         _restore_optimizer(est, c, "opt" in arguments)

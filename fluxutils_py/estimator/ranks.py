@@ -58,6 +58,7 @@ def identity(fit: Any) -> dict[str, Any]:
         **{f"spec.{f.name}": _plain(getattr(fit.spec, f.name)) for f in dataclasses.fields(fit.spec)},
         "the loss": _plain(fit.loss),
         **_data("", fit.windows),
+        "the scale of the target": None if fit.target_scale is None else fit.target_scale.plain(),
         **({} if fit.validation is None else _data("validation ", fit.validation.batches.windows)),
         **_parameters(fit.model),
         "the optimizer": type(fit.optimizer).__name__,

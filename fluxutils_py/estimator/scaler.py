@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -11,10 +12,8 @@ from sklearn.utils.metadata_routing import UNUSED
 from fluxutils_py.data import SampleWeight, Series
 from fluxutils_py.errors import DataError
 from fluxutils_py.estimator.layout import Inputs, read_weight
-from fluxutils_py.estimator.scoring import merge
-from fluxutils_py.estimator.transforming import SequenceTransformer, empty_result, one_input, read_blocks
-
-CONSTANT = 10 * np.finfo(float).eps  # a spread of so much of the mean is rounding
+from fluxutils_py.estimator.moments import Scaling, merge, moments, scale_of
+from fluxutils_py.estimator.transforming import SequenceTransformer, one_input, read_blocks
 
 
 class SequenceScaler(SequenceTransformer):
@@ -126,58 +125,31 @@ class SequenceScaler(SequenceTransformer):
         weight = read_weight(sample_weight, inputs)
         if weight is not None:
             weight.normalise(inputs.whole(), ())  # checks it: the scale of weights does not matter
-        count, mean, squares = _moments(series, inputs, weight)
+        count, mean, squares = moments(_counted(series, inputs, weight), series.F)
         if onward:
             n = self.n_samples_seen_
             count, mean, squares = merge(n, self.mean_, self.var_ * n, count, mean, squares)
         else:
             self._remember(inputs)
         self.n_samples_seen_, self.mean_, self.var_ = count, mean, squares / np.where(count > 0, count, 1)
-        scale = np.sqrt(self.var_)
-        self.scale_ = np.where(scale <= CONSTANT * abs(mean), 1.0, scale) if self.with_std else None
+        self.scale_ = scale_of(mean, self.var_) if self.with_std else None
         return self
 
     def _function(self, n_features: int, inverse: bool) -> Any:
         mean = self.mean_ if self.with_mean else np.zeros(n_features)
-        return _Scaling(mean, np.ones(n_features) if self.scale_ is None else self.scale_, inverse)
+        return Scaling(mean, np.ones(n_features) if self.scale_ is None else self.scale_, inverse)
 
 
-class _Scaling:
-    """What is done to blocks of shape (F, n, t): a function that can be pickled."""
-
-    def __init__(self, mean: np.ndarray, scale: np.ndarray, inverse: bool) -> None:
-        self.mean, self.scale, self.inverse = mean[:, None, None], scale[:, None, None], inverse
-
-    def __call__(self, block: np.ndarray) -> np.ndarray:
-        out = empty_result(block)
-        # NumPy computes in float64 and rounds to float32: a large mean takes no digits from what is left
-        if self.inverse:
-            return np.add(np.multiply(block, self.scale, dtype=float), self.mean, out=out, casting="same_kind")
-        np.subtract(block, self.mean, out=out, casting="same_kind")
-        return np.divide(out, self.scale, out=out, casting="same_kind")
-
-
-def _moments(series: Series, inputs: Inputs, weight: SampleWeight | None) -> tuple[Any, Any, Any]:
-    """Number (or weight), mean, and sum of squared distances from it, of each feature."""
-    origin = np.full((series.F, 1), np.nan)  # of each feature, a value that occurs
-    found: tuple[Any, Any, Any] = (np.zeros(series.F, int), np.zeros(series.F), np.zeros(series.F))
+def _counted(
+    series: Series, inputs: Inputs, weight: SampleWeight | None
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """The values of each block (F, B, S), which must not be infinite, and their weights (B, S)."""
     for n, t, block in read_blocks(series, inputs):
-        # in C order, so that sums are added up alike whatever the memory order of the data
-        values = np.array(block, float, order="C").reshape(series.F, -1)
-        if np.isinf(values).any():
-            f, i, j = np.argwhere(np.isinf(block))[0]
+        odd = np.isinf(block)
+        if odd.any():
+            f, i, j = np.argwhere(odd)[0]
             raise DataError(
                 f"{series.name} is infinite at feature {f}, series {n.start + i}, step {t.start + j}; SequenceScaler "
                 "takes numbers, and NaN for what is missing"
             )
-        w = ~np.isnan(values)
-        if weight is not None:
-            w = w * weight.block(n, t).ravel().astype(float)
-        total = w.sum(1)
-        origin = np.where(np.isnan(origin), np.fmax.reduce(np.where(w > 0, values, np.nan), 1, keepdims=True), origin)
-        # small numbers, of which a sum loses no digits; of a constant, exactly 0
-        distance = np.where(w > 0, values - origin, 0)
-        mean = (w * distance).sum(1) / np.where(total > 0, total, 1)
-        found = merge(*found, total, mean, (w * (distance - mean[:, None]) ** 2).sum(1))
-    count, mean, squares = found
-    return count, mean + np.nan_to_num(origin[:, 0]), squares
+        yield block, None if weight is None else weight.block(n, t)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import numpy as np
 
 from fluxutils_py.data import Rows, SampleWeight, Series
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.estimator.moments import merge
 from fluxutils_py.parallel import Sync
 from fluxutils_py.training import Prediction
 
@@ -89,17 +89,6 @@ def _require_sizes(given: list[int], wanted: list[int]) -> None:
             f"y has {', '.join(map(str, given))} features (axis 0 of (G, N, T)) where score needs "
             f"{', '.join(map(str, wanted))}, as the model gives them"
         )
-
-
-def merge(n: Any, mean: Any, squares: Any, m: Any, other_mean: Any, other_squares: Any) -> tuple[Any, Any, Any]:
-    """Weight, mean, and sum of squared distances from it, of two parts together; no digits are lost.
-
-    Numbers or arrays, one value per feature. Source: Chan, Golub & LeVeque (1983), The American Statistician 37(3).
-    """
-    both = n + m
-    share = m / np.where(both > 0, both, 1)
-    distance = other_mean - mean
-    return both, mean + distance * share, squares + other_squares + distance * (n * share) * distance
 
 
 class _Moments:

@@ -20,6 +20,7 @@ from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.labels import ClassWeight
 from fluxutils_py.estimator.spec import Spec, check_int, check_positive, read_spec
 from fluxutils_py.estimator.targets import Targets
+from fluxutils_py.estimator.targetscale import TargetScale
 from fluxutils_py.estimator.typed import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.nn import FLSTM, GRU, HFGRU, LSTM, MGU, RNN, SGRU, SMGU
 
@@ -67,60 +68,16 @@ def network(
 class _Sequence(Estimator):
     """What both ready-made estimators do."""
 
-    def __init__(
-        self,
-        hidden_size: int = 32,
-        num_layers: int = 1,
-        cell: Any = "lstm",
-        *,
-        dropout: float = 0.0,
-        lr: float = 1e-2,
-        weight_decay: float = 0.01,
-        epochs: int = 100,
-        batchsize: int = 256,
-        seqsize: int | None = None,
-        shuffle: bool = False,
-        overlap: int = 0,
-        burn_in: int = 0,
-        clip: float | None = None,
-        n_timesteps: int | None = None,
-        target: str = "auto",
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        comm: Any = "auto",
-        n_jobs: int | None = None,
-        device: Any = None,
-        callbacks: Any = None,
-        warm_start: bool = False,
-        random_state: Any = None,
-        verbose: Any = "auto",
-    ) -> None:
-        self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.cell = cell
-        self.dropout = dropout
-        self.lr = lr
-        self.weight_decay = weight_decay
-        self.epochs = epochs
-        self.batchsize = batchsize
-        self.seqsize = seqsize
-        self.shuffle = shuffle
-        self.overlap = overlap
-        self.burn_in = burn_in
-        self.clip = clip
-        self.n_timesteps = n_timesteps
-        self.target = target
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.n_iter_no_change = n_iter_no_change
-        self.comm = comm
-        self.n_jobs = n_jobs
-        self.device = device
-        self.callbacks = callbacks
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.verbose = verbose
+    cell: Any
+    lr: float
+    weight_decay: float
+    early_stopping: bool
+    n_iter_no_change: int
+
+    def _set(self, parameters: dict[str, Any]) -> None:
+        """Keep the arguments of the constructor, as scikit-learn wants it: each by its name, as it is."""
+        for name in self._get_param_names():
+            setattr(self, name, parameters[name])
 
     def _holds_out(self) -> bool:
         return bool(self.early_stopping)
@@ -137,8 +94,10 @@ class _Sequence(Estimator):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) <= most:
                 raise SpecError(f"{name} must be a number from 0 to {most}, got {value!r}")
-        if not isinstance(self.early_stopping, bool | np.bool_):
-            raise SpecError(f"early_stopping must be True or False, got {self.early_stopping!r}")
+        for name in ("early_stopping", "scale_target"):
+            value = getattr(self, name, False)
+            if not isinstance(value, bool | np.bool_):
+                raise SpecError(f"{name} must be True or False, got {value!r}")
         own = ("cell", "hidden_size", "num_layers", "dropout")
         names = ("epochs", "batchsize", "seqsize", "shuffle", "overlap", "burn_in", "clip")
         # without early stopping, given validation data are only looked at
@@ -166,10 +125,23 @@ class SequenceRegressor(_Sequence, EstimatorRegressor):
     Parameters
     ----------
     {PARAMETERS.format(cells=", ".join(f'"{name}"' for name in CELLS))}
+    scale_target : bool
+        Whether to train on targets of mean 0 and variance 1, one mean and one scale per output, over the steps that
+        count with their weights. Predictions and scores are in the units of the targets. A fit that goes on
+        (``partial_fit``, ``warm_start``) keeps the mean and the scale of the first.
+
+    Attributes
+    ----------
+    target_mean_, target_scale_ : ndarray of shape (G,), float64
+        With ``scale_target``. The scale of a constant output is 1.
+    loss_curve_, validation_loss_curve_, loss_, grad_
+        Of the targets that are trained on: with ``scale_target``, a loss of 1 is that of predicting the mean.
 
     Notes
     -----
-    The loss is the squared error. Inputs, targets, attributes and methods are those of :class:`EstimatorRegressor`.
+    The loss is the squared error. Inputs, targets, other attributes and methods are those of
+    :class:`EstimatorRegressor`. Predictions have the type of the model, or of the targets where that is the longer
+    one: a large mean takes no digits from them.
 
     Examples
     --------
@@ -181,6 +153,57 @@ class SequenceRegressor(_Sequence, EstimatorRegressor):
     >>> SequenceRegressor(8, epochs=3).fit(x, y[0, :, -1]).predict(x).shape  # one target per series
     (40,)
     """
+
+    def __init__(
+        self,
+        hidden_size: int = 32,
+        num_layers: int = 1,
+        cell: Any = "lstm",
+        *,
+        dropout: float = 0.0,
+        lr: float = 1e-2,
+        weight_decay: float = 0.01,
+        epochs: int = 100,
+        batchsize: int = 256,
+        seqsize: int | None = None,
+        shuffle: bool = False,
+        overlap: int = 0,
+        burn_in: int = 0,
+        clip: float | None = None,
+        n_timesteps: int | None = None,
+        target: str = "auto",
+        scale_target: bool = True,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        comm: Any = "auto",
+        n_jobs: int | None = None,
+        device: Any = None,
+        callbacks: Any = None,
+        warm_start: bool = False,
+        random_state: Any = None,
+        verbose: Any = "auto",
+    ) -> None:
+        self._set(locals())
+
+    @property
+    def target_mean_(self) -> np.ndarray:
+        """What :attr:`target_scale_` goes with: the mean of each output."""
+        return self._fitted_scale().mean
+
+    @property
+    def target_scale_(self) -> np.ndarray:
+        """The standard deviation of each output; 1 for a constant."""
+        return self._fitted_scale().scale
+
+    def _fitted_scale(self) -> TargetScale:
+        scale: TargetScale | None = getattr(self, "_target_scale", None)
+        if scale is None:
+            raise AttributeError("there is no mean and scale of targets before fit, and with scale_target=False")
+        return scale
+
+    def _answer(self, outputs: np.ndarray) -> np.ndarray:
+        return outputs if self._target_scale is None else self._target_scale.undone(outputs)
 
 
 class SequenceClassifier(_Sequence, EstimatorClassifier):
@@ -237,34 +260,7 @@ class SequenceClassifier(_Sequence, EstimatorClassifier):
         random_state: Any = None,
         verbose: Any = "auto",
     ) -> None:
-        super().__init__(
-            hidden_size,
-            num_layers,
-            cell,
-            dropout=dropout,
-            lr=lr,
-            weight_decay=weight_decay,
-            epochs=epochs,
-            batchsize=batchsize,
-            seqsize=seqsize,
-            shuffle=shuffle,
-            overlap=overlap,
-            burn_in=burn_in,
-            clip=clip,
-            n_timesteps=n_timesteps,
-            target=target,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            n_iter_no_change=n_iter_no_change,
-            comm=comm,
-            n_jobs=n_jobs,
-            device=device,
-            callbacks=callbacks,
-            warm_start=warm_start,
-            random_state=random_state,
-            verbose=verbose,
-        )
-        self.class_weight = class_weight
+        self._set(locals())
 
     def _default_loss(self) -> Any:
         return F.cross_entropy

@@ -184,9 +184,3 @@ def read_blocks(series: Series, inputs: Inputs) -> Iterator[tuple[slice, slice, 
         part = rows[n]
         series.announce(part, t.start, t.stop)
         yield n, t, series.read(part, t.start, t.stop).transpose(2, 1, 0)
-
-
-def empty_result(block: np.ndarray) -> np.ndarray:
-    """A fresh array for a function of a block, in the same memory order: float32 of short floats, else float64."""
-    is_short = block.dtype.kind == "f" and block.dtype.itemsize <= 4
-    return np.empty_like(block, np.float32 if is_short else np.float64, subok=False)

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from sklearn.utils.metadata_routing import UNUSED
 
-from fluxutils_py.estimator.transforming import SequenceTransformer, empty_result, one_input, read_blocks
+from fluxutils_py.estimator.moments import empty_result
+from fluxutils_py.estimator.transforming import SequenceTransformer, one_input, read_blocks
 from fluxutils_py.nn.winsor import winsor_statistics
 
 

@@ -39,6 +39,9 @@ def test_a_ready_made_estimator_is_one_that_is_put_together(name, cell, layers, 
     model = partial(network, cell=cell, hidden=3, layers=layers)
     spec = {"epochs": 2, "batchsize": 5, "seqsize": 6, **more}
     plain = Estimator(model, mse_loss, partial(AdamW, lr=0.03, weight_decay=0.2), spec, random_state=0)
+    scaled = (Y - Y.mean()) / Y.std()
+    assert torch.allclose(net2vec(est.fit(X, Y)), net2vec(plain.fit(X, scaled)), rtol=0, atol=1e-10)
+    est.set_params(scale_target=False)
     assert torch.allclose(net2vec(est.fit(X, Y)), net2vec(plain.fit(X, Y)), rtol=0, atol=1e-10)
     labels = SequenceClassifier(**SMALL, cell=name, num_layers=layers, lr=0.03, weight_decay=0.2, **more)
     plain.set_params(loss=cross_entropy)
@@ -155,6 +158,8 @@ def held_out(make, x, y, place, n, **settings):
 @pytest.mark.parametrize(("make", "y"), [(SequenceRegressor, Y), (SequenceClassifier, LABELS),
                                          (SequenceRegressor, Y[0, :, -1])])  # fmt: skip
 def test_some_series_are_held_out_and_decide(make, y):
+    if make is SequenceRegressor:  # sums of targets would be rounded in another order
+        make = partial(make, scale_target=False)
     out = held_out(make, X, y, lambda n: (slice(None), n), N)
     assert len(out) == math.ceil(0.3 * N)
     est, trace = traced(make, X, y)
@@ -221,8 +226,9 @@ def test_of_one_series_the_last_steps_are_held_out(form):
 
 def test_steps_with_gaps_are_held_out_at_the_end():
     steps = np.array([0, 1, 2, 3, 5, 6, 7, 8, 10, 11])
-    est, trace = traced(SequenceRegressor, timesteps(X)[steps], timesteps(Y)[steps])
-    by_hand = SequenceRegressor(**SMALL, callbacks=(hand := Trace()))
+    unscaled = partial(SequenceRegressor, scale_target=False)  # sums would be rounded in another order
+    est, trace = traced(unscaled, timesteps(X)[steps], timesteps(Y)[steps])
+    by_hand = unscaled(**SMALL, callbacks=(hand := Trace()))
     parts = [(timesteps(X)[steps[k]], timesteps(Y)[steps[k]]) for k in (slice(7), slice(7, 10))]
     by_hand.fit(*parts[0], validation_data=parts[1])
     assert torch.equal(torch.stack(hand.epochs), trace)
