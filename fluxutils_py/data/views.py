@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple, Self
 
@@ -120,11 +120,20 @@ class SequenceView:
         """
         return self._rebuilt(self.index, (*self.functions, function))
 
+    def replace(self, make: Callable[[Any], Any]) -> Self:
+        """The same rows of another array of the same series and steps, which ``make`` makes of this one.
+
+        For what depends on earlier steps, which :meth:`map` cannot know: ``make`` is given the whole array (F, N, T)
+        of which the view has some rows, and returns an array that reads lazily.
+        """
+        array = LazyArray(self.array, functions=self.functions) if self.functions else self.array
+        return self._rebuilt(self.index, (), make(array))
+
     def _with(self, index: Index) -> Self:
         return self._rebuilt(index, self.functions)
 
-    def _rebuilt(self, index: Index, functions: tuple[Function, ...]) -> Self:
-        return type(self)(self.array, index, functions)
+    def _rebuilt(self, index: Index, functions: tuple[Function, ...], array: Any = None) -> Self:
+        return type(self)(self.array if array is None else array, index, functions)
 
     def _native(self, index: Index) -> Any:
         raise NotImplementedError
@@ -182,8 +191,8 @@ class TimestepsView(SequenceView):
     def __reduce__(self) -> Any:
         return type(self), (portable(self.array), self.index, self.functions, self.context)
 
-    def _rebuilt(self, index: Index, functions: tuple[Function, ...]) -> Self:
-        return type(self)(self.array, index, functions, self.context)
+    def _rebuilt(self, index: Index, functions: tuple[Function, ...], array: Any = None) -> Self:
+        return type(self)(self.array if array is None else array, index, functions, self.context)
 
     def _native(self, index: Index) -> Any:
         return select(self.array, None, index, self.functions)

@@ -2,6 +2,7 @@
 
 from fluxutils_py.estimator.display import LossCurveDisplay
 from fluxutils_py.estimator.estimator import Estimator
+from fluxutils_py.estimator.imputer import SequenceImputer
 from fluxutils_py.estimator.pooled import pooled_scorer
 from fluxutils_py.estimator.scaler import SequenceScaler
 from fluxutils_py.estimator.sequence import SequenceClassifier, SequenceRegressor
@@ -15,6 +16,7 @@ __all__ = [
     "EstimatorRegressor",
     "LossCurveDisplay",
     "SequenceClassifier",
+    "SequenceImputer",
     "SequenceRegressor",
     "SequenceScaler",
     "Spec",

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.utils.metadata_routing import UNUSED
 
-from fluxutils_py.data import SampleWeight, Series
-from fluxutils_py.errors import DataError
-from fluxutils_py.estimator.layout import Inputs, read_weight
+from fluxutils_py.estimator.layout import read_weight
 from fluxutils_py.estimator.moments import Scaling, merge, moments, scale_of
-from fluxutils_py.estimator.transforming import SequenceTransformer, one_input, read_blocks
+from fluxutils_py.estimator.transforming import SequenceTransformer, one_input, read_numbers
 
 
 class SequenceScaler(SequenceTransformer):
@@ -125,7 +122,7 @@ class SequenceScaler(SequenceTransformer):
         weight = read_weight(sample_weight, inputs)
         if weight is not None:
             weight.normalise(inputs.whole(), ())  # checks it: the scale of weights does not matter
-        count, mean, squares = moments(_counted(series, inputs, weight), series.F)
+        count, mean, squares = moments(read_numbers(series, inputs, self, weight), series.F)
         if onward:
             n = self.n_samples_seen_
             count, mean, squares = merge(n, self.mean_, self.var_ * n, count, mean, squares)
@@ -138,18 +135,3 @@ class SequenceScaler(SequenceTransformer):
     def _function(self, n_features: int, inverse: bool) -> Any:
         mean = self.mean_ if self.with_mean else np.zeros(n_features)
         return Scaling(mean, np.ones(n_features) if self.scale_ is None else self.scale_, inverse)
-
-
-def _counted(
-    series: Series, inputs: Inputs, weight: SampleWeight | None
-) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """The values of each block (F, B, S), which must not be infinite, and their weights (B, S)."""
-    for n, t, block in read_blocks(series, inputs):
-        odd = np.isinf(block)
-        if odd.any():
-            f, i, j = np.argwhere(odd)[0]
-            raise DataError(
-                f"{series.name} is infinite at feature {f}, series {n.start + i}, step {t.start + j}; SequenceScaler "
-                "takes numbers, and NaN for what is missing"
-            )
-        yield block, None if weight is None else weight.block(n, t)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,9 +12,9 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from fluxutils_py.data import LazyArray, SequenceView, Series
+from fluxutils_py.data import LazyArray, SampleWeight, SequenceView, Series
 from fluxutils_py.data.weights import blocks
-from fluxutils_py.errors import ShapeError
+from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.layout import Inputs, read_inputs, sizes
 from fluxutils_py.estimator.spec import check_int
 
@@ -26,7 +26,7 @@ class _Transforming:
     """
 
     def transform(self, x: Any) -> Any:
-        """Subtract the mean and divide by the scale.
+        """Transform the features of each step.
 
         Parameters
         ----------
@@ -39,7 +39,7 @@ class _Transforming:
         view, ndarray or LazyArray
             Of a view, a view, and of an array in a file, a lazy array: windows are transformed as they are read. Of
             an array in memory, a fresh one in the same memory order. Of a matrix, a matrix (what ``set_output``
-            asked for). float32 and float64 stay; float16 becomes float32, integers become float64. NaN stays.
+            asked for). float32 and float64 stay; float16 becomes float32, integers become float64.
 
         Raises
         ------
@@ -61,14 +61,28 @@ class _Transforming:
         inputs, series = one_input(x, est, fitted=True)
         function = self._function(series.F, inverse)
         if isinstance(x, SequenceView):
-            return x.map(function)
+            return x.replace(function.over) if has_memory(function) else x.map(function)
         if not series.in_memory and inputs.form == "native":
-            return LazyArray(series.array, functions=(function,))
+            return (
+                function.over(series.array) if has_memory(function) else LazyArray(series.array, functions=(function,))
+            )
         return inputs.flat(function(series.array))
 
-    def _function(self, n_features: int, inverse: bool) -> Callable[[np.ndarray], np.ndarray]:
-        """What is done to blocks of shape (F, n, t): a function that can be pickled."""
+    def _function(self, n_features: int, inverse: bool) -> Any:
+        """What is done to blocks of shape (F, n, t): a function that can be pickled.
+
+        One that looks at earlier steps is given whole series, and has
+
+        - ``over(array)``: the result for an array that is read lazily;
+        - ``empty_state(F, N)``, ``step(block, state)``, which returns the result for the next step (F, N, 1) and the
+          new state, a list of Tensor, and ``forget(state, series)``.
+        """
         raise NotImplementedError
+
+
+def has_memory(function: Any) -> bool:
+    """Whether a function of blocks looks at earlier steps."""
+    return hasattr(function, "over")
 
 
 class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
@@ -119,8 +133,7 @@ class TransformerStream:
     Parameters
     ----------
     function : callable
-        Of blocks (F, N, 1). One that looks at earlier steps has ``step(block, state)``, which returns the result and
-        the new state, a list of Tensor; ``empty_state(F, N)``; and ``forget(state, series)``.
+        As a transformer's ``_function`` gives it.
     shape : (F, N)
     state : list of Tensor, optional
 
@@ -132,13 +145,12 @@ class TransformerStream:
 
     def __init__(
         self,
-        function: Callable[[np.ndarray], np.ndarray],
+        function: Any,
         shape: tuple[int, int],
         state: Sequence[Tensor] | None = None,
     ) -> None:
         self.function, self.shape = function, shape
-        self._has_memory = hasattr(function, "step")
-        empty = function.empty_state(*shape) if self._has_memory else []  # type: ignore[attr-defined]
+        empty = function.empty_state(*shape) if has_memory(function) else []
         self.state: list[Tensor] = empty if state is None else list(state)
         given, wanted = [tuple(t.shape) for t in self.state], [tuple(t.shape) for t in empty]
         if given != wanted:
@@ -149,15 +161,15 @@ class TransformerStream:
         x = np.asarray(x)
         if x.shape != self.shape:
             raise ShapeError(f"a step must have the shape (F, N) = {self.shape}, got {x.shape}")
-        if not self._has_memory:
+        if not has_memory(self.function):
             return self.function(x[:, :, None])[:, :, 0]
-        found, self.state = self.function.step(x[:, :, None], self.state)  # type: ignore[attr-defined]
+        found, self.state = self.function.step(x[:, :, None], self.state)
         return found[:, :, 0]
 
     def reset(self, series: Any = None) -> None:
         """Let some series (an index or a mask; None: all) start anew."""
-        if self._has_memory:
-            self.state = self.function.forget(self.state, slice(None) if series is None else series)  # type: ignore[attr-defined]
+        if has_memory(self.function):
+            self.state = self.function.forget(self.state, slice(None) if series is None else series)
 
 
 def one_input(x: Any, est: Any, fitted: bool) -> tuple[Inputs, Series]:
@@ -172,7 +184,7 @@ def one_input(x: Any, est: Any, fitted: bool) -> tuple[Inputs, Series]:
     if len(inputs.series) > 1:
         raise ShapeError(
             f"{type(est).__name__} takes one array of shape (F, N, T), got a tuple of {len(inputs.series)}; give each "
-            "a scaler of its own"
+            "a transformer of its own"
         )
     return inputs, inputs.series[0]
 
@@ -184,3 +196,18 @@ def read_blocks(series: Series, inputs: Inputs) -> Iterator[tuple[slice, slice, 
         part = rows[n]
         series.announce(part, t.start, t.stop)
         yield n, t, series.read(part, t.start, t.stop).transpose(2, 1, 0)
+
+
+def read_numbers(
+    series: Series, inputs: Inputs, est: Any, weight: SampleWeight | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """A pass over the values (F, B, S), none of which must be infinite, and their weights (B, S)."""
+    for n, t, block in read_blocks(series, inputs):
+        odd = np.isinf(block)
+        if odd.any():
+            f, i, j = np.argwhere(odd)[0]
+            raise DataError(
+                f"{series.name} is infinite at feature {f}, series {n.start + i}, step {t.start + j}; "
+                f"{type(est).__name__} takes numbers, and NaN for what is missing"
+            )
+        yield block, None if weight is None else weight.block(n, t)

@@ -30,6 +30,7 @@ from fluxutils_py import (
     EstimatorClassifier,
     EstimatorRegressor,
     SequenceClassifier,
+    SequenceImputer,
     SequenceRegressor,
     SequenceScaler,
     WinsorScaler,
@@ -49,9 +50,17 @@ LEAST = [
     (SequenceRegressor(cell="smgu"), 60),
     (SequenceScaler(), 47),
     (WinsorScaler(), 43),
+    (SequenceImputer(), 44),
+    (SequenceImputer("constant", fill_value=3), 44),
 ]
 KINDS = [Estimator(), EstimatorRegressor(), EstimatorClassifier(), SequenceRegressor(), SequenceClassifier()]
-SMALL = [SequenceRegressor(4, epochs=2), SequenceClassifier(4, epochs=2), SequenceScaler(), WinsorScaler()]
+SMALL = [
+    SequenceRegressor(4, epochs=2),
+    SequenceClassifier(4, epochs=2),
+    SequenceScaler(),
+    WinsorScaler(),
+    SequenceImputer(),
+]
 
 
 def name(value):
@@ -114,7 +123,7 @@ def test_check_of_scikit_learn_itself(check, est):
 @pytest.mark.parametrize(
     "check", [check_set_output_transform, check_set_output_transform_pandas, check_global_output_transform_pandas]
 )
-@pytest.mark.parametrize("est", [SequenceScaler(), WinsorScaler()], ids=name)
+@pytest.mark.parametrize("est", [SequenceScaler(), WinsorScaler(), SequenceImputer()], ids=name)
 def test_check_of_set_output(check, est):
     check(name(est), est)
 

@@ -483,7 +483,7 @@ def test_several_inputs_get_several_scalers(x):
     with pytest.raises(ShapeError) as e:
         SequenceScaler().fit((x, x[:1]))
     assert str(e.value) == (
-        "SequenceScaler takes one array of shape (F, N, T), got a tuple of 2; give each a scaler of its own"
+        "SequenceScaler takes one array of shape (F, N, T), got a tuple of 2; give each a transformer of its own"
     )
 
 

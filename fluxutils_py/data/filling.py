@@ -1,0 +1,121 @@
+"""Missing values filled in with the last one before them, whatever is read in whatever order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fluxutils_py.data.indexing import ArrayFace, picks
+from fluxutils_py.data.lazy import Function, portable, read
+from fluxutils_py.data.series import in_memory
+
+LOOK_BACK = 64  # steps that are read first, to find the last value before a block; then ever more
+
+
+class ForwardFilled(ArrayFace):
+    """An (F, N, T) array whose missing values are the last ones before them, computed as they are read.
+
+    What is read does not depend on how it is cut into blocks: where a block begins with a missing value, earlier steps
+    are read until there is one. Later steps are never looked at. It may be pickled, as
+    :class:`fluxutils_py.data.LazyArray`.
+
+    Parameters
+    ----------
+    source : array of shape (F, N, T)
+    start : ndarray of shape (F,)
+        What stands before the first value of a series.
+    convert : callable
+        Makes fresh blocks (F, n, t) of floating-point numbers of what is read.
+
+    Attributes
+    ----------
+    shape : tuple of int
+    dtype : numpy.dtype
+    """
+
+    def __init__(self, source: Any, start: np.ndarray, convert: Function) -> None:
+        self.source, self.start, self.convert = source, start, convert
+        self.shape = tuple(source.shape)
+        self.dtype = convert(np.zeros((self.shape[0], 1, 1), source.dtype)).dtype
+        self._last: tuple[range, int, np.ndarray] | None = None  # series, where a read ended, its last values
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether reading never waits for a disk."""
+        return getattr(self.source, "at_hand", in_memory(self.source))
+
+    def __repr__(self) -> str:
+        return f"ForwardFilled(shape={self.shape}, dtype={self.dtype}, of {type(self.source).__name__})"
+
+    def __getitem__(self, key: Any) -> Any:
+        wanted = picks(key, self.shape)
+        f, n, t = (np.atleast_1d(np.asarray(p, dtype=np.intp)) for p in wanted)
+        if len(n) == 0 or len(t) == 0:
+            block = np.empty((self.shape[0], len(n), len(t)), self.dtype)
+        else:
+            span = range(int(t.min()), int(t.max()) + 1)
+            block = self._filled(wanted[1] if isinstance(wanted[1], range) else n, span)[:, :, t - span.start]
+        return block[f][tuple(0 if isinstance(p, int) else slice(None) for p in wanted)]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("an array that is read lazily cannot be had without copying it")
+        return np.array(self[...], dtype)
+
+    def __reduce__(self) -> Any:
+        return ForwardFilled, (portable(self.source), self.start, self.convert)
+
+    def _filled(self, series: Any, steps: range) -> np.ndarray:
+        """A block of consecutive steps."""
+        block = self.convert(read(self.source, series, steps))
+        state = self._before(series, steps.start, np.isnan(block[:, :, 0]))
+        last = fill_forward(block, state, self.start)
+        if isinstance(series, range):  # the next window most often goes on here
+            self._last = series, steps.stop, last
+        return block
+
+    def _before(self, series: Any, stop: int, missing: np.ndarray) -> np.ndarray:
+        """The last values before a step where they are ``missing``; NaN elsewhere and where there is none."""
+        known = self._last  # once: other threads read too
+        if known is not None and isinstance(series, range) and known[:2] == (series, stop):
+            return known[2]
+        found = np.full(missing.shape, np.nan, self.dtype)
+        size = LOOK_BACK
+        while stop > 0 and missing.any():
+            which = np.flatnonzero(missing.any(0))
+            steps = range(max(0, stop - size), stop)
+            earlier = self.convert(read(self.source, np.asarray(series)[which], steps))
+            found[:, which] = np.where(missing[:, which], last_values(earlier), found[:, which])
+            missing = missing & np.isnan(found)
+            stop, size = steps.start, 2 * size
+        return found
+
+
+def fill_forward(block: np.ndarray, state: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """Fill in the missing values of a block (F, N, S), in place, and return its last values (F, N), NaN for none yet.
+
+    Parameters
+    ----------
+    block : ndarray of shape (F, N, S)
+    state : ndarray of shape (F, N)
+        The last values before it; NaN where there is none.
+    start : ndarray of shape (F,)
+        What stands where there is no value before.
+    """
+    missing = np.isnan(block)
+    if not missing.any():
+        return block[:, :, -1].copy()
+    t = np.where(missing, -1, np.arange(block.shape[2]))
+    at = np.maximum.accumulate(t, axis=2)  # of each step, the last one with a value
+    filled = np.take_along_axis(block, np.maximum(at, 0), 2)
+    filled = np.where(at < 0, state[:, :, None], filled)
+    block[missing] = np.where(np.isnan(filled), start[:, None, None].astype(block.dtype), filled)[missing]
+    return filled[:, :, -1]
+
+
+def last_values(block: np.ndarray) -> np.ndarray:
+    """The last value of each feature of each series of a block (F, N, S); NaN where there is none: shape (F, N)."""
+    there = ~np.isnan(block)
+    at = block.shape[2] - 1 - there[:, :, ::-1].argmax(2)
+    return np.take_along_axis(block, at[:, :, None], 2)[:, :, 0]

@@ -1,0 +1,173 @@
+"""Filling in what is missing in sequences, of data that need not fit into memory."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from sklearn.utils._param_validation import StrOptions
+from sklearn.utils.metadata_routing import UNUSED
+from torch import Tensor
+
+from fluxutils_py.data import Series
+from fluxutils_py.data.filling import ForwardFilled, fill_forward
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.estimator.layout import Inputs
+from fluxutils_py.estimator.moments import empty_result, moments
+from fluxutils_py.estimator.transforming import SequenceTransformer, one_input, read_numbers
+
+SERIES = 1024  # filled in together: what is needed beside the result stays small
+
+
+class SequenceImputer(SequenceTransformer):
+    """Fills in missing values (NaN): by each feature's mean, by a constant, or by the last value before them.
+
+    What :class:`sklearn.impute.SimpleImputer` does to the columns of a matrix, this does to the features of sequences,
+    and it knows that they run in time. Data in a file are never read as a whole, neither by ``fit`` nor by
+    ``transform``.
+
+    Parameters
+    ----------
+    strategy : "mean", "constant" or "ffill"
+        "mean": the mean of the feature over all series and steps that ``fit`` was given. "constant": ``fill_value``.
+        "ffill": the last value of the feature before the gap, in the same series; no later step is ever looked at.
+    fill_value : float, array of shape (F,), or None
+        For "constant", and for what "ffill" finds missing at the start of a series. None: 0 for "constant", the
+        feature's mean for "ffill".
+
+    Attributes
+    ----------
+    statistics_ : ndarray of shape (F,), float64
+        What stands for a missing value; with "ffill", at the start of a series. The mean of a feature without any value
+        is 0.
+    n_features_in_ : int
+        F; of a matrix or a view, its columns.
+    feature_names_in_ : ndarray of str
+        The names that the features have, if any; see :func:`fluxutils_py.samples`.
+
+    Notes
+    -----
+    A step whose features are all missing is filled in too; without an imputer an estimator gives NaN for it.
+
+    With "ffill", rows of ``timesteps(x)`` that a split has taken are filled in from the steps before them in ``x``, as
+    if ``x`` had been transformed first: results do not depend on where it was cut. The rows of a plain matrix are
+    series of one step, which have nothing before them: an error. Series of a stream go on from the last step.
+
+    Examples
+    --------
+    >>> x = np.array([[[np.nan, 1.0, np.nan, 3.0, np.nan]]])  # (F, N, T)
+    >>> SequenceImputer().fit_transform(x)
+    array([[[2., 1., 2., 3., 2.]]])
+    >>> SequenceImputer("ffill", fill_value=0).fit_transform(x)
+    array([[[0., 1., 1., 3., 3.]]])
+    """
+
+    statistics_: np.ndarray
+    _parameter_constraints: ClassVar = {
+        "strategy": [StrOptions({"mean", "constant", "ffill"})],
+        "fill_value": [numbers.Real, "array-like", None],
+    }
+    __metadata_request__fit: ClassVar = {"x": UNUSED}
+
+    def __init__(self, strategy: str = "mean", *, fill_value: Any = None) -> None:
+        self.strategy = strategy
+        self.fill_value = fill_value
+
+    def fit(self, x: Any, y: Any = None) -> Self:
+        """Learn what stands for missing values.
+
+        Parameters
+        ----------
+        x : array of shape (F, N, T), view, or matrix
+            As :class:`fluxutils_py.Estimator` takes it, but not several inputs; NaN is a value that is missing.
+        y : None
+            Ignored.
+
+        Returns
+        -------
+        SequenceImputer
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            On infinite values, several inputs, or arguments of wrong shapes; nothing is changed.
+        """
+        self._validate_params()
+        inputs, series = one_input(x, self, fitted=False)
+        if self.strategy == "ffill" and inputs.form == "rows":
+            raise ShapeError(
+                "strategy='ffill' fills in from the step before, but the rows of a matrix are series of one step; give "
+                "an array (F, N, T), or timesteps(x) of one"
+            )
+        statistics = self._statistics(series, inputs)
+        self._remember(inputs)
+        self.statistics_ = statistics
+        return self
+
+    def _statistics(self, series: Series, inputs: Inputs) -> np.ndarray:
+        if self.fill_value is None and self.strategy != "constant":
+            return moments(read_numbers(series, inputs, self), series.F)[1]
+        if self.strategy == "mean":
+            raise ValueError("fill_value is for strategy='constant' and 'ffill'; strategy='mean' takes the mean")
+        value = np.asarray(0.0 if self.fill_value is None else self.fill_value, float)
+        if value.shape not in ((), (series.F,)) or not np.isfinite(value).all():
+            raise ShapeError(
+                f"fill_value must be a number, or {series.F} numbers, one per feature; got {value.tolist()}"
+            )
+        return np.array(np.broadcast_to(value, series.F))
+
+    def _function(self, n_features: int, inverse: bool) -> Any:
+        return (_ForwardFilling if self.strategy == "ffill" else _Filling)(self.statistics_)
+
+
+class _Filling:
+    """Puts one value per feature where a block (F, n, t) has none."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __call__(self, block: np.ndarray) -> np.ndarray:
+        out = as_floats(block)
+        np.copyto(out, self.values[:, None, None], where=np.isnan(out), casting="same_kind")
+        return out
+
+
+class _ForwardFilling:
+    """Fills in whole series from the steps before; the state is the last value of each feature of each series."""
+
+    def __init__(self, start: np.ndarray) -> None:
+        self.start = start
+
+    def __call__(self, block: np.ndarray) -> np.ndarray:
+        out = as_floats(block)
+        for n in range(0, out.shape[1], SERIES):
+            part = out[:, n : n + SERIES]
+            fill_forward(part, np.full(part.shape[:2], np.nan), self.start)
+        return out
+
+    def over(self, array: Any) -> ForwardFilled:
+        return ForwardFilled(array, self.start, as_floats)
+
+    def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
+        return [torch.full((n_features, n_series), torch.nan, dtype=torch.float64)]
+
+    def step(self, block: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
+        out = as_floats(block)
+        last = fill_forward(out, state[0].numpy(), self.start)
+        return out, [torch.from_numpy(last.astype(float))]
+
+    def forget(self, state: Sequence[Tensor], series: Any) -> list[Tensor]:
+        kept = state[0].clone()
+        kept[:, series] = torch.nan
+        return [kept]
+
+
+def as_floats(block: np.ndarray) -> np.ndarray:
+    """A fresh copy of a block, in the same memory order."""
+    out = empty_result(block)
+    np.copyto(out, block, casting="unsafe")
+    return out

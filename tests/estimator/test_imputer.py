@@ -1,0 +1,207 @@
+"""What is missing is filled in on every kind of input: compared with pandas, series by series."""
+
+import pickle
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.exceptions import NotFittedError
+from sklearn.pipeline import make_pipeline
+
+from fluxutils_py import SequenceImputer, SequenceRegressor, SequenceScaler, h5mmap, h5save, samples, timesteps
+from fluxutils_py.data import filling
+from fluxutils_py.data.lazy import select
+from fluxutils_py.errors import DataError, ShapeError
+
+F, N, T = 3, 5, 43
+
+
+@pytest.fixture
+def x(rng):
+    """Gaps of all lengths, at the start too, and a feature that one series lacks altogether."""
+    x = rng.normal(5, 2, size=(F, N, T))
+    x[rng.random(x.shape) < 0.3] = np.nan
+    x[0, :3, :7] = np.nan
+    x[1, 2, 5:40] = np.nan
+    x[2, 4] = np.nan
+    x[:, 0, 0] = np.nan
+    return x
+
+
+@pytest.fixture(autouse=True)
+def _short_looks(monkeypatch):
+    monkeypatch.setattr(filling, "LOOK_BACK", 3)
+
+
+def filled(x, start):
+    """Every series forward by pandas, then what is left by the values of ``start``."""
+    found = np.stack([pd.DataFrame(series.T).ffill().to_numpy().T for series in x.transpose(1, 0, 2)], 1)
+    return np.where(np.isnan(found), np.reshape(start, (-1, 1, 1)), found)
+
+
+def means(x):
+    return np.nanmean(x.reshape(len(x), -1), 1)
+
+
+CASES = [
+    ("mean", None, lambda x: np.where(np.isnan(x), means(x)[:, None, None], x)),
+    ("constant", None, lambda x: np.where(np.isnan(x), 0, x)),
+    ("constant", [1.0, 2.0, 3.0], lambda x: np.where(np.isnan(x), np.array([1.0, 2.0, 3.0])[:, None, None], x)),
+    ("ffill", None, lambda x: filled(x, means(x))),
+    ("ffill", -1, lambda x: filled(x, np.full(F, -1.0))),
+    ("ffill", [1.0, 2.0, 3.0], lambda x: filled(x, np.array([1.0, 2.0, 3.0]))),
+]
+strategies = pytest.mark.parametrize(("strategy", "value", "oracle"), CASES)
+
+
+def mapped(x, path):
+    h5save(path, {"x": x})
+    return h5mmap(path, "x")
+
+
+@strategies
+@pytest.mark.parametrize("order", ["FNT", "TNF", "NTF"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_form_is_filled_in_alike(x, strategy, value, oracle, order, dtype, tmp_path):
+    axes = ["FNT".index(a) for a in order]
+    x = np.ascontiguousarray(x.astype(dtype).transpose(axes)).transpose(np.argsort(axes))
+    kept, wanted = x.copy(), oracle(x.astype(float))
+    imputer = SequenceImputer(strategy, fill_value=value)
+    found = imputer.fit_transform(x)
+    assert found.dtype == dtype
+    assert found.strides == x.strides
+    assert np.allclose(found, wanted, rtol=1e-6 if dtype == "float32" else 1e-14, atol=0)
+    assert np.array_equal(x, kept, equal_nan=True)
+    file = mapped(x, tmp_path / "d.h5")
+    assert np.array_equal(SequenceImputer(strategy, fill_value=value).fit_transform(file), found)
+    for view in (samples, timesteps):
+        of_view = SequenceImputer(strategy, fill_value=value).fit(view(x)).transform(view(file))
+        assert type(of_view) is type(view(x))
+        assert np.array_equal(np.asarray(of_view.native), found)
+        assert np.array_equal(np.asarray(of_view), np.asarray(view(found)))
+    with h5py.File(tmp_path / "e.h5", "w") as f:
+        lazy = imputer.transform(f.create_dataset("x", data=x))
+        assert not isinstance(lazy, np.ndarray)
+        assert np.array_equal(lazy[...], found)
+
+
+@strategies
+def test_a_stream_of_steps_is_the_transform_of_the_series(x, strategy, value, oracle):
+    imputer = SequenceImputer(strategy, fill_value=value).fit(x)
+    wanted, stream = imputer.transform(x), imputer.stream(N)
+    first = [stream.step(x[:, :, t]) for t in range(20)]
+    again = imputer.stream(N, [s.clone() for s in stream.state])
+    found = np.stack([*first, *(again.step(x[:, :, t]) for t in range(20, T))], 2)
+    assert np.array_equal(found, wanted)
+    again.reset([1, 3])
+    other = imputer.transform(x[:, :, 5:])
+    step = again.step(x[:, :, 5])
+    assert np.array_equal(step[:, [1, 3]], other[:, [1, 3], 0])
+    again.reset()
+    assert np.array_equal(again.step(x[:, :, 5]), other[:, :, 0])
+
+
+def test_no_cut_is_seen(x, rng, tmp_path):
+    """Blocks of any series and steps, in any order, from files and from memory."""
+    imputer = SequenceImputer("ffill").fit(x)
+    wanted = imputer.transform(x)
+    for source in (mapped(x, tmp_path / "d.h5"), select(x, np.array([0, 1, 2, 3, 4]), None, (abs,))):
+        expected = wanted if isinstance(source, np.ndarray) else imputer.transform(abs(x))
+        lazy = imputer.transform(source)
+        for _ in range(100):
+            a, b = sorted(rng.integers(0, T + 1, 2))
+            n = [slice(*sorted(rng.integers(0, N + 1, 2))), rng.permutation(N)[:2], 2, slice(None, None, 2)][
+                rng.integers(4)
+            ]
+            assert np.array_equal(lazy[:, n, a:b], expected[:, n, a:b])
+        walk = [lazy[:, :3, t : t + 5] for t in range(0, T, 5)]
+        assert np.array_equal(np.concatenate(walk, 2), expected[:, :3])
+        steps = np.array([40, 3, 17])
+        assert np.array_equal(lazy[1:, 2, steps], expected[1:, 2, steps])
+        assert np.array_equal(lazy[:, 1:4, 7], expected[:, 1:4, 7])
+        assert np.array_equal(pickle.loads(pickle.dumps(lazy))[...], expected)
+        assert lazy.shape == (F, N, T)
+        assert lazy[:, :0].shape == (F, 0, T)
+
+
+def test_no_later_step_is_looked_at(x):
+    imputer = SequenceImputer("ffill").fit(x)
+    other = x.copy()
+    other[:, :, 30:] = 99
+    for transform in (imputer.transform, lambda v: np.asarray(imputer.transform(timesteps(v)).native)):
+        assert np.array_equal(transform(other)[:, :, :30], imputer.transform(x)[:, :, :30])
+
+
+def test_a_part_of_a_view_is_filled_in_as_the_whole(x):
+    imputer = SequenceImputer("ffill").fit(samples(x))
+    whole = imputer.transform(x)
+    steps = np.array([3, 4, 5, 9, 10, 30])
+    part = imputer.transform(timesteps(x, context=2)[steps])
+    assert part.context == 2
+    assert np.array_equal(np.asarray(part.native), whole[:, :, steps])
+    assert np.array_equal(np.asarray(imputer.transform(samples(x)[[4, 0]]).native), whole[:, [4, 0]])
+    assert np.array_equal(np.asarray(imputer.transform(timesteps(x))[steps].native), whole[:, :, steps])
+
+
+def test_long_gaps_are_looked_back_through_once(x, monkeypatch):
+    """Window by window, a gap costs no more than what is read anyway."""
+    x[:] = np.nan
+    x[:, :, 0] = 7
+    reads = []
+    monkeypatch.setattr(filling, "read", lambda s, n, t, read=filling.read: reads.append(len(t)) or read(s, n, t))
+    lazy = filling.ForwardFilled(x, np.zeros(F), np.array)
+    assert all((lazy[:, :, t : t + 2] == 7).all() for t in range(0, T - 1, 2))
+    assert sum(reads) <= T + 1
+
+
+def test_a_pipeline_of_views_is_the_one_by_hand(x, rng):
+    y = rng.normal(size=(1, N, T))
+    settings = {"hidden_size": 3, "epochs": 2, "seqsize": 7, "random_state": 0}
+    model = make_pipeline(SequenceImputer("ffill"), SequenceScaler(), SequenceRegressor(**settings))
+    model.fit(samples(x), samples(y))
+    by_hand = SequenceScaler().fit_transform(SequenceImputer("ffill").fit_transform(x))
+    wanted = SequenceRegressor(**settings).fit(by_hand, y).predict(by_hand)
+    assert np.allclose(model.predict(x), wanted, rtol=0, atol=1e-12)
+    turned = make_pipeline(SequenceScaler(), SequenceImputer("ffill")).fit(x)
+    scaled = SequenceScaler().fit_transform(x)
+    by_hand = SequenceImputer("ffill").fit_transform(scaled)
+    assert np.array_equal(np.asarray(turned.transform(samples(x)).native), by_hand)
+
+
+def test_matrices_are_rows_of_one_step(x):
+    rows = x[:, 0].T
+    found = SequenceImputer().fit_transform(rows)
+    assert np.allclose(found, np.where(np.isnan(rows), np.nanmean(rows, 0), rows))
+    frame = pd.DataFrame(rows, columns=list("abc"))
+    imputer = SequenceImputer().set_output(transform="pandas").fit(frame)
+    assert list(imputer.transform(frame).columns) == list("abc")
+    with pytest.raises(ShapeError, match=(
+        r"^strategy='ffill' fills in from the step before, but the rows of a matrix are series of one step; give an "
+        r"array \(F, N, T\), or timesteps\(x\) of one$"
+    )):  # fmt: skip
+        SequenceImputer("ffill").fit(rows)
+
+
+def test_features_and_integers_without_gaps_stay(rng):
+    whole = rng.integers(0, 9, size=(F, N, T))
+    assert np.array_equal(SequenceImputer("ffill").fit_transform(whole), whole)
+    empty = np.full((1, N, T), np.nan)
+    assert not SequenceImputer("ffill").fit_transform(empty).any()
+
+
+def test_what_cannot_be_filled_in_with_is_an_error(x):
+    with pytest.raises(ValueError, match=r"^fill_value is for strategy='constant' and 'ffill'; strategy='mean' takes "):
+        SequenceImputer(fill_value=1).fit(x)
+    with pytest.raises(ValueError, match=r"The 'strategy' parameter of SequenceImputer must be a str among"):
+        SequenceImputer("median").fit(x)
+    for value in ([1.0, 2.0], np.nan):
+        with pytest.raises(ShapeError, match=r"^fill_value must be a number, or 3 numbers, one per feature; got "):
+            SequenceImputer("constant", fill_value=value).fit(x)
+    with pytest.raises(NotFittedError):
+        SequenceImputer().stream()
+    x[1, 2, 3] = np.inf
+    with pytest.raises(DataError, match=(
+        r"^x is infinite at feature 1, series 2, step 3; SequenceImputer takes numbers, and NaN for what is missing$"
+    )):  # fmt: skip
+        SequenceImputer().fit(x)
