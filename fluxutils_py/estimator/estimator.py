@@ -62,8 +62,8 @@ class Estimator(ReadableTables, BaseEstimator):
         :class:`fluxutils_py.training.StopTraining`, or call ``loop.stop()``, to end training. With a
         :class:`fluxutils_py.training.Checkpointer`, ``fit`` called again with the same arguments and the same folder,
         in another process too, goes on where the last checkpoint is, in the middle of an epoch, and ends bit for bit as
-        if it had not been interrupted; with more ``epochs``, it goes on for those. Of another fit is a ``LoadError``.
-        An estimator that is fitted already, and goes on by ``warm_start`` or ``partial_fit``, saves but goes on from
+        if it had not been interrupted; with more ``epochs``, it goes on for those. A
+        checkpoint of a different fit raises ``LoadError``, see the notes. An estimator that is fitted already, and goes on by ``warm_start`` or ``partial_fit``, saves but goes on from
         itself: give each call of a program a folder of its own.
     warm_start : bool
         Whether ``fit`` goes on from the last fit.
@@ -102,6 +102,13 @@ class Estimator(ReadableTables, BaseEstimator):
 
     Notes
     -----
+    A ``Checkpointer``'s folder belongs to one fit. Compared are all settings that a result depends on: spec, scheduler,
+    loss, modules, optimizer and its groups, ``random_state`` (of a generator, its kind), and for functions of your own
+    their compiled code, defaults and closures (not global variables, nor lists and objects in closures). The data are
+    compared by digests: of all values if they are in memory or in a file of up to 64 MiB, else of all features at 8
+    steps at 8 evenly spaced places along each of the two axes, series and time. Digests are computed at 1 to 2 GB/s,
+    and only with a ``Checkpointer``. Epochs, ``device``, ``n_jobs``, ``verbose`` and other callbacks may change.
+
     Source: ``Estimator``, ``fit!`` and ``predict!`` of FluxUtils.jl.
 
     Examples

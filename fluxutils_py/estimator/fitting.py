@@ -127,7 +127,7 @@ class Fit:
         else:
             self.validation = self._validation(validation_data)
         self._try_model()
-        self._settings = [dict(group) for group in self.optimizer.param_groups]  # a new scheduler changes them
+        self.groups = [dict(group) for group in self.optimizer.param_groups]  # a new scheduler changes them
         self.scheduler = self._schedule()
         self.loop = self._hooked_loop()
         agree_on_fit(self)
@@ -152,7 +152,7 @@ class Fit:
                 vars(est).update(before)
                 for b, kept in zip(self.model.buffers(), buffers, strict=True):
                     b.copy_(kept)
-                for group, settings in zip(self.optimizer.param_groups, self._settings, strict=True):
+                for group, settings in zip(self.optimizer.param_groups, self.groups, strict=True):
                     group.clear()
                     group.update(settings)
             raise

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import os
 import warnings
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fluxutils_py.data import SequenceWindows, Series
+from fluxutils_py.estimator.fingerprint import outline, corners_of_data
 from fluxutils_py.parallel import Sync, local_rank
 from fluxutils_py.training.batches import share_of
 
@@ -22,7 +20,7 @@ CHUNK = 1 << 23  # values that are passed on together
 def agree_on_fit(fit: Any) -> None:
     """Raise on every rank unless all ranks have built the same :class:`Fit`; then give all the model of rank 0.
 
-    A rank is told apart by what it would compute: model, optimizer, spec, sizes and beginnings of the data, versions.
+    A rank is told apart by what it would compute: model, optimizer, spec, sizes and a sample of the data, versions.
 
     Raises
     ------
@@ -37,33 +35,16 @@ def agree_on_fit(fit: Any) -> None:
             "the version of fluxutils_py": _version(),
             "the version of torch": torch.__version__,
             "the epochs so far": getattr(fit.est, "n_iter_", 0) if fit.resume else 0,
-            **identity(fit),
-            **{
-                f"{name} of the optimizer's group {i}": _plain(value)
-                for i, group in enumerate(fit.optimizer.param_groups)
-                for name, value in group.items()
-                if name != "params"
-            },
+            **outline(fit),
+            **corners_of_data(fit),
+            "the scale of the targets": None if fit.target_scale is None else fit.target_scale.plain(),
+            "hooks that all ranks need": [type(w).__name__ for w in (fit.validation, fit.scheduler) if w is not None],
         }
     )
     sync.broadcast(list(fit.model.parameters()) + list(fit.model.buffers()))
     n = len(fit.windows.rows)
     if n < sync.size and sync.rank == 0:
         warnings.warn(f"{sync.size} ranks share {n} series: some have nothing to do", UserWarning, stacklevel=5)
-
-
-def identity(fit: Any) -> dict[str, Any]:
-    """What a :class:`Fit` is of, by name: spec, loss, sizes and beginnings of the data, parameters, optimizer."""
-    return {
-        **{f"spec.{f.name}": _plain(getattr(fit.spec, f.name)) for f in dataclasses.fields(fit.spec)},
-        "the loss": _plain(fit.loss),
-        **_data("", fit.windows),
-        "the scale of the target": None if fit.target_scale is None else fit.target_scale.plain(),
-        **({} if fit.validation is None else _data("validation ", fit.validation.batches.windows)),
-        **_parameters(fit.model),
-        "the optimizer": type(fit.optimizer).__name__,
-        "hooks that all ranks need": [type(w).__name__ for w in (fit.validation, fit.scheduler) if w is not None],
-    }
 
 
 def agree_on_inputs(sync: Sync, inputs: Any) -> None:
@@ -122,47 +103,6 @@ def own_device(device: Any, sync: Sync) -> Any:
     if sync.solo or device is None or str(device) != "cuda" or torch.cuda.device_count() < 2:
         return device
     return f"cuda:{local_rank() % torch.cuda.device_count()}"
-
-
-def _parameters(model: Any) -> dict[str, str]:
-    found = {
-        f"parameter {i}": f"{name} {tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' (frozen)'}"
-        for i, (name, p) in enumerate(model.named_parameters())
-    }
-    buffers = {f"buffer {i}": f"{name} {tuple(b.shape)} {b.dtype}" for i, (name, b) in enumerate(model.named_buffers())}
-    return {**found, **buffers}
-
-
-def _data(what: str, windows: SequenceWindows) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for kind, arrays in (("x", windows.x), ("y", windows.y)):
-        for i, s in enumerate(arrays):
-            name = f"{what}{kind}" + (f"[{i}]" if len(arrays) > 1 else "")
-            found[f"the shape of {name}"] = (s.F, s.N, s.T)
-            found[f"the dtype of {name}"] = s.dtype.newbyteorder("=")
-            found[f"the values of {name} (digest of some)"] = _sample(s, windows)
-    found[f"the {what}rows"] = _digest(windows.rows.series, windows.rows.start, windows.rows.length)
-    found[f"the {what}weights"] = None if windows.weight is None else windows.weight.scale
-    return found
-
-
-def _sample(s: Series, windows: SequenceWindows) -> str:
-    """A few steps of the first and the last row: enough to notice that ranks were each given data of their own."""
-    ends = [s.read(windows.rows[which], 0, min(3, windows.rows.longest)) for which in (slice(0, 1), slice(-1, None))]
-    return _digest(*ends)
-
-
-def _digest(*arrays: np.ndarray) -> str:
-    found = hashlib.sha256()
-    for a in arrays:
-        found.update(np.ascontiguousarray(a).tobytes())
-    return found.hexdigest()[:12]
-
-
-def _plain(value: Any) -> str:
-    """A text that is the same on every rank if the value is: no addresses in memory."""
-    text = repr(value)
-    return text if " at 0x" not in text else getattr(value, "__qualname__", type(value).__qualname__)
 
 
 def _version() -> str:

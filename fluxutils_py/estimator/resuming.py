@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.estimator.ranks import identity
+from fluxutils_py.estimator.fingerprint import (
+    changed_data,
+    changed_settings,
+    digests_of_data,
+    identity_as_asked,
+    in_words,
+)
 from fluxutils_py.training import Checkpointer, Loop, Randomness
 
 
@@ -55,20 +61,20 @@ class _Fit:
 
     def __init__(self, fit: Any, loop: Loop) -> None:
         self.est, self.loop, self.device = fit.est, loop, fit.device
-        of = {**identity(fit), "the optimizer's defaults": fit.optimizer.defaults}
-        self.of = {name: str(value) for name, value in of.items() if name != "spec.epochs"}
+        self.of, self.data = identity_as_asked(fit), digests_of_data(fit)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"of": self.of, "hooks": list(self.loop.hooks.state_dict()), "grad": self.est.grad_}
+        return {"of": self.of, "data": self.data, "hooks": list(self.loop.hooks.state_dict()), "grad": self.est.grad_}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name in {**state["of"], **self.of}:
-            there, here = state["of"].get(name, "none"), self.of.get(name, "none")
-            if there != here:
-                raise LoadError(
-                    f"{name} was {there}, is {here}; call fit with the same data and settings to go on with it, or "
-                    "give the Checkpointer another folder"
-                )
+        changed = changed_settings(state["of"], self.of) or changed_data(state["data"], self.data)
+        if changed:
+            raise LoadError(
+                f"{in_words(changed)}; call fit with the same data and settings to go on with it, or give the "
+                "Checkpointer another folder"
+            )
+        for name, (whole, _) in state["data"].items():
+            self.data[name] = self.data[name][0] or whole, self.data[name][1]
         missing = [name for name in state["hooks"] if name not in self.loop.hooks.state_dict()]
         if missing:
             raise LoadError(f"it had the hooks {', '.join(map(repr, missing))}, which remember things; add them")

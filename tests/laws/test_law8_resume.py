@@ -7,6 +7,7 @@ import copy
 import json
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -262,14 +263,21 @@ def test_a_warm_fit_that_was_killed_goes_on_in_another_process(tmp_path):
 
 SAME = "; call fit with the same data and settings to go on with it, or give the Checkpointer another folder"
 OTHERS = {
-    "spec": ({"clip": 2.0}, {}, "spec.clip was None, is 2.0" + SAME),
-    "optimizer": ({"opt": SGD}, {}, "the optimizer was Adam, is SGD" + SAME),
-    "shape": ({}, {"x": X[..., :-1], "y": Y[..., :-1]}, "the shape of x was (2, 7, 11), is (2, 7, 10)" + SAME),
-    "model": (
-        {"model": partial(net, GRU)},
+    "spec": ({"clip": 2.0}, {}, "spec.clip: None -> 2" + SAME),
+    "learning rate": (
+        {"opt": partial(Adam, lr=0.002), "shuffle": True},
         {},
-        "parameter 0 was 0.module.weight_ih_l0 (16, 2) torch.float64, is 0.module.weight_ih_l0 (12, 2) torch.float64"
-        + SAME,
+        "spec.shuffle: False -> True, lr: 0.001 -> 0.002" + SAME,
+    ),
+    "shape": (
+        {},
+        {"x": X[..., :-1], "y": Y[..., :-1]},
+        "the shape of x: (2, 7, 11) -> (2, 7, 10), the shape of y: (1, 7, 11) -> (1, 7, 10), the rows: {} -> {}" + SAME,
+    ),
+    "model": (
+        {"model": lambda: net().append(nn.Identity())},
+        {},
+        "model.2: none -> Identity" + SAME,
     ),
 }
 
@@ -282,14 +290,9 @@ def test_the_checkpoints_of_another_fit_are_refused_and_nothing_is_changed(tmp_p
     before = dict(vars(est))
     with pytest.raises(LoadError) as caught:
         est.fit(**{"x": X, "y": Y, **arguments})
-    assert str(caught.value) == f"{Checkpointer(tmp_path).latest()} does not fit, its fit: {message}"
+    found = re.sub("[0-9a-f]{12}", "{}", str(caught.value).removeprefix(str(Checkpointer(tmp_path).latest())))
+    assert found == f" does not fit, its fit: {message}"
     assert vars(est) == before
-
-
-def test_data_of_other_values_are_refused(tmp_path):
-    make(tmp_path).fit(X, Y)
-    with pytest.raises(LoadError, match=r"its fit: the values of x \(digest of some\) was [0-9a-f]+, is [0-9a-f]+; "):
-        make(tmp_path).fit(X + 1, Y)
 
 
 class Counts:
