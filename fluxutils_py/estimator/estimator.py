@@ -62,9 +62,9 @@ class Estimator(ReadableTables, BaseEstimator):
         :class:`fluxutils_py.training.StopTraining`, or call ``loop.stop()``, to end training. With a
         :class:`fluxutils_py.training.Checkpointer`, ``fit`` called again with the same arguments and the same folder,
         in another process too, goes on where the last checkpoint is, in the middle of an epoch, and ends bit for bit as
-        if it had not been interrupted; with more ``epochs``, it goes on for those. A
-        checkpoint of a different fit raises ``LoadError``, see the notes. An estimator that is fitted already, and goes on by ``warm_start`` or ``partial_fit``, saves but goes on from
-        itself: give each call of a program a folder of its own.
+        if it had not been interrupted; with more ``epochs``, it goes on for those. A checkpoint of a different fit
+        raises ``LoadError``, see the notes. An estimator that is fitted already, and goes on by ``warm_start`` or
+        ``partial_fit``, saves but goes on from itself: give each call of a program a folder of its own.
     warm_start : bool
         Whether ``fit`` goes on from the last fit.
     random_state : int, numpy.random.Generator, numpy.random.RandomState, or None

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fluxutils_py.estimator.fingerprint import outline, corners_of_data
+from fluxutils_py.estimator.fingerprint import corners_of_data, outline
 from fluxutils_py.parallel import Sync, local_rank
 from fluxutils_py.training.batches import share_of
 
