@@ -37,6 +37,7 @@ from fluxutils_py.nn import (
     vec2net,
     weights,
 )
+from fluxutils_py.versions import show_versions
 
 __all__ = [
     "Estimator",
@@ -63,6 +64,7 @@ __all__ = [
     "reset",
     "samples",
     "seqloss",
+    "show_versions",
     "states",
     "timesteps",
     "truncate",

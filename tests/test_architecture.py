@@ -27,6 +27,7 @@ FLOORS = [
     "training",
     "reporting",
     "parallel",
+    "versions",
     "nn",
     "data",
     "treejson",

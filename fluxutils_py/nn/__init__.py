@@ -2,6 +2,7 @@
 
 from fluxutils_py.nn.activations import dpsigmoid, dptanh, psigmoid, ptanh
 from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell
+from fluxutils_py.nn.kernels import kernels_in_use, native_kernels
 from fluxutils_py.nn.layers import BatchNorm, DenseReLU, GaussianNoise, RNNStack, ffnn
 from fluxutils_py.nn.losses import SeqLoss, as_loss, needs_weights, seqloss, takes_weights
 from fluxutils_py.nn.ops import batched_gemm, batched_gemm_, bmm, contract
@@ -60,12 +61,14 @@ __all__ = [
     "ffnn",
     "gradients",
     "gradinfo",
+    "kernels_in_use",
     "loadstates",
     "mark",
     "marked",
     "module_of",
     "namedparams",
     "namedweights",
+    "native_kernels",
     "needs_weights",
     "net2grad",
     "net2vec",

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import ShapeError
+from fluxutils_py.nn import native_layers
 
 State = Tensor | tuple[Tensor, ...]
 
@@ -197,6 +198,11 @@ class Recur(nn.Module):
         return y if cut == n_steps else torch.cat([y, self._advance(x[cut:])])
 
     def _advance(self, x: Tensor) -> Tensor:
+        found = native_layers.run(self.module, x, self.state)
+        if found is not None:
+            y, state = found
+            object.__setattr__(self, "state", state)
+            return y
         if x.dim() == 2:
             return self._call(x.unsqueeze(0)).squeeze(0) if self._windowed else self._call(x)
         return self._call(x) if self._windowed else torch.stack([self._call(step) for step in x])

@@ -1,0 +1,66 @@
+// The entry points. This file is compiled for any processor of the family; the unit to be used is chosen when called.
+#include "kernels.h"
+#include "threads.h"
+
+#if defined(__x86_64__)
+namespace fk_avx2 {
+extern const fk_unit unit;
+}
+namespace fk_avx512 {
+extern const fk_unit unit;
+}
+#elif defined(__aarch64__)
+namespace fk_neon {
+extern const fk_unit unit;
+}
+#endif
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+static const fk_unit *unit_for(int64_t isa) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();  // also asks whether the system saves the wide registers
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+                  __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    if (avx512 && (isa == FK_BEST || isa == FK_AVX512)) return &fk_avx512::unit;
+    if (avx2 && (isa == FK_BEST || isa == FK_AVX2)) return &fk_avx2::unit;
+#elif defined(__aarch64__)
+    if (isa == FK_BEST || isa == FK_NEON) return &fk_neon::unit;
+#endif
+    return nullptr;
+}
+
+static bool valid(const fluxutils_call *c) {
+    return c && c->version == FLUXUTILS_KERNELS_VERSION && c->S > 0 && c->B > 0 && c->F > 0 && c->H > 0 &&
+           (c->type == FK_FLOAT32 || c->type == FK_FLOAT64);
+}
+
+EXPORT int32_t fluxutils_version(void) { return FLUXUTILS_KERNELS_VERSION; }
+
+EXPORT int32_t fluxutils_isa(int32_t wanted) {
+    const fk_unit *unit = unit_for(wanted);
+    if (!unit) return -1;
+#if defined(__x86_64__)
+    return unit == &fk_avx512::unit ? FK_AVX512 : FK_AVX2;
+#else
+    return FK_NEON;
+#endif
+}
+
+EXPORT int64_t fluxutils_saved_bytes(const fluxutils_call *call) {
+    const fk_unit *unit = valid(call) ? unit_for(call->isa) : nullptr;
+    return unit ? unit->saved_bytes(call) : -1;
+}
+
+EXPORT int32_t fluxutils_forward(const fluxutils_call *call) {
+    if (!valid(call)) return FK_BAD_ARGUMENT;
+    const fk_unit *unit = unit_for(call->isa);
+    return unit ? unit->forward(call) : FK_NO_SUCH_INSTRUCTIONS;
+}
+
+EXPORT int32_t fluxutils_backward(const fluxutils_call *call) {
+    if (!valid(call)) return FK_BAD_ARGUMENT;
+    const fk_unit *unit = unit_for(call->isa);
+    return unit ? unit->backward(call) : FK_NO_SUCH_INSTRUCTIONS;
+}

@@ -1,0 +1,70 @@
+// Powers of two, for sigmoid and tanh. fit_exp2.py makes the coefficients.
+#pragma once
+#include "simd.h"
+
+namespace FLUXUTILS_UNIT {
+namespace {
+
+template <class T> struct Exp2;
+
+// Relative error of 2**r - 1 at most 2.1e-8.
+template <> struct Exp2<float> {
+    static constexpr float C[] = {0.693147182f,   0.240226492f,   0.0555035733f,
+                                  0.00961823761f, 0.00133907353f, 0.000154035122f};
+    static constexpr float SHIFTER = 12582912.0f;  // 1.5 * 2**23: what is added to it is rounded to an integer
+    static constexpr int MANTISSA = 23;
+    static constexpr int32_t ONE = 0x3f800000;  // the bits of 1
+    static constexpr float LIMIT = 30;          // so that the product of four of 1 + 2**t is finite
+};
+
+// Relative error of 2**r - 1 at most 5.4e-17.
+template <> struct Exp2<double> {
+    static constexpr double C[] = {
+        0.69314718055994529,    0.24022650695910097,    0.055504108664821236,   0.0096181291076070652,
+        0.0013333558146531633,  0.0001540353044148068,  1.5252733701214656e-05, 1.3215442724231127e-06,
+        1.0178121299165704e-07, 7.0725617019303202e-09, 4.4455372281544426e-10};
+    static constexpr double SHIFTER = 6755399441055744.0;  // 1.5 * 2**52
+    static constexpr int MANTISSA = 52;
+    static constexpr int64_t ONE = 0x3ff0000000000000;
+    static constexpr double LIMIT = 240;
+};
+
+// 2**t as s * (1 + p), s a power of two; t is taken into -LIMIT...LIMIT first. NaN stays NaN, in p.
+template <class T> struct Power {
+    using V = typename Lanes<T>::V;
+    V s, p;
+
+    FK_INLINE explicit Power(V t) {
+        using E = Exp2<T>;
+        using I = typename Lanes<T>::I;
+        t = at_least(-E::LIMIT, at_most(E::LIMIT, t));
+        V shifted = t + every(E::SHIFTER);
+        V r = t - (shifted - every(E::SHIFTER));
+        constexpr int n = sizeof(E::C) / sizeof(E::C[0]);
+        V q = every(E::C[n - 1]);
+        FK_UNROLL
+        for (int k = n - 2; k >= 0; k--) q = fma(q, r, every(E::C[k]));
+        p = q * r;
+        s = (V)(((I)shifted << E::MANTISSA) + E::ONE);
+    }
+    FK_INLINE V plus_one() const { return fma(s, p, s + every(T(1))); }    // 2**t + 1
+    FK_INLINE V minus_one() const { return fma(s, p, s - every(T(1))); }  // 2**t - 1
+};
+
+constexpr double LOG2E = 1.4426950408889634;
+
+// tanh(a) = (2**t - 1) / (2**t + 1) with t = 2 a log2(e)
+template <class T> FK_INLINE Power<T> power_for_tanh(typename Lanes<T>::V a) {
+    return Power<T>(a * every(T(2 * LOG2E)));
+}
+// sigmoid(a) = 1 / (1 + 2**t) with t = -a log2(e)
+template <class T> FK_INLINE Power<T> power_for_sigmoid(typename Lanes<T>::V a) {
+    return Power<T>(a * every(T(-LOG2E)));
+}
+template <class T> FK_INLINE typename Lanes<T>::V tanh_of(typename Lanes<T>::V a) {
+    auto e = power_for_tanh<T>(a);
+    return e.minus_one() / e.plus_one();
+}
+
+}  // namespace
+}  // namespace FLUXUTILS_UNIT

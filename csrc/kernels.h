@@ -1,0 +1,43 @@
+// The C interface of the kernels: plain C, no headers of torch or Python. The library is loaded with ctypes.
+//
+// A call is described by one structure, whose first field is the version of its layout. All tensors are contiguous;
+// weights have the layout of torch's layers: blocks of H rows, one after the other.
+#pragma once
+#include <stdint.h>
+
+#define FLUXUTILS_KERNELS_VERSION 1
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { FK_LSTM = 0, FK_GRU = 1, FK_RNN_TANH = 2, FK_RNN_RELU = 3 };  // cells
+enum { FK_FLOAT32 = 0, FK_FLOAT64 = 1 };                              // types
+enum { FK_BEST = 0, FK_AVX2 = 1, FK_AVX512 = 2, FK_NEON = 3 };        // instruction sets
+
+// What a call returns.
+enum { FK_OK = 0, FK_BAD_ARGUMENT = 1, FK_NO_SUCH_INSTRUCTIONS = 2, FK_OUT_OF_MEMORY = 3 };
+
+// S steps, B series, F features, H units. A pointer that may be null says so.
+typedef struct {
+    int64_t version, cell, type, isa, threads;
+    int64_t S, B, F, H;
+    double alpha;  // a parameter of some cells
+    const void *x, *h0, *c0;             // (S, B, F), (B, H), (B, H); null states are zero
+    const void *w_x, *w_h, *b_x, *b_h;   // (KX H, F), (KH H, H), (KX H), (KH H); null biases are zero
+    void *y, *h, *c;                     // (S, B, H), and the last state (B, H), (B, H); h may be null
+    void *saved;                         // fluxutils_saved_bytes() for the backward pass; null: none will follow
+    const void *dy, *dh, *dc;            // gradients of y, h, c; each may be null
+    void *dx, *dh0, *dc0;                // gradients to compute; each may be null
+    void *dw_x, *dw_h, *db_x, *db_h;     // each may be null
+} fluxutils_call;
+
+int32_t fluxutils_version(void);
+int32_t fluxutils_isa(int32_t wanted);                   // the set that would be used, or -1 if this machine lacks it
+int64_t fluxutils_saved_bytes(const fluxutils_call *);   // -1 if the call makes no sense
+int32_t fluxutils_forward(const fluxutils_call *);
+int32_t fluxutils_backward(const fluxutils_call *);
+
+#ifdef __cplusplus
+}
+#endif

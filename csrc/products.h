@@ -1,0 +1,110 @@
+// Sums of products for W series at a time. Every sum is one chain of fma() in a fixed order, lane by lane.
+#pragma once
+#include "lanes.h"
+
+namespace FLUXUTILS_UNIT {
+namespace {
+
+template <int N> struct Int {
+    static constexpr int value = N;
+};
+
+// f(Int<n>), n from 1 to MAX being known at run time.
+template <int MAX, class Fn> FK_INLINE void with_constant(int64_t n, const Fn &f) {
+    if constexpr (MAX > 1) {
+        if (n < MAX) return with_constant<MAX - 1>(n, f);
+    }
+    f(Int<MAX>{});
+}
+
+// 0...n in as few parts as possible, none longer than MAX, of about equal lengths: f(start, Int<length>).
+template <int MAX, class Fn> FK_INLINE void in_parts(int64_t n, const Fn &f) {
+    int64_t parts = (n + MAX - 1) / MAX, start = 0;
+    for (int64_t i = 0; i < parts; i++) {
+        int64_t length = n / parts + (i < n % parts);
+        with_constant<MAX>(length, [&](auto constant) { f(start, constant); });
+        start += length;
+    }
+}
+
+// sums[j][v] += sum over k < n of weights[k][j] * in[k][v]
+template <int R, int V, class T> FK_INLINE void add_products(
+    typename Lanes<T>::V (&sums)[R][V], const T *in, int64_t in_apart, const T *weights, int64_t weights_apart,
+    int64_t n) {
+    for (int64_t k = 0; k < n; k++, in += in_apart, weights += weights_apart) {
+        typename Lanes<T>::V x[V];
+        FK_UNROLL
+        for (int v = 0; v < V; v++) x[v] = load(in + v * Lanes<T>::L);
+        FK_UNROLL
+        for (int j = 0; j < R; j++) {
+            auto w = every(weights[j]);
+            FK_UNROLL
+            for (int v = 0; v < V; v++) sums[j][v] = fma(w, x[v], sums[j][v]);
+        }
+    }
+}
+
+// out[j] (+)= sum over blocks q and units u of weights[q H + u][j] * d[u ROWS + rows[q]], for j < n
+template <class T, int V, int ROWS, int BLOCKS> void back_through(
+    T *out, bool add, const T *d, const int (&rows)[BLOCKS], const T *weights, int64_t H, int64_t n) {
+    constexpr int L = Lanes<T>::L;
+    in_parts<ACCUMULATORS / 2>(n, [&](int64_t j0, auto constant) {
+        constexpr int R = decltype(constant)::value;
+        typename Lanes<T>::V sums[R][V];
+        FK_UNROLL
+        for (int j = 0; j < R; j++)
+            FK_UNROLL
+            for (int v = 0; v < V; v++) sums[j][v] = add ? load(out + (j0 + j) * W<T> + v * L) : every(T(0));
+        for (int q = 0; q < BLOCKS; q++)
+            add_products<R, V, T>(sums, d + rows[q] * W<T>, ROWS * W<T>, weights + q * H * n + j0, n, H);
+        FK_UNROLL
+        for (int j = 0; j < R; j++)
+            FK_UNROLL
+            for (int v = 0; v < V; v++) store(out + (j0 + j) * W<T> + v * L, sums[j][v]);
+    });
+}
+
+// Gradients of weights: out[q H + u][k] += sum over steps, parts and their series of d[u ROWS + rows[q]] * z[k], with
+// vectors over the columns k. d: (steps, parts, H ROWS, W), z: (steps, GROUP, columns), columns a multiple of L.
+template <class T, int ROWS, int BLOCKS> void add_outer_products(
+    T *out, const T *d, const int (&rows)[BLOCKS], const T *z, int64_t H, int64_t columns, int64_t steps, int live,
+    int parts, int group) {
+    constexpr int L = Lanes<T>::L;
+    int64_t d_apart = H * ROWS * W<T>;
+    for (int q = 0; q < BLOCKS; q++)
+        in_parts<ACCUMULATORS / 2>(H, [&](int64_t u0, auto n_units) {
+            constexpr int R = decltype(n_units)::value;
+            in_parts<2>(columns / L, [&](int64_t c0, auto n_columns) {
+                constexpr int C = decltype(n_columns)::value;
+                typename Lanes<T>::V sums[R][C];
+                FK_UNROLL
+                for (int j = 0; j < R; j++)
+                    FK_UNROLL
+                    for (int c = 0; c < C; c++) sums[j][c] = every(T(0));
+                for (int64_t t = 0; t < steps; t++)
+                    for (int b = 0; b < live; b++) {
+                        const T *zb = z + (t * group + b) * columns + c0 * L;
+                        const T *db = d + (t * parts + b / W<T>) * d_apart + (u0 * ROWS + rows[q]) * W<T> + b % W<T>;
+                        typename Lanes<T>::V x[C];
+                        FK_UNROLL
+                        for (int c = 0; c < C; c++) x[c] = load(zb + c * L);
+                        FK_UNROLL
+                        for (int j = 0; j < R; j++) {
+                            auto g = every(db[j * ROWS * W<T>]);
+                            FK_UNROLL
+                            for (int c = 0; c < C; c++) sums[j][c] = fma(g, x[c], sums[j][c]);
+                        }
+                    }
+                FK_UNROLL
+                for (int j = 0; j < R; j++)
+                    FK_UNROLL
+                    for (int c = 0; c < C; c++) {
+                        T *o = out + (q * H + u0 + j) * columns + (c0 + c) * L;
+                        store(o, load(o) + sums[j][c]);
+                    }
+            });
+        });
+}
+
+}  // namespace
+}  // namespace FLUXUTILS_UNIT

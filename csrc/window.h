@@ -1,0 +1,401 @@
+// A window of S steps through one layer, forwards and backwards.
+//
+// Series are divided into groups of GROUP, whatever the instruction set; a group is computed from its first step to its
+// last by one thread, W series at a time, with all that a step needs in the nearest caches. No sum runs over series,
+// except in the gradients of the weights: there the groups are divided into PARTS, whatever the number of threads, each
+// part adds up its groups in order, and the parts are added in order.
+#pragma once
+#include "cells.h"
+#include "kernels.h"
+#include "products.h"
+#include "threads.h"
+
+namespace FLUXUTILS_UNIT {
+namespace {
+
+constexpr int GROUP = 32;
+constexpr int MAX_PARTS = 16, MIN_PARTS = 4;
+constexpr int64_t PARTS_BYTES = 32 << 20;   // of all parts, unless there are MIN_PARTS
+constexpr int64_t STEPS_BYTES = 192 << 10;  // of gradients in one block of time, to stay in the second cache
+constexpr int MAX_STEPS = 16;               // in such a block
+constexpr int64_t FOR_ONE_THREAD = 400000;  // products; fewer are not worth waking another
+
+// Divides one piece of memory; counts what would be needed as long as there is none.
+struct Room {
+    char *start;
+    size_t used = 0;
+    template <class T> T *take(int64_t n) {
+        T *found = start ? reinterpret_cast<T *>(start + used) : nullptr;
+        used += (n * sizeof(T) + 63) / 64 * 64;
+        return found;
+    }
+};
+
+template <class T> const T *at(const void *p, int64_t offset) {
+    return p ? static_cast<const T *>(p) + offset : nullptr;
+}
+template <class T> T *at(void *p, int64_t offset) { return p ? static_cast<T *>(p) + offset : nullptr; }
+
+template <class Cell, class T> struct Window {
+    using V = typename Lanes<T>::V;
+    static constexpr int L = Lanes<T>::L, ROWS = Cell::ROWS, SAVED = Cell::SAVED;
+    static constexpr int NX = sizeof(Cell::X_ROWS) / sizeof(int), NH = sizeof(Cell::H_ROWS) / sizeof(int);
+    static constexpr int UNITS = ACCUMULATORS / 2 / ROWS;  // computed together
+    static constexpr int PARTS_OF_GROUP = GROUP / W<T>;
+
+    const fluxutils_call &call;
+    const int64_t S, B, F, H, n_groups;
+
+    explicit Window(const fluxutils_call &c)
+        : call(c), S(c.S), B(c.B), F(c.F), H(c.H), n_groups((c.B + GROUP - 1) / GROUP) {}
+
+    int64_t saved_numbers() const { return S * B * H * SAVED; }
+
+    int64_t threads() const {
+        return static_cast<double>(S) * B * H * ROWS * (F + H) < FOR_ONE_THREAD ? 1 : call.threads;
+    }
+
+    // -- forwards ------------------------------------------------------------------------------------------------
+
+    // For each group of units: their biases, input weights (F, units, NX), recurrent weights (H, units, NH).
+    T *packed = nullptr;
+
+    int64_t packed_at(int64_t unit) const { return unit * (ROWS + F * NX + H * NH); }
+
+    void pack() {
+        auto w_x = at<T>(call.w_x, 0), w_h = at<T>(call.w_h, 0), b_x = at<T>(call.b_x, 0), b_h = at<T>(call.b_h, 0);
+        in_parts<UNITS>(H, [&](int64_t u0, auto constant) {
+            constexpr int U = decltype(constant)::value;
+            T *biases = packed + packed_at(u0), *x = biases + U * ROWS, *h = x + F * U * NX;
+            for (int i = 0; i < U * ROWS; i++) biases[i] = 0;
+            for (int u = 0; u < U; u++) {
+                for (int q = 0; q < NX; q++) {
+                    int64_t row = q * H + u0 + u;
+                    if (b_x) biases[u * ROWS + Cell::X_ROWS[q]] += b_x[row];
+                    for (int64_t k = 0; k < F; k++) x[(k * U + u) * NX + q] = w_x[row * F + k];
+                }
+                for (int q = 0; q < NH; q++) {
+                    int64_t row = q * H + u0 + u;
+                    if (b_h) biases[u * ROWS + Cell::H_ROWS[q]] += b_h[row];
+                    for (int64_t k = 0; k < H; k++) h[(k * U + u) * NH + q] = w_h[row * H + k];
+                }
+            }
+        });
+    }
+
+    template <int N_ROWS, int U, int VECTORS> static FK_INLINE void add_rows(
+        V (&sums)[U * ROWS][VECTORS], const int (&rows)[N_ROWS], const T *in, const T *weights, int64_t n) {
+        for (int64_t k = 0; k < n; k++, in += W<T>, weights += U * N_ROWS) {
+            V x[VECTORS];
+            FK_UNROLL
+            for (int v = 0; v < VECTORS; v++) x[v] = load(in + v * L);
+            FK_UNROLL
+            for (int u = 0; u < U; u++)
+                FK_UNROLL
+                for (int q = 0; q < N_ROWS; q++) {
+                    V w = every(weights[u * N_ROWS + q]);
+                    FK_UNROLL
+                    for (int v = 0; v < VECTORS; v++)
+                        sums[u * ROWS + rows[q]][v] = fma(w, x[v], sums[u * ROWS + rows[q]][v]);
+                }
+        }
+    }
+
+    template <int VECTORS> void step_forward(const T *x, const T *before, T *after, T *c, T *saved) const {
+        in_parts<UNITS>(H, [&](int64_t u0, auto constant) {
+            constexpr int U = decltype(constant)::value;
+            const T *biases = packed + packed_at(u0), *w_x = biases + U * ROWS, *w_h = w_x + F * U * NX;
+            V sums[U * ROWS][VECTORS];
+            FK_UNROLL
+            for (int i = 0; i < U * ROWS; i++)
+                FK_UNROLL
+                for (int v = 0; v < VECTORS; v++) sums[i][v] = every(biases[i]);
+            add_rows<NX, U, VECTORS>(sums, Cell::X_ROWS, x, w_x, F);
+            add_rows<NH, U, VECTORS>(sums, Cell::H_ROWS, before, w_h, H);
+            FK_UNROLL
+            for (int u = 0; u < U; u++)
+                FK_UNROLL
+                for (int v = 0; v < VECTORS; v++) {
+                    int64_t lane = (u0 + u) * W<T> + v * L;
+                    V a[ROWS], kept[SAVED + 1];
+                    for (int i = 0; i < ROWS; i++) a[i] = sums[u * ROWS + i][v];
+                    Step<T> s;
+                    s.alpha = static_cast<T>(call.alpha);
+                    if (Cell::NEEDS_BEFORE) s.before = load(before + lane);
+                    if (Cell::HAS_C) s.c = load(c + lane);
+                    store(after + lane, Cell::template forward<T>(a, s, kept));
+                    if (Cell::HAS_C) store(c + lane, s.c);
+                    FK_UNROLL
+                    for (int i = 0; i < SAVED; i++) store(saved + ((u0 + u) * SAVED + i) * W<T> + v * L, kept[i]);
+                }
+        });
+    }
+
+    struct ForwardRoom {
+        T *x, *before, *after, *c, *saved, *rows;
+        ForwardRoom(Room &room, int64_t F, int64_t H)
+            : x(room.take<T>(F * W<T>)),
+              before(room.take<T>(H * W<T>)),
+              after(room.take<T>(H * W<T>)),
+              c(room.take<T>(H * W<T>)),
+              saved(room.take<T>(H * SAVED * W<T>)),
+              rows(room.take<T>((F > H ? F : H) * W<T>)) {}
+    };
+
+    template <int VECTORS> void series_forward(int64_t b0, int live, ForwardRoom room) const {
+        const bool direct = call.saved && live == W<T>;
+        T *saved = at<T>(call.saved, S * b0 * H * SAVED);
+        to_lanes(room.before, at<T>(call.h0, b0 * H), H, live, room.rows);
+        if (Cell::HAS_C) to_lanes(room.c, at<T>(call.c0, b0 * H), H, live, room.rows);
+        for (int64_t t = 0; t < S; t++) {
+            to_lanes(room.x, at<T>(call.x, (t * B + b0) * F), F, live, room.rows);
+            step_forward<VECTORS>(room.x, room.before, room.after, room.c, direct ? saved : room.saved);
+            from_lanes(at<T>(call.y, (t * B + b0) * H), room.after, H, live, room.rows);
+            if (call.saved && !direct) squeeze(saved, room.saved, H * SAVED, live);
+            if (call.saved) saved += H * SAVED * live;
+            T *last = room.before;
+            room.before = room.after, room.after = last;
+        }
+        if (call.h) from_lanes(at<T>(call.h, b0 * H), room.before, H, live, room.rows);
+        if (Cell::HAS_C) from_lanes(at<T>(call.c, b0 * H), room.c, H, live, room.rows);
+    }
+
+    bool out_of_memory = false;
+
+    void group_forward(int64_t group) {
+        Room count{nullptr};
+        ForwardRoom(count, F, H);
+        Room room{static_cast<char *>(fk_scratch(1, count.used))};
+        if (!room.start) {
+            out_of_memory = true;
+            return;
+        }
+        ForwardRoom own(room, F, H);
+        int64_t end = (group + 1) * GROUP < B ? (group + 1) * GROUP : B;
+        for (int64_t b0 = group * GROUP; b0 < end; b0 += W<T>) {
+            int live = static_cast<int>(end - b0 < W<T> ? end - b0 : W<T>);
+            live > L ? series_forward<2>(b0, live, own) : series_forward<1>(b0, live, own);
+        }
+    }
+
+    int32_t forward() {
+        packed = static_cast<T *>(fk_scratch(0, packed_at(H) * sizeof(T)));
+        if (!packed) return FK_OUT_OF_MEMORY;
+        pack();
+        fk_parallel(
+            threads(), n_groups, [](void *w, int64_t i) { static_cast<Window *>(w)->group_forward(i); }, this);
+        return out_of_memory ? FK_OUT_OF_MEMORY : FK_OK;
+    }
+
+    // -- backwards -----------------------------------------------------------------------------------------------
+
+    // Columns of the sums for the gradients of weights: inputs and a one for the bias, states (and a one if the sums
+    // that the state adds to are others); filled up to whole vectors.
+    static constexpr bool same_rows() {
+        if (NX != NH) return false;
+        for (int q = 0; q < NX; q++)
+            if (Cell::X_ROWS[q] != Cell::H_ROWS[q]) return false;
+        return true;
+    }
+    int64_t x_columns() const { return (F + 1 + L - 1) / L * L; }
+    int64_t h_columns() const { return (H + !same_rows() + L - 1) / L * L; }
+    int64_t part_numbers() const { return NX * H * x_columns() + NH * H * h_columns(); }
+    bool of_x() const { return call.dw_x || call.db_x || (same_rows() && call.db_h); }
+    bool of_h() const { return call.dw_h || (!same_rows() && call.db_h); }
+
+    // A number of parts that depends on the shape alone.
+    int64_t n_parts() const {
+        int64_t most = PARTS_BYTES / ((NX * (F + 1) + NH * (H + 1)) * H * static_cast<int64_t>(sizeof(T)));
+        most = most > MAX_PARTS ? MAX_PARTS : most < MIN_PARTS ? MIN_PARTS : most;
+        return n_groups < most ? n_groups : most;
+    }
+    int64_t steps_together() const {
+        int64_t n = STEPS_BYTES / (H * ROWS * GROUP * static_cast<int64_t>(sizeof(T)));
+        n = n > MAX_STEPS ? MAX_STEPS : n < 1 ? 1 : n;
+        return n < S ? n : S;
+    }
+
+    T *sums = nullptr;  // of all parts
+
+    struct BackwardRoom {
+        T *dh, *dc;       // (PARTS_OF_GROUP, H, W)
+        T *d;             // (steps, PARTS_OF_GROUP, H ROWS, W)
+        T *z_x, *z_h;     // (steps, GROUP, columns)
+        T *dy, *before, *after, *dx, *c0, *now, *earlier, *rows;
+        BackwardRoom(Room &room, const Window &w, int64_t steps)
+            : dh(room.take<T>(PARTS_OF_GROUP * w.H * W<T>)),
+              dc(room.take<T>(PARTS_OF_GROUP * w.H * W<T>)),
+              d(room.take<T>(steps * PARTS_OF_GROUP * w.H * ROWS * W<T>)),
+              z_x(room.take<T>(steps * GROUP * w.x_columns())),
+              z_h(room.take<T>(steps * GROUP * w.h_columns())),
+              dy(room.take<T>(w.H * W<T>)),
+              before(room.take<T>(w.H * W<T>)),
+              after(room.take<T>(w.H * W<T>)),
+              dx(room.take<T>(w.F * W<T>)),
+              c0(room.take<T>(w.H * W<T>)),
+              now(room.take<T>(w.H * SAVED * W<T>)),
+              earlier(room.take<T>(w.H * SAVED * W<T>)),
+              rows(room.take<T>((w.F > w.H ? w.F : w.H) * W<T>)) {}
+    };
+
+    // The output of the step before, as rows.
+    const T *rows_before(int64_t t, int64_t b0) const {
+        return t ? at<T>(call.y, ((t - 1) * B + b0) * H) : at<T>(call.h0, b0 * H);
+    }
+
+    template <int VECTORS> void units_backward(
+        const T *saved, const T *c_before, int64_t c_apart, const BackwardRoom &r, T *dh, T *dc, T *d) const {
+        for (int64_t u = 0; u < H; u++)
+            FK_UNROLL
+            for (int v = 0; v < VECTORS; v++) {
+                int64_t lane = u * W<T> + v * L;
+                V kept[SAVED + 1], gradients[ROWS];
+                FK_UNROLL
+                for (int i = 0; i < SAVED; i++) kept[i] = load(saved + (u * SAVED + i) * W<T> + v * L);
+                Step<T> s;
+                s.alpha = static_cast<T>(call.alpha);
+                if (Cell::NEEDS_BEFORE) s.before = load(r.before + lane);
+                if (Cell::NEEDS_AFTER) s.after = load(r.after + lane);
+                if (Cell::HAS_C) {
+                    s.c = kept[SAVED - 1];
+                    s.c_before = load(c_before + u * c_apart + v * L);
+                    s.dc = load(dc + lane);
+                }
+                s.dh = load(dh + lane);
+                if (call.dy) s.dh = s.dh + load(r.dy + lane);
+                Cell::template backward<T>(kept, s, gradients);
+                if (Cell::HAS_C) store(dc + lane, s.dc);
+                if (Cell::DIRECT) store(dh + lane, s.direct);
+                FK_UNROLL
+                for (int i = 0; i < ROWS; i++) store(d + (u * ROWS + i) * W<T> + v * L, gradients[i]);
+            }
+    }
+
+    // The steps from `first` to before `end`, last one first, of up to W series.
+    template <int VECTORS> void series_backward(
+        int64_t b0, int live, int part, int64_t first, int64_t end, BackwardRoom r) const {
+        const bool in_place = live == W<T>;
+        const T *all = at<T>(call.saved, S * b0 * H * SAVED);
+        const int64_t step_numbers = H * SAVED * live;
+        T *dh = r.dh + part * H * W<T>, *dc = r.dc + part * H * W<T>;
+        if (Cell::HAS_C && first == 0) to_lanes(r.c0, at<T>(call.c0, b0 * H), H, live, r.rows);
+        if (SAVED && !in_place) spread(r.now, all + (end - 1) * step_numbers, H * SAVED, live);
+        for (int64_t t = end - 1; t >= first; t--) {
+            const T *saved = in_place ? all + t * step_numbers : r.now;
+            const T *c_before = r.c0;
+            int64_t c_apart = W<T>;
+            if (Cell::HAS_C && t) {
+                if (!in_place) spread(r.earlier, all + (t - 1) * step_numbers, H * SAVED, live);
+                c_before = (in_place ? all + (t - 1) * step_numbers : r.earlier) + (SAVED - 1) * W<T>;
+                c_apart = SAVED * W<T>;
+            } else if (SAVED && t > first && !in_place) {
+                spread(r.earlier, all + (t - 1) * step_numbers, H * SAVED, live);
+            }
+            if (call.dy) to_lanes(r.dy, at<T>(call.dy, (t * B + b0) * H), H, live, r.rows);
+            if (Cell::NEEDS_BEFORE) to_lanes(r.before, rows_before(t, b0), H, live, r.rows);
+            if (Cell::NEEDS_AFTER) to_lanes(r.after, at<T>(call.y, (t * B + b0) * H), H, live, r.rows);
+            T *d = r.d + ((t - first) * PARTS_OF_GROUP + part) * H * ROWS * W<T>;
+            units_backward<VECTORS>(saved, c_before, c_apart, r, dh, dc, d);
+            if (t || call.dh0)
+                back_through<T, VECTORS, ROWS>(dh, Cell::DIRECT, d, Cell::H_ROWS, at<T>(call.w_h, 0), H, H);
+            if (call.dx) {
+                back_through<T, VECTORS, ROWS>(r.dx, false, d, Cell::X_ROWS, at<T>(call.w_x, 0), H, F);
+                from_lanes(at<T>(call.dx, (t * B + b0) * F), r.dx, F, live, r.rows);
+            }
+            T *now = r.now;
+            r.now = r.earlier, r.earlier = now;
+        }
+    }
+
+    // Rows of `n` numbers, each followed by a one and zeros.
+    static void copy_rows(T *to, const T *from, int64_t n, int64_t columns, bool one, int live) {
+        for (int b = 0; b < live; b++, to += columns) {
+            if (from)
+                memcpy(to, from + b * n, n * sizeof(T));
+            else
+                memset(to, 0, n * sizeof(T));
+            for (int64_t k = n; k < columns; k++) to[k] = one && k == n;
+        }
+    }
+
+    void group_backward(int64_t group, BackwardRoom r, T *sum_x) const {
+        const int64_t b0 = group * GROUP, steps = steps_together();
+        const int live = static_cast<int>(B - b0 < GROUP ? B - b0 : GROUP);
+        for (int b = 0; b < live; b += W<T>) {
+            int n = live - b < W<T> ? live - b : W<T>;
+            T *dh = r.dh + b * H;
+            to_lanes(dh, at<T>(call.dh, (b0 + b) * H), H, n, r.rows);
+            if (Cell::HAS_C) to_lanes(r.dc + b * H, at<T>(call.dc, (b0 + b) * H), H, n, r.rows);
+        }
+        for (int64_t end = S; end > 0; end -= steps) {
+            int64_t first = end > steps ? end - steps : 0;
+            for (int b = 0; b < live; b += W<T>) {
+                int n = live - b < W<T> ? live - b : W<T>;
+                n > L ? series_backward<2>(b0 + b, n, b / W<T>, first, end, r)
+                      : series_backward<1>(b0 + b, n, b / W<T>, first, end, r);
+            }
+            if (of_x()) {
+                for (int64_t t = first; t < end; t++)
+                    copy_rows(r.z_x + (t - first) * GROUP * x_columns(), at<T>(call.x, (t * B + b0) * F), F,
+                              x_columns(), true, live);
+                add_outer_products<T, ROWS>(sum_x, r.d, Cell::X_ROWS, r.z_x, H, x_columns(), end - first, live,
+                                            PARTS_OF_GROUP, GROUP);
+            }
+            if (of_h()) {
+                for (int64_t t = first; t < end; t++)
+                    copy_rows(r.z_h + (t - first) * GROUP * h_columns(), rows_before(t, b0), H, h_columns(),
+                              !same_rows(), live);
+                add_outer_products<T, ROWS>(sum_x + NX * H * x_columns(), r.d, Cell::H_ROWS, r.z_h, H, h_columns(),
+                                            end - first, live, PARTS_OF_GROUP, GROUP);
+            }
+        }
+        for (int b = 0; b < live; b += W<T>) {
+            int n = live - b < W<T> ? live - b : W<T>;
+            if (call.dh0) from_lanes(at<T>(call.dh0, (b0 + b) * H), r.dh + b * H, H, n, r.rows);
+            if (Cell::HAS_C && call.dc0)
+                from_lanes(at<T>(call.dc0, (b0 + b) * H), r.dc + b * H, H, n, r.rows);
+        }
+    }
+
+    void part_backward(int64_t part) {
+        Room count{nullptr};
+        BackwardRoom(count, *this, steps_together());
+        Room room{static_cast<char *>(fk_scratch(1, count.used))};
+        if (!room.start) {
+            out_of_memory = true;
+            return;
+        }
+        BackwardRoom own(room, *this, steps_together());
+        T *sum_x = sums + part * part_numbers();
+        memset(sum_x, 0, part_numbers() * sizeof(T));
+        for (int64_t g = n_groups * part / n_parts(); g < n_groups * (part + 1) / n_parts(); g++)
+            group_backward(g, own, sum_x);
+    }
+
+    void add_parts(T *dw, T *db, int64_t offset, int64_t rows, int64_t n, int64_t columns, bool one) const {
+        for (int64_t row = 0; row < rows; row++) {
+            T *first = sums + offset + row * columns;
+            for (int64_t p = 1; p < n_parts(); p++)
+                for (int64_t k = 0; k < n + one; k++) first[k] += first[p * part_numbers() + k];
+            if (dw) memcpy(dw + row * n, first, n * sizeof(T));
+            if (db && one) db[row] = first[n];
+        }
+    }
+
+    int32_t backward() {
+        sums = static_cast<T *>(fk_scratch(0, n_parts() * part_numbers() * sizeof(T)));
+        if (!sums) return FK_OUT_OF_MEMORY;
+        fk_parallel(
+            threads(), n_parts(), [](void *w, int64_t i) { static_cast<Window *>(w)->part_backward(i); }, this);
+        if (out_of_memory) return FK_OUT_OF_MEMORY;
+        T *db_x = at<T>(call.db_x, 0), *db_h = at<T>(call.db_h, 0);
+        if (of_x()) add_parts(at<T>(call.dw_x, 0), same_rows() && !db_x ? db_h : db_x, 0, NX * H, F, x_columns(), true);
+        if (of_h())
+            add_parts(at<T>(call.dw_h, 0), db_h, NX * H * x_columns(), NH * H, H, h_columns(), !same_rows());
+        if (same_rows() && db_x && db_h) memcpy(db_h, db_x, NX * H * sizeof(T));
+        return FK_OK;
+    }
+};
+
+}  // namespace
+}  // namespace FLUXUTILS_UNIT

@@ -1,0 +1,139 @@
+"""The library of native kernels: where it is, whether this machine can run it, and the switch.
+
+It is built from ``csrc/`` when the package is installed and there is a C++ compiler, and loaded when a recurrent layer
+is first used. Without it everything works with torch's layers, only slower.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import multiprocessing
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1  # of the structure that csrc/kernels.h declares
+PATH = Path(__file__).with_name("_kernels.so")
+SWITCH = "FLUXUTILS_KERNELS"
+ISAS = {"avx2": 1, "avx512": 2, "neon": 3}
+OFF = ("0", "off", "false", "no")
+ON = ("", "1", "on", "true", "yes")
+# Set by the launchers of Open MPI, MPICH and its relatives, Slurm: there is a process for each core already.
+RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
+
+
+class Library:
+    """The loaded library and the instruction set that it is to use."""
+
+    def __init__(self, path: Path, wanted: str = "") -> None:
+        lib = ctypes.CDLL(str(path))  # lets go of Python's lock during a call
+        lib.fluxutils_version.restype = ctypes.c_int32
+        if (found := lib.fluxutils_version()) != VERSION:
+            raise OSError(f"{path.name} is of version {found}, expected {VERSION}: install the package again")
+        lib.fluxutils_isa.argtypes, lib.fluxutils_isa.restype = [ctypes.c_int32], ctypes.c_int32
+        self.isa: int = lib.fluxutils_isa(ISAS.get(wanted, 0))
+        if self.isa < 0:
+            raise OSError(f"this processor lacks {wanted or 'AVX2'}")
+        self.saved_bytes, self.forward, self.backward = (
+            lib.fluxutils_saved_bytes,
+            lib.fluxutils_forward,
+            lib.fluxutils_backward,
+        )
+        for function, result in (
+            (self.saved_bytes, ctypes.c_int64),
+            (self.forward, ctypes.c_int32),
+            (self.backward, ctypes.c_int32),
+        ):
+            function.argtypes, function.restype = [ctypes.c_char_p], result
+
+    @property
+    def isa_name(self) -> str:
+        return next(name for name, number in ISAS.items() if number == self.isa)
+
+
+class _Use:
+    """What is in use in this process; there is one of these."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.library: Library | None = None
+        self.reason = ""  # why there is no library
+        self.enabled = True  # by native_kernels()
+        self.alone = False  # whether other processes have the other cores
+
+    def load(self) -> None:
+        """Once per process."""
+        self.asked = True
+        self.alone = multiprocessing.parent_process() is not None or any(
+            os.environ.get(name, "1") not in ("", "1") for name in RANKS
+        )
+        wanted = os.environ.get(SWITCH, "").strip().lower()
+        if wanted in OFF:
+            self.reason = f"{SWITCH}={wanted}"
+            return  # as asked: nothing to tell
+        try:
+            if wanted not in ISAS and wanted not in ON:
+                raise OSError(f"{SWITCH} is {wanted!r}, expected 0, 1 or one of {', '.join(ISAS)}")
+            if not PATH.exists():
+                raise OSError(f"{PATH.name} is missing: it is built by pip install where there is a C++ compiler")
+            self.library = Library(PATH, wanted if wanted in ISAS else "")
+        except (OSError, AttributeError) as error:
+            self.reason = str(error)
+            logger.info("no native kernels, torch's recurrent layers are used: %s", error)
+
+
+_use = _Use()
+
+
+def library() -> Library | None:
+    """The library, or None where torch's layers are to be used."""
+    if not _use.asked:
+        _use.load()
+    return _use.library if _use.enabled else None
+
+
+def n_threads() -> int:
+    """Threads for a call: as many as torch has, one where other processes have the other cores."""
+    return 1 if _use.alone else torch.get_num_threads()
+
+
+def kernels_in_use() -> str:
+    """In words: the instruction set of the native kernels, or why torch's layers are used."""
+    found = library()
+    if found is not None:
+        return f"native kernels, {found.isa_name}"
+    return f"torch's layers: {_use.reason or 'switched off by native_kernels(False)'}"
+
+
+@contextmanager
+def native_kernels(enabled: bool = True) -> Iterator[None]:
+    """Within a ``with`` block, let recurrent layers use the native kernels, or torch's layers only.
+
+    For the whole process, like ``torch.backends.mkldnn.flags``. The environment variable ``FLUXUTILS_KERNELS=0``
+    switches the kernels off from the start; this cannot bring them back then.
+
+    Parameters
+    ----------
+    enabled : bool
+
+    Examples
+    --------
+    >>> from fluxutils_py.nn import LSTM
+    >>> layer, x = LSTM(3, 5), torch.randn(7, 2, 3)
+    >>> y = layer(x)
+    >>> layer.reset()
+    >>> with native_kernels(False):
+    ...     torch.allclose(layer(x), y, atol=1e-6)
+    True
+    """
+    before, _use.enabled = _use.enabled, bool(enabled)
+    try:
+        yield
+    finally:
+        _use.enabled = before

@@ -1,0 +1,37 @@
+"""What this package runs on."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+import torch
+
+from fluxutils_py.nn.kernels import kernels_in_use, n_threads
+
+PACKAGES = ("fluxutils_py", "torch", "scikit-learn", "numpy", "h5py", "mpi4py")
+
+
+def show_versions() -> None:
+    """Print the versions that matter, and whether recurrent layers use the native kernels here, and if not, why.
+
+    Examples
+    --------
+    >>> show_versions()  # doctest: +ELLIPSIS
+    fluxutils_py      ...
+    recurrent layers  ...
+    """
+    lines = {name: _version(name) for name in PACKAGES}
+    lines["Python"] = platform.python_version()
+    lines["platform"] = f"{platform.system()} {platform.machine()}"
+    lines["threads"] = f"{torch.get_num_threads()} of torch, {n_threads()} of the native kernels"
+    lines["recurrent layers"] = kernels_in_use()
+    for name, value in lines.items():
+        print(f"{name:<18}{value}")
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
