@@ -22,10 +22,13 @@ from fluxutils_py.data.hdf5file import (
     plain_dtype,
     why_not_mapped,
 )
+from fluxutils_py.data.hdf5identity import FileReplaced, identity_of
 from fluxutils_py.data.hdf5lazy import H5Lazy
-from fluxutils_py.data.hdf5map import H5Map
+from fluxutils_py.data.hdf5map import H5Map, Layout
 from fluxutils_py.data.hdf5write import ALIGN, allocate, aside, copy_into
 from fluxutils_py.errors import H5DataError
+
+ATTEMPTS = 100  # to open a file that is being replaced
 
 
 def h5mmap(
@@ -95,27 +98,18 @@ def h5mmap(
         )
     if fallback not in ("lazy", "error", "read"):
         raise H5DataError(f"{describe(path, name)}: fallback must be 'lazy', 'error' or 'read', got {fallback!r}")
-    with contextlib.closing(open_file(path, swmr=swmr)) as file:
-        if file.mode != "r":  # open for writing in this process: the map would miss what is not written yet
-            file.flush()
-        dataset = find_dataset(file, path, name)
-        where = describe(path, name)
-        order = face(axis_letters(dataset, axes, where), dataset.ndim)
-        dtype, shape = plain_dtype(dataset), tuple(int(n) for n in dataset.shape)
-        offset, real_path = dataset.id.get_offset(), os.path.realpath(dataset.file.filename)
-        reason = why_not_mapped(dataset) or ("is being written to in SWMR mode" if swmr else None)
-    if 0 in shape:
-        return np.empty(shape, dtype).transpose(order)
-    if reason is None:
-        strides = [dtype.itemsize * int(np.prod(shape[i + 1 :], dtype=object)) for i in range(len(shape))]
+    where = describe(path, name)
+    for _ in range(ATTEMPTS):
         try:
-            return H5Map(
-                real_path, dtype, tuple(shape[i] for i in order), tuple(strides[i] for i in order), offset, mode
-            )
-        except PermissionError as error:
-            raise H5DataError(f"{where} cannot be opened for writing ({error.strerror}); use mode='r'") from error
-        except OSError as error:
-            reason = f"lies where files cannot be mapped ({error.strerror})"
+            found = _map_or_reason(path, name, axes, mode, swmr)
+            break
+        except FileReplaced:  # between reading the layout and mapping
+            continue
+    else:
+        raise H5DataError(f"{where} cannot be mapped: the file is being replaced all the time; read it when it rests")
+    if not isinstance(found, str):
+        return found
+    reason = found
     if mode == "r+":
         raise H5DataError(f"{where} cannot be written to in place: it {reason}; make one that can be with h5create")
     if fallback == "error":
@@ -127,6 +121,41 @@ def h5mmap(
         return lazy
     with lazy:
         return lazy[...]
+
+
+def _map_or_reason(path: str | os.PathLike[str], name: str, axes: str | None, mode: str, swmr: bool) -> Any:
+    """The map of a dataset, or a sentence that says why there can be none. One open file: one version of the data."""
+    where = describe(path, name)
+    with contextlib.closing(open_file(path, swmr=swmr)) as file:
+        if file.mode != "r":  # open for writing in this process: the map would miss what is not written yet
+            file.flush()
+        dataset = find_dataset(file, path, name)
+        order = face(axis_letters(dataset, axes, where), dataset.ndim)
+        dtype, shape = plain_dtype(dataset), tuple(int(n) for n in dataset.shape)
+        if 0 in shape:
+            return np.empty(shape, dtype).transpose(order)
+        reason = why_not_mapped(dataset) or ("is being written to in SWMR mode" if swmr else None)
+        if reason is not None:
+            return reason
+        strides = [dtype.itemsize * int(np.prod(shape[i + 1 :], dtype=object)) for i in range(len(shape))]
+        layout, real_path = Layout.of(dataset), os.path.realpath(dataset.file.filename)
+        try:
+            return H5Map(
+                real_path,
+                dtype,
+                tuple(shape[i] for i in order),
+                tuple(strides[i] for i in order),
+                layout.offset,
+                mode,
+                identity_of(dataset.file).without_contents(),
+                layout,
+            )
+        except FileNotFoundError as error:
+            raise FileReplaced(f"{real_path}: the file was moved while it was opened") from error
+        except PermissionError as error:
+            raise H5DataError(f"{where} cannot be opened for writing ({error.strerror}); use mode='r'") from error
+        except OSError as error:
+            return f"lies where files cannot be mapped ({error.strerror})"
 
 
 def h5create(

@@ -35,6 +35,8 @@ def open_file(path: str | os.PathLike[str], mode: str = "r", **options: Any) -> 
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{shown}: there is no such file or folder") from error
     except OSError as error:
+        if "locking flag" in str(error) and options.get("locking") is not False:  # open here, without a lock
+            return open_file(path, mode, **options | {"locking": False})
         raise H5DataError(f"{shown}: {_why_not(shown, str(error), error)}") from error
 
 

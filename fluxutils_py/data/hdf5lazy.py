@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.hdf5file import axis_letters, describe, face, find_dataset, open_file, plain_dtype
-from fluxutils_py.data.hdf5map import file_identity, require_same_file
+from fluxutils_py.data.hdf5identity import FileIdentity, FileReplaced, identity_now, identity_of, require_same_file
 from fluxutils_py.data.hdf5sources import check_room_for_files, check_sources
 from fluxutils_py.data.indexing import ArrayFace, picks
 from fluxutils_py.errors import H5DataError
@@ -69,7 +69,8 @@ class H5Lazy(ArrayFace):
             file.close()
             raise
         self.closed = False
-        self._identity = file_identity(self.path)
+        known = identity_of(file)
+        self._identity = known.without_contents() if swmr else known
         self._handle: tuple[int, h5py.File, h5py.Dataset] | None = (os.getpid(), file, dataset)
 
     def __repr__(self) -> str:
@@ -115,7 +116,8 @@ class H5Lazy(ArrayFace):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_handle": None}
+        opened = {} if self._handle is None else {"_identity": identity_now(self.path, self._identity)}
+        return self.__dict__ | {"_handle": None} | opened
 
     def __copy__(self) -> H5Lazy:
         return self.__deepcopy__({})
@@ -131,14 +133,30 @@ class H5Lazy(ArrayFace):
             raise H5DataError(f"{describe(self.path, self.name)} was closed; open it again with h5mmap")
         handle = self._handle
         if handle is None or handle[0] != os.getpid():
+            identity = self._identity
             if handle is not None:
                 _inherited.append(handle[1])
-            require_same_file(self.path, self._identity)
+                identity = identity_now(self.path, identity)
+            if not os.path.exists(self.path):
+                raise FileNotFoundError(f"{self.path}: the file is gone since it was mapped or opened")
             file = open_file(self.path, swmr=self.swmr)
-            dataset = find_dataset(file, self.path, self.name)
-            check_sources(dataset, describe(self.path, self.name))
+            try:
+                dataset = self._same_dataset(file, identity)
+            except BaseException:
+                file.close()
+                raise
             self._handle = handle = (os.getpid(), file, dataset)
         return handle[2]
+
+    def _same_dataset(self, file: h5py.File, identity: FileIdentity) -> h5py.Dataset:
+        """The dataset in a file that was opened again."""
+        require_same_file(self.path, identity_of(file), identity)
+        dataset, where = find_dataset(file, self.path, self.name), describe(self.path, self.name)
+        shape = tuple(int(dataset.shape[i]) for i in self._axes) if len(self._axes) == dataset.ndim else None
+        if plain_dtype(dataset) != self.dtype or (shape != self.shape and not self.swmr):
+            raise FileReplaced(f"{where} was replaced since it was opened: it is of another type or shape")
+        check_sources(dataset, where)
+        return dataset
 
     def _read(self, spans: list[list[slice]]) -> np.ndarray:
         """The block where the given stretches of each axis meet; of more than one axis at most one has several."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import mmap
@@ -9,12 +10,30 @@ import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 
+from fluxutils_py.data.hdf5file import describe, find_dataset, open_file, plain_dtype, why_not_mapped
+from fluxutils_py.data.hdf5identity import FileIdentity, FileReplaced, identity_now, identity_of, require_same_file
 from fluxutils_py.errors import H5DataError
 
 PAGE = mmap.PAGESIZE
 AT_ONCE = 256 << 20  # bytes: asking for more at once would push out what is in use
+
+
+class Layout(NamedTuple):
+    """Where a dataset lies in its file, and as what."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]  # as in the file
+    offset: int
+
+    @classmethod
+    def of(cls, dataset: h5py.Dataset) -> Layout:
+        """That of a dataset which can be mapped."""
+        shape = tuple(int(n) for n in dataset.shape)
+        return cls(dataset.name, plain_dtype(dataset).str, shape, dataset.id.get_offset())
 
 
 class Origin(NamedTuple):
@@ -22,7 +41,8 @@ class Origin(NamedTuple):
 
     path: str
     mode: str
-    identity: tuple[int, int, int]
+    identity: FileIdentity
+    layout: Layout | None
     start: int  # address at which byte 0 of the file would lie
     memory: mmap.mmap
     memory_start: int  # address of the first byte that is mapped
@@ -47,11 +67,15 @@ class H5Map(np.memmap):
     offset : int
         Byte of the file at which element ``[0, 0, ...]`` lies; need not be aligned.
     mode : "r" or "r+"
+    identity : FileIdentity, optional
+        Of the file that is meant.
+    layout : Layout, optional
+        Of the dataset that this is part of, to be checked where the map is unpickled.
 
     Raises
     ------
     H5DataError
-        If the file is shorter than that.
+        If the file is shorter than that, or another than the one that is meant.
 
     Notes
     -----
@@ -71,13 +95,17 @@ class H5Map(np.memmap):
         strides: tuple[int, ...],
         offset: int = 0,
         mode: str = "r",
+        identity: FileIdentity | None = None,
+        layout: Layout | None = None,
     ) -> H5Map:
         dtype = np.dtype(dtype)
         below = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)  # negative strides reach back
         above = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0) + dtype.itemsize
         first = (offset + below) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         with open(path, "rb" if mode == "r" else "r+b") as file:
-            stat = os.fstat(file.fileno())
+            stat, found = os.fstat(file.fileno()), identity_of(file.fileno())
+            if identity is not None:
+                require_same_file(path, found, identity)
             if offset + above > stat.st_size:
                 raise H5DataError(
                     f"{path}: the file has {stat.st_size} bytes, the data in it reach to {offset + above}: it is "
@@ -92,7 +120,9 @@ class H5Map(np.memmap):
         self = np.ndarray.__new__(cls, shape, dtype, raw, offset - first, strides)
         self._mmap, self.filename, self.offset, self.mode = memory, path, offset, mode
         start = _address(raw)
-        self._origin = Origin(path, mode, _identity(stat), start - first, memory, start, _tells_residence(path, stat))
+        known = found if mode == "r" else found.without_contents()
+        tells_residence = _tells_residence(path, stat)
+        self._origin = Origin(path, mode, known, layout, start - first, memory, start, tells_residence)
         return self
 
     def __array_finalize__(self, obj: Any) -> None:
@@ -127,7 +157,8 @@ class H5Map(np.memmap):
             return np.array(self).__reduce__()
         o = self._origin
         mode = o.mode if self.flags.writeable else "r"
-        return reopen, (o.path, self.dtype, self.shape, self.strides, _address(self) - o.start, mode, o.identity)
+        place = self.dtype, self.shape, self.strides, _address(self) - o.start, mode
+        return reopen, (o.path, *place, identity_now(o.path, o.identity), o.layout)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.__reduce__()
@@ -181,39 +212,39 @@ def reopen(
     strides: tuple[int, ...],
     offset: int,
     mode: str,
-    identity: tuple[int, int, int],
+    identity: FileIdentity,
+    layout: Layout | None = None,
 ) -> np.ndarray:
-    """A view of a map, in another process."""
+    """A view of a map, in another process, of the same file or not at all."""
     if not all(shape):
         return np.empty(shape, dtype)
-    require_same_file(path, identity)
-    return H5Map(path, dtype, shape, strides, offset, mode)
+    if layout is not None:
+        with contextlib.closing(_open_beside_writers(path)) as file:
+            require_same_file(path, identity_of(file), identity)
+            dataset = find_dataset(file, path, layout.name)
+            if why_not_mapped(dataset) or Layout.of(dataset) != layout:
+                raise FileReplaced(
+                    f"{describe(path, layout.name)} was replaced since it was mapped: it is of another type or shape, "
+                    "or lies elsewhere in the file; map it again and send that"
+                )
+    try:
+        return H5Map(path, dtype, shape, strides, offset, mode, identity, layout)
+    except FileNotFoundError as error:
+        raise _gone(path) from error
 
 
-def file_identity(path: str) -> tuple[int, int, int]:
-    """What tells a file from one that was put in its place later."""
-    return _identity(os.stat(path))
-
-
-def require_same_file(path: str, identity: tuple[int, int, int]) -> None:
-    """Check that a file is still the one that it was: the same inode, or a faithful copy of it on another machine.
-
-    Raises
-    ------
-    FileNotFoundError, H5DataError
-    """
+def _open_beside_writers(path: str) -> h5py.File:
+    """Open a file to look at its layout, without a lock: a map needs none and keeps nobody from writing."""
     if not os.path.exists(path):
-        raise FileNotFoundError(f"{path}: the file is gone since it was mapped or opened")
-    inode, size, time = file_identity(path)
-    if inode != identity[0] and (size, time) != identity[1:]:
-        raise H5DataError(
-            f"{path}: the file was replaced since it was mapped or opened, so another process cannot open the same "
-            "data; call h5mmap again after writing"
-        )
+        raise _gone(path)
+    try:
+        return h5py.File(path, "r", locking=False)
+    except OSError:  # also where this process has it open, with a lock
+        return open_file(path)
 
 
-def _identity(stat: os.stat_result) -> tuple[int, int, int]:
-    return stat.st_ino, stat.st_size, int(stat.st_mtime)
+def _gone(path: str) -> FileNotFoundError:
+    return FileNotFoundError(f"{path}: the file is gone since it was mapped or opened")
 
 
 def _address(array: np.ndarray) -> int:

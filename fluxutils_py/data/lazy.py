@@ -8,7 +8,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5map import H5Map, file_identity, reopen
+from fluxutils_py.data.hdf5identity import identity_at, identity_now
+from fluxutils_py.data.hdf5map import H5Map, reopen
 from fluxutils_py.data.indexing import ArrayFace, chosen, picks, runs
 from fluxutils_py.data.series import in_memory
 
@@ -126,7 +127,8 @@ def portable(source: Any) -> Any:
         return np.array(source)
     ahead = source.__array_interface__["data"][0] - root.__array_interface__["data"][0]
     path = str(root.filename)
-    return _Mapped(path, source.dtype, source.shape, source.strides, root.offset + ahead, "r", file_identity(path))
+    identity = identity_now(path, identity_at(path))
+    return _Mapped(path, source.dtype, source.shape, source.strides, root.offset + ahead, "r", identity)
 
 
 class _Mapped:

@@ -145,8 +145,7 @@ def test_a_file_that_breaks_later(tmp_path):
     assert str(caught.value).startswith(f"{tmp_path}/a.h5: dataset 'x' cannot be read at [")
     x.close()
     h5save(tmp_path / "a.h5", {"x": X})
-    os.utime(tmp_path / "a.h5", (0, 0))
-    with pytest.raises(H5DataError, match="the file was replaced since it was mapped or opened"):
+    with pytest.raises(H5DataError, match="this is not the file that was mapped or opened"):
         pickle.loads(data)[0]
     os.unlink(tmp_path / "a.h5")
     with pytest.raises(FileNotFoundError, match="the file is gone"):

@@ -1,0 +1,121 @@
+"""Which file, and which version of it: what a map or a lazy array is sent to other processes with."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import h5py
+
+from fluxutils_py.errors import H5DataError
+
+CLOCK_TICK = 0.02  # seconds: file systems stamp times with a clock that stands still for up to 10 ms
+STATX_BTIME, AT_EMPTY_PATH = 0x800, 0x1000
+
+
+class FileReplaced(H5DataError):
+    """The file at a path is not the one that is meant."""
+
+
+class FileIdentity(NamedTuple):
+    """What tells a file from one that is put in its place later; None where that is not known or may change.
+
+    The inode alone does not: it is used again as soon as the old file is gone.
+    """
+
+    machine: str
+    device: int
+    inode: int
+    born: int | None  # ns
+    size: int | None
+    modified: int | None  # ns
+
+    def without_contents(self) -> FileIdentity:
+        """The same for a file that may be written to in place."""
+        return self._replace(size=None, modified=None)
+
+    def fits(self, other: FileIdentity) -> bool:
+        """Whether two may be of one file. Device numbers say nothing on another machine."""
+        first = 1 if self.machine == other.machine else 2
+        pairs = zip(self[first:], other[first:], strict=True)
+        return all(a is None or b is None or a == b for a, b in pairs)
+
+
+def identity_of(file: int | h5py.File) -> FileIdentity:
+    """The identity of an open file, given as a descriptor or by h5py."""
+    if isinstance(file, h5py.File):
+        if file.driver not in ("sec2", "direct"):
+            return identity_at(file.filename)
+        file = file.id.get_vfd_handle()
+    stat = os.fstat(file)
+    return FileIdentity(platform.node(), stat.st_dev, stat.st_ino, _born(file), stat.st_size, stat.st_mtime_ns)
+
+
+def identity_at(path: str) -> FileIdentity:
+    """The identity of the file that is at a path now."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return identity_of(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def identity_now(path: str, known: FileIdentity) -> FileIdentity:
+    """The identity to send of a file that this process has open: as known, with its present size and time.
+
+    While it is open its inode is not used again, so that the path leads to it or to a file with another inode.
+    Waits until the clock of the file system has moved on: a file written later shall not have the same time.
+    """
+    try:
+        found = identity_at(path)
+    except OSError:
+        return known
+    if not known.without_contents().fits(found):
+        return known
+    stamps = [stamp for stamp in (found.born, found.modified) if stamp is not None]
+    age = time.time() - max(stamps) / 1e9
+    if 0 <= age < CLOCK_TICK:
+        time.sleep(CLOCK_TICK - age)
+    return found if known.modified is not None else found.without_contents()
+
+
+def require_same_file(path: str, found: FileIdentity, expected: FileIdentity) -> None:
+    """Check that an open file is the one that is meant.
+
+    Raises
+    ------
+    FileReplaced
+    """
+    if not found.fits(expected):
+        raise FileReplaced(
+            f"{path}: this is not the file that was mapped or opened, as it was: it has been replaced, copied or "
+            "written to since; open it where it is needed with h5mmap, or map it again and send that"
+        )
+
+
+def _born(descriptor: int) -> int | None:
+    """When a file was made, in ns: Linux tells it by a call that Python lacks."""
+    if _statx is None:
+        return None
+    buffer = ctypes.create_string_buffer(256)
+    if _statx(descriptor, b"", AT_EMPTY_PATH, STATX_BTIME, buffer):
+        return None
+    if not struct.unpack_from("I", buffer)[0] & STATX_BTIME:
+        return None
+    seconds, ns = struct.unpack_from("qI", buffer, 80)
+    return seconds * 10**9 + ns
+
+
+def _find_statx() -> Callable[..., int] | None:
+    try:
+        return ctypes.CDLL(None).statx
+    except (AttributeError, OSError, TypeError):
+        return None
+
+
+_statx = _find_statx()
