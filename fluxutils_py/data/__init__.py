@@ -2,8 +2,9 @@
 
 from fluxutils_py.data.background import BackgroundDataLoader
 from fluxutils_py.data.folding import Folds, rebatch
-from fluxutils_py.data.hdf5 import h5create, h5mmap, h5save
+from fluxutils_py.data.hdf5 import h5mmap, h5save
 from fluxutils_py.data.hdf5concat import h5concat
+from fluxutils_py.data.hdf5create import h5create
 from fluxutils_py.data.hdf5lazy import H5Lazy
 from fluxutils_py.data.hdf5map import H5Map
 from fluxutils_py.data.lazy import LazyArray

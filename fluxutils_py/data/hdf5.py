@@ -1,23 +1,25 @@
-"""Arrays in HDF5 files: map, save, make room for."""
+"""Arrays in HDF5 files: map and save."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import h5py
 import numpy as np
 
 from fluxutils_py.audience import progress
+from fluxutils_py.data.featurenames import Names, check_names, feature_names_of, read_names, write_names
 from fluxutils_py.data.hdf5file import (
     axis_letters,
     check_name,
+    check_path,
     describe,
     face,
+    file_order,
     find_dataset,
-    is_order,
     open_file,
     plain_dtype,
     why_not_mapped,
@@ -66,7 +68,8 @@ def h5mmap(
     Returns
     -------
     H5Map, H5Lazy or ndarray
-        An empty ndarray for a dataset without elements.
+        An empty ndarray for a dataset without elements. A map and a lazy array of shape (F, N, T) have an attribute
+        ``feature_names``: a tuple of F strings if the file names the features, else None. Slices keep it right.
 
     Raises
     ------
@@ -92,6 +95,7 @@ def h5mmap(
     >>> type(x).__name__, x.shape, float(x[1, 2, 3])
     ('H5Map', (2, 3, 4), 23.0)
     """
+    check_path(path)
     if mode not in ("r", "r+"):
         raise H5DataError(
             f"{describe(path, name)}: mode must be 'r' or 'r+', got {mode!r}; h5create makes new datasets"
@@ -149,6 +153,7 @@ def _map_or_reason(path: str | os.PathLike[str], name: str, axes: str | None, mo
                 mode,
                 identity_of(dataset.file).without_contents(),
                 layout,
+                read_names(dataset, shape[order[0]]),
             )
         except FileNotFoundError as error:
             raise FileReplaced(f"{real_path}: the file was moved while it was opened") from error
@@ -158,75 +163,12 @@ def _map_or_reason(path: str | os.PathLike[str], name: str, axes: str | None, mo
             return f"lies where files cannot be mapped ({error.strerror})"
 
 
-def h5create(
-    path: str | os.PathLike[str],
-    name: str,
-    shape: Sequence[int],
-    dtype: Any = "float32",
-    axes: str = "TNF",
-) -> Any:
-    """Make room for an array of shape (F, N, T) in an HDF5 file, new or existing, and map it for writing.
-
-    The dataset is contiguous, has its place in the file at once and takes room on the disk only as it is written;
-    until then it reads as zeros. Other datasets in the file stay as they are, as do maps of them.
-
-    Parameters
-    ----------
-    path : path-like
-    name : str
-        Of the new dataset; groups on the way to it are made.
-    shape : sequence of int
-    dtype : dtype
-        Of real numbers.
-    axes : str
-        Order of three axes in the file, slowest first. ``"TNF"`` is the fast one for training.
-
-    Returns
-    -------
-    H5Map
-        Of that shape, in mode ``"r+"``.
-
-    Raises
-    ------
-    H5DataError
-        If there is something of that name already, or the file is open elsewhere.
-
-    Examples
-    --------
-    >>> import os, tempfile
-    >>> out = h5create(os.path.join(tempfile.mkdtemp(), "predictions.h5"), "yhat", (1, 3, 4))
-    >>> out[:, 0] = 7  # as est.predict(x, out=out) would
-    >>> float(out.sum())
-    28.0
-    """
-    check_name(path, name)
-    where, dtype = describe(path, name), np.dtype(dtype)
-    shape = tuple(int(n) for n in shape)
-    if dtype.kind not in "fiub" or not shape or min(shape) < 0:
-        raise H5DataError(f"{where}: expected the shape and type of an array of real numbers, got {shape} of {dtype}")
-    order = _file_order(axes, len(shape), where)
-    new = not os.path.exists(path)
-    try:
-        with contextlib.closing(open_file(path, "a", **ALIGN)) as file:
-            if name in file:
-                raise H5DataError(
-                    f"{where} exists already; write to it with h5mmap(path, name, mode='r+'), or delete it first"
-                )
-            disk = [shape[i] for i in np.argsort(order)]
-            allocate(file, name, disk, dtype, axes if len(shape) == 3 else None)
-    except BaseException:
-        if new:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
-        raise
-    return h5mmap(path, name, mode="r+")
-
-
 def h5save(
     path: str | os.PathLike[str],
     mapping: Mapping[str, Any],
     axes: str = "TNF",
     *,
+    feature_names: Any = None,
     verbose: Any = "auto",
 ) -> None:
     """Write arrays to an HDF5 file from which they can be mapped.
@@ -241,17 +183,22 @@ def h5save(
     mapping : mapping of str to array, or to another such mapping
         Arrays of shape (F, N, T), of any kind, which may be larger than memory: they are copied block by block. A
         mapping within the mapping becomes a group. Arrays of fewer or more axes, numbers and strings are stored as
-        they are.
+        they are. Masked values are stored as NaN.
     axes : str
         Order of three axes in the file, slowest first, and so in memory. ``"TNF"`` is the fast one for training, and
         what Julia shows as (F, N, T). It is noted in the dataset's attribute ``axes``.
+    feature_names : mapping of str to list of str, optional
+        Names of the features of arrays by the names of these, as ``{"x": ["temperature", "wind"]}``; for one array
+        just its list. They are noted in the dataset's attribute ``feature_names``, a vector of F strings, and what
+        ``h5mmap`` gives has them as its attribute ``feature_names``. An array that has such an attribute keeps it.
     verbose : "auto" or bool
         Whether to show a progress bar; by default on a terminal or in a notebook, if it takes long.
 
     Raises
     ------
     H5DataError
-        If something cannot be stored. An old file of that name is still there then, and no new one.
+        If something cannot be stored: objects, masked integers, two values for one name. An old file of that name is
+        still there then, and no new one.
 
     Examples
     --------
@@ -262,8 +209,9 @@ def h5save(
     ...     f["x"].shape, f["x"].attrs["axes"], f["train/n_series"][()].item()
     ((5, 3, 4), 'TNF', 2)
     """
-    found = dict(_leaves(path, mapping, ""))
-    _file_order(axes, 3, os.fsdecode(path))
+    found = _by_name(path, mapping)
+    file_order(axes, 3, check_path(path))
+    names = _names_by_name(path, found, feature_names)
     total = sum(int(np.prod(v.shape, dtype=object)) * v.dtype.itemsize for v in found.values() if v is not None)
     with (
         aside(path) as new,
@@ -279,10 +227,12 @@ def h5save(
                     data, kind = (value.astype(object), h5py.string_dtype()) if text else (value, None)
                     file.create_dataset(name, data=data, dtype=kind)
                 else:
-                    order = _file_order(axes, len(value.shape), describe(path, name))
+                    order = file_order(axes, len(value.shape), describe(path, name))
                     disk = [int(value.shape[i]) for i in np.argsort(order)]
                     dataset = allocate(file, name, disk, value.dtype, axes if len(disk) == 3 else None)
                     copy_into(dataset, value, order, done)
+                    if name in names:
+                        write_names(dataset, names[name], describe(path, name))
             except (TypeError, ValueError, KeyError) as error:
                 if isinstance(error, H5DataError):
                     raise
@@ -292,13 +242,37 @@ def h5save(
                 ) from error
 
 
-def _file_order(axes: str, ndim: int, where: str) -> list[int]:
-    """Which axis of the file each axis of an array is; only three axes are put into another order."""
-    if not isinstance(axes, str) or not is_order(axes, 3):
-        raise H5DataError(
-            f"{where}: axes must name F (features), N (series) and T (time steps), as 'TNF', got {axes!r}"
-        )
-    return face(axes if ndim == 3 else None, ndim)
+def _by_name(path: str | os.PathLike[str], mapping: Any) -> dict[str, Any]:
+    """Arrays by the full names that HDF5 gives them, None for a group."""
+    found: dict[str, Any] = {}
+    for full_name, value in _leaves(check_path(path), mapping, ""):
+        name = "/".join(part for part in full_name.split("/") if part not in ("", "."))
+        if name in found and not (value is None and found[name] is None):
+            raise H5DataError(f"{describe(path, name)} is given twice; give one of the two another name")
+        found[name] = value
+    return found
+
+
+def _names_by_name(path: str | os.PathLike[str], arrays: dict[str, Any], given: Any) -> dict[str, Names]:
+    """Feature names by the names of arrays: those that are given, and those that arrays carry."""
+    found = {name: feature_names_of(value) for name, value in arrays.items() if value is not None}
+    if given is not None and not isinstance(given, Mapping):
+        three = [name for name, value in arrays.items() if value is not None and len(value.shape) == 3]
+        if len(three) != 1:
+            raise H5DataError(
+                f"{os.fsdecode(path)}: feature_names must say of which array they are, as {{'x': [...]}}, where "
+                f"{len(three)} arrays have three axes"
+            )
+        given = {three[0]: given}
+    for name, names in (given or {}).items():
+        value = arrays.get(name.strip("/") if isinstance(name, str) else name)
+        if value is None:
+            raise H5DataError(
+                f"{os.fsdecode(path)}: feature_names are given for {name!r}, which is no array of those to be saved; "
+                f"these are {', '.join(n for n, v in arrays.items() if v is not None)}"
+            )
+        found[name.strip("/")] = check_names(names, value.shape, describe(path, name))
+    return {name: names for name, names in found.items() if names is not None}
 
 
 def _leaves(path: str | os.PathLike[str], mapping: Any, prefix: str) -> Iterator[tuple[str, Any]]:
@@ -314,6 +288,12 @@ def _leaves(path: str | os.PathLike[str], mapping: Any, prefix: str) -> Iterator
             yield prefix + name, None
             yield from _leaves(path, value, f"{prefix}{name}/")
             continue
+        value = _unmasked(value, describe(path, prefix + name))
+        if isinstance(value, h5py.Dataset) and not value:
+            raise H5DataError(
+                f"{describe(path, prefix + name)}: the array for it is in an HDF5 file that was closed; keep that file "
+                "open, or take h5mmap"
+            )
         if type(value).__module__.split(".")[0] == "torch":
             value = value.detach().cpu().numpy()
         if not all(hasattr(value, part) for part in ("shape", "dtype", "__getitem__")):
@@ -324,3 +304,19 @@ def _leaves(path: str | os.PathLike[str], mapping: Any, prefix: str) -> Iterator
                     f"{describe(path, prefix + name)}: this is no array ({error}); make it one with equal lengths"
                 ) from error
         yield prefix + name, value
+
+
+def _unmasked(value: Any, where: str) -> Any:
+    """An array whose masked values are NaN: HDF5 files have no masks."""
+    if isinstance(value, list | tuple) and any(isinstance(v, np.ma.MaskedArray) for v in value):
+        value = np.ma.stack(value)
+    if not isinstance(value, np.ma.MaskedArray):
+        return value
+    if value.dtype.kind == "f":
+        return value.filled(np.nan)
+    if np.ma.is_masked(value):
+        raise H5DataError(
+            f"{where}: {np.ma.count_masked(value)} values are masked, and a file has no mask for {value.dtype}; "
+            "convert the array to float, in which they are stored as NaN, or fill them, as with x.filled(0)"
+        )
+    return value.data

@@ -10,8 +10,9 @@ import h5py
 import numpy as np
 
 from fluxutils_py.audience import progress
+from fluxutils_py.data.featurenames import write_names
 from fluxutils_py.data.hdf5 import h5mmap
-from fluxutils_py.data.hdf5file import describe, face, open_file
+from fluxutils_py.data.hdf5file import check_path, describe, face, open_file
 from fluxutils_py.data.hdf5lazy import H5Lazy
 from fluxutils_py.data.hdf5sources import escape
 from fluxutils_py.data.hdf5survey import Part, axes_shown, survey
@@ -69,8 +70,9 @@ def h5concat(
 
     Notes
     -----
-    Types are promoted as by ``numpy.result_type``. Source: ``h5concat`` of HDF5Utils.jl, where shapes that do not fit
-    leave zeros, and a dataset that one file lacks shifts what follows.
+    Types are promoted as by ``numpy.result_type``. Names of features (``h5save``) are kept: files that name one feature
+    differently are an error, one without names goes with any. Source: ``h5concat`` of HDF5Utils.jl, where shapes that
+    do not fit leave zeros, and a dataset that one file lacks shifts what follows.
 
     Examples
     --------
@@ -85,10 +87,12 @@ def h5concat(
     ((2, 12, 5), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
     """
     rows, pair = _grid(dst, srcs, dims)
+    names = None if names is None else _checked_names(dst, names)
     paths = [path for row in rows for path in row]
     parts, same, groups = survey(paths, names, axes, pair, verbose, os.fsdecode(dst))
     shapes = {name: _place(name, found, rows, pair) for name, found in parts.items()}
     kinds = {name: _common_type(name, found, virtual) for name, found in parts.items()}
+    features = {name: _feature_names(name, found, shapes[name]) for name, found in parts.items()}
     total = 0 if virtual else sum(p.dtype.itemsize * int(np.prod(p.shape)) for found in parts.values() for p in found)
     with (
         aside(dst) as new,
@@ -105,6 +109,9 @@ def h5concat(
                 _copy_attributes(first[name], dataset)
             if found[0].axes is not None:
                 dataset.attrs["axes"] = found[0].axes
+            dataset.attrs.pop("feature_names", None)
+            if whole := features[name]:
+                write_names(dataset, whole, describe(dst, name))
         with open_file(paths[0]) as first:
             _copy_attributes(first, file)
             for name in same:
@@ -116,9 +123,9 @@ def h5concat(
 
 def _grid(dst: PathLike, srcs: Any, dims: Any) -> tuple[list[list[str]], tuple[int | None, int]]:
     """Rows of files, and the axes along which rows and files follow each other."""
-    shown = os.fsdecode(dst)
+    shown = check_path(dst, "dst")
     if isinstance(srcs, str | bytes | os.PathLike) or not isinstance(srcs, Sequence):
-        srcs = [srcs] if isinstance(srcs, str | bytes | os.PathLike) else list(srcs)
+        srcs = [srcs] if isinstance(srcs, str | bytes | os.PathLike) or not np.iterable(srcs) else list(srcs)
     given = (dims,) if not isinstance(dims, Sequence) else tuple(dims)
     if len(given) not in (1, 2) or not all(isinstance(d, int | np.integer) for d in given):
         raise H5DataError(f"{shown}: dims must be an axis or a pair of axes, got {dims!r}")
@@ -128,12 +135,24 @@ def _grid(dst: PathLike, srcs: Any, dims: Any) -> tuple[list[list[str]], tuple[i
     if nested[0] != (len(given) == 2):
         wanted = "a list of lists of files, one list per row" if len(given) == 2 else "a plain list of files"
         raise H5DataError(f"{shown}: dims={dims!r} needs {wanted}; for two axes give both, as dims=(-2, -1)")
-    rows = [[os.fsdecode(path) for path in row] for row in (srcs if nested[0] else [srcs])]
+    rows = [[check_path(path, f"{shown}: each of srcs") for path in row] for row in (srcs if nested[0] else [srcs])]
     target = os.path.realpath(shown)
     for path in (p for row in rows for p in row):
         if os.path.realpath(path) == target or (os.path.exists(target) and _is_file(path, target)):
             raise H5DataError(f"{shown}: this file is among the sources; give the result another name")
     return rows, (None if len(given) == 1 else int(given[0]), int(given[-1]))
+
+
+def _checked_names(dst: PathLike, names: Any) -> list[str]:
+    """The datasets to join, each named once."""
+    if isinstance(names, str | bytes) or not np.iterable(names) or not all(isinstance(n, str) for n in names):
+        raise H5DataError(
+            f"{os.fsdecode(dst)}: names must be a list of names of datasets, as ['x', 'y'], got {names!r}"
+        )
+    whole = ["/".join(part for part in name.split("/") if part) for name in names]
+    if not whole or len(set(whole)) < len(whole):
+        raise H5DataError(f"{os.fsdecode(dst)}: names must name one dataset or more, and each once, got {names!r}")
+    return whole
 
 
 def _is_file(path: str, target: str) -> bool:
@@ -186,6 +205,21 @@ def _common_type(name: str, parts: list[Part], virtual: bool) -> Any:
     return h5py.h5t.py_create(dtype, logical=True) if virtual else dtype
 
 
+def _feature_names(name: str, parts: list[Part], shape: tuple[int, ...]) -> tuple[str, ...] | None:
+    """The names of all features; None where a file does not name those that it alone has."""
+    found: list[str | None] = [None] * (shape[0] if len(shape) == 3 else 0)
+    for part in parts:
+        for i, feature in enumerate(part.names or (), part.at[0]):
+            if found[i] not in (None, feature):
+                raise H5DataError(
+                    f"{describe(part.path, name)}: feature {i} is {feature!r}, in another file it is {found[i]!r}; "
+                    "bring the features into one order, or set the attribute 'feature_names' right"
+                )
+            found[i] = feature
+    whole = tuple(feature for feature in found if feature is not None)
+    return whole if found and len(whole) == len(found) else None
+
+
 def _refer(
     file: h5py.File, name: str, parts: list[Part], shape: tuple[int, ...], kind: Any, folder: str
 ) -> h5py.Dataset:
@@ -231,6 +265,8 @@ def _copy(
     dataset = allocate(file, name, disk, dtype, first.axes, fill=gaps)
     for part in parts:
         source = h5mmap(part.path, name, part.axes)
+        if source.shape != part.shape or source.dtype != part.dtype:
+            raise H5DataError(f"{describe(part.path, name)} was replaced while it was to be copied; join again")
         copy_into(dataset, source, order, done, part.at)
         if isinstance(source, H5Lazy):
             source.close()

@@ -26,7 +26,7 @@ def open_file(path: str | os.PathLike[str], mode: str = "r", **options: Any) -> 
     H5DataError
         If it cannot be opened, for whatever other reason.
     """
-    shown = os.fsdecode(path)
+    shown = check_path(path)
     if mode == "r" and not os.path.exists(shown):
         raise FileNotFoundError(f"{shown}: there is no such file")
     options = {"rdcc_nbytes": CACHE_BYTES, "rdcc_nslots": CACHE_SLOTS} | options
@@ -57,6 +57,19 @@ def find_dataset(file: h5py.File, path: str | os.PathLike[str], name: str) -> h5
     if problem is not None:
         raise H5DataError(f"{describe(path, name)} {problem}")
     return found
+
+
+def check_path(path: Any, argument: str = "path") -> str:
+    """A path as text.
+
+    Raises
+    ------
+    H5DataError
+        If it can name no file.
+    """
+    if not isinstance(path, str | bytes | os.PathLike) or not os.fsdecode(path) or "\0" in os.fsdecode(path):
+        raise H5DataError(f"{argument} must be the name of a file, got {path!r}")
+    return os.fsdecode(path)
 
 
 def check_name(path: str | os.PathLike[str], name: Any) -> None:
@@ -115,6 +128,15 @@ def is_order(axes: str, ndim: int) -> bool:
 def face(axes: str | None, ndim: int) -> list[int]:
     """Which axis of the file each axis of the (F, N, T) face is: what to transpose the file's array by."""
     return list(range(ndim)) if axes is None else sorted(range(ndim), key=lambda i: LETTERS.index(axes[i]))
+
+
+def file_order(axes: str, ndim: int, where: str) -> list[int]:
+    """Which axis of the file each axis of an array is; only three axes are put into another order."""
+    if not isinstance(axes, str) or not is_order(axes, 3):
+        raise H5DataError(
+            f"{where}: axes must name F (features), N (series) and T (time steps), as 'TNF', got {axes!r}"
+        )
+    return face(axes if ndim == 3 else None, ndim)
 
 
 def why_not_mapped(dataset: h5py.Dataset) -> str | None:

@@ -8,7 +8,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5file import axis_letters, describe, face, find_dataset, open_file, plain_dtype
+from fluxutils_py.data.featurenames import read_names
+from fluxutils_py.data.hdf5file import axis_letters, check_path, describe, face, find_dataset, open_file, plain_dtype
 from fluxutils_py.data.hdf5identity import FileIdentity, FileReplaced, identity_now, identity_of, require_same_file
 from fluxutils_py.data.hdf5sources import check_room_for_files, check_sources
 from fluxutils_py.data.indexing import ArrayFace, picks
@@ -44,6 +45,8 @@ class H5Lazy(ArrayFace):
     path : str
         The real path of the file.
     name : str
+    feature_names : tuple of str or None
+        One per feature, if the file has an attribute of that name.
     closed : bool
 
     Raises
@@ -55,7 +58,7 @@ class H5Lazy(ArrayFace):
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str, axes: str | None = None, *, swmr: bool = False) -> None:
-        self.path, self.name, self.swmr = os.path.realpath(os.fsdecode(path)), name, swmr
+        self.path, self.name, self.swmr = os.path.realpath(check_path(path)), name, swmr
         file = open_file(path, swmr=swmr)
         try:
             dataset = find_dataset(file, path, name)
@@ -63,6 +66,7 @@ class H5Lazy(ArrayFace):
             self._axes = face(axis_letters(dataset, axes, where), dataset.ndim)
             self.dtype = plain_dtype(dataset)
             self.shape = tuple(int(dataset.shape[i]) for i in self._axes)
+            self.feature_names = read_names(dataset, self.shape[0]) if len(self.shape) == 3 else None
             self._virtual = dataset.is_virtual
             check_sources(dataset, where)
         except BaseException:

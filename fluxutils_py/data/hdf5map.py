@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
+from fluxutils_py.data.featurenames import pick_names
 from fluxutils_py.data.hdf5file import describe, find_dataset, open_file, plain_dtype, why_not_mapped
 from fluxutils_py.data.hdf5identity import FileIdentity, FileReplaced, identity_now, identity_of, require_same_file
 from fluxutils_py.errors import H5DataError
@@ -71,6 +72,9 @@ class H5Map(np.memmap):
         Of the file that is meant.
     layout : Layout, optional
         Of the dataset that this is part of, to be checked where the map is unpickled.
+    feature_names : tuple of str, optional
+        One per place along the first of three axes. What slices that axis has the names of the slice; what changes the
+        axes has none.
 
     Raises
     ------
@@ -86,6 +90,7 @@ class H5Map(np.memmap):
 
     _mmap: mmap.mmap | None  # what np.memmap has, whose type its stubs leave out
     _origin: Origin | None
+    feature_names: tuple[str, ...] | None
 
     def __new__(
         cls,
@@ -97,6 +102,7 @@ class H5Map(np.memmap):
         mode: str = "r",
         identity: FileIdentity | None = None,
         layout: Layout | None = None,
+        feature_names: tuple[str, ...] | None = None,
     ) -> H5Map:
         dtype = np.dtype(dtype)
         below = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)  # negative strides reach back
@@ -121,13 +127,14 @@ class H5Map(np.memmap):
         self._mmap, self.filename, self.offset, self.mode = memory, path, offset, mode
         start = _address(raw)
         known = found if mode == "r" else found.without_contents()
-        tells_residence = _tells_residence(path, stat)
+        tells_residence, self.feature_names = _tells_residence(path, stat), feature_names
         self._origin = Origin(path, mode, known, layout, start - first, memory, start, tells_residence)
         return self
 
     def __array_finalize__(self, obj: Any) -> None:
         super().__array_finalize__(obj)
         self._origin = getattr(obj, "_origin", None) if self._mmap is not None else None
+        self.feature_names = None
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
         if array is self or getattr(array, "_origin", None) is not None:  # given as ``out``
@@ -136,7 +143,13 @@ class H5Map(np.memmap):
 
     def __getitem__(self, index: Any) -> Any:
         found = np.ndarray.__getitem__(self, index)
-        return np.asarray(found) if isinstance(found, H5Map) and found._origin is None else found
+        if not isinstance(found, H5Map):
+            return found
+        if found._origin is None:
+            return np.asarray(found)
+        if found.ndim == 3:
+            found.feature_names = pick_names(self.feature_names, index, self.ndim)
+        return found
 
     def __enter__(self) -> H5Map:
         """As a lazy array, so that ``with h5mmap(...) as x`` serves both; a map is closed when nobody refers to it."""
@@ -158,7 +171,7 @@ class H5Map(np.memmap):
         o = self._origin
         mode = o.mode if self.flags.writeable else "r"
         place = self.dtype, self.shape, self.strides, _address(self) - o.start, mode
-        return reopen, (o.path, *place, identity_now(o.path, o.identity), o.layout)
+        return reopen, (o.path, *place, identity_now(o.path, o.identity), o.layout, self.feature_names)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.__reduce__()
@@ -214,6 +227,7 @@ def reopen(
     mode: str,
     identity: FileIdentity,
     layout: Layout | None = None,
+    feature_names: tuple[str, ...] | None = None,
 ) -> np.ndarray:
     """A view of a map, in another process, of the same file or not at all."""
     if not all(shape):
@@ -228,7 +242,7 @@ def reopen(
                     "or lies elsewhere in the file; map it again and send that"
                 )
     try:
-        return H5Map(path, dtype, shape, strides, offset, mode, identity, layout)
+        return H5Map(path, dtype, shape, strides, offset, mode, identity, layout, feature_names)
     except FileNotFoundError as error:
         raise _gone(path) from error
 

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from fluxutils_py.audience import progress
+from fluxutils_py.data.featurenames import read_names
 from fluxutils_py.data.hdf5file import axis_letters, describe, face, find_dataset, open_file, plain_dtype
 from fluxutils_py.data.hdf5sources import check_sources
 from fluxutils_py.errors import H5DataError
@@ -25,6 +26,7 @@ class Part:
     shape: tuple[int, ...]  # as (F, N, T)
     dtype: np.dtype
     kind: Any  # the type as HDF5 has it
+    names: tuple[str, ...] | None  # of features
     at: list[int] = field(default_factory=list)  # where it begins in the result
 
 
@@ -89,7 +91,8 @@ def _part(file: h5py.File, path: str, name: str, axes: str | None) -> Part:
     letters = axis_letters(dataset, axes if dataset.ndim == 3 else None, where)
     check_sources(dataset, where)
     shape = tuple(int(dataset.shape[i]) for i in face(letters, dataset.ndim))
-    return Part(path, letters, shape, plain_dtype(dataset), dataset.id.get_type().copy())
+    names = read_names(dataset, shape[0]) if len(shape) == 3 else None
+    return Part(path, letters, shape, plain_dtype(dataset), dataset.id.get_type().copy(), names)
 
 
 def _numbers(dataset: h5py.Dataset) -> bool:

@@ -71,10 +71,10 @@ def pick(key: Any, n: int, axis: int) -> int | range | np.ndarray:
         raise IndexError(
             f"an index must be an integer, a slice, '...', or one list of integers or booleans, got {key!r}"
         )
-    index = index.astype(np.intp, copy=False)  # comparisons in small types overflow
-    out = (index < -n) | (index >= n)
+    given, index = index, index.astype(np.intp, copy=False)  # comparisons in small types overflow
+    out = (index < -n) | (index >= n) | ((index < 0) & (given > 0))  # uint64 wraps
     if out.any():
-        raise IndexError(f"index {index[out][0]} is out of bounds for axis {axis} with size {n}")
+        raise IndexError(f"index {given[out][0]} is out of bounds for axis {axis} with size {n}")
     index = np.where(index < 0, index + n, index)
     return int(index[0]) if single else index
 

@@ -8,10 +8,12 @@ from typing import Any
 import h5py
 import numpy as np
 
+from fluxutils_py.data.featurenames import feature_names_of
 from fluxutils_py.data.hdf5identity import identity_at, identity_now
 from fluxutils_py.data.hdf5map import H5Map, reopen
 from fluxutils_py.data.indexing import ArrayFace, chosen, picks, runs
 from fluxutils_py.data.series import in_memory
+from fluxutils_py.errors import DataError
 
 Index = range | np.ndarray  # places along an axis, in any order
 Function = Callable[[np.ndarray], np.ndarray]
@@ -36,6 +38,8 @@ class LazyArray(ArrayFace):
     ----------
     shape : tuple of int
     dtype : numpy.dtype
+    feature_names : tuple of str or None
+        Those of the source, unless the functions change the number of features.
     """
 
     def __init__(
@@ -52,6 +56,11 @@ class LazyArray(ArrayFace):
     def at_hand(self) -> bool:
         """Whether reading never waits for a disk."""
         return getattr(self.source, "at_hand", in_memory(self.source))
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        names = feature_names_of(self.source)
+        return names if names is not None and len(names) == self.shape[0] else None
 
     def __repr__(self) -> str:
         return f"LazyArray(shape={self.shape}, dtype={self.dtype}, of {type(self.source).__name__})"
@@ -145,6 +154,8 @@ class _Stored:
     """An h5py dataset as the names of its file and of itself; unpickling opens the file for reading."""
 
     def __init__(self, dataset: h5py.Dataset) -> None:
+        if not dataset:
+            raise DataError("an HDF5 file that was closed cannot be opened elsewhere; keep it open, or take h5mmap")
         self.place = (dataset.file.filename, dataset.name)
 
     def __reduce__(self) -> Any:

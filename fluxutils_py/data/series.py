@@ -7,6 +7,7 @@ import mmap
 from collections.abc import Callable
 from typing import Any
 
+import h5py
 import numpy as np
 
 from fluxutils_py.data.hdf5map import H5Map
@@ -47,7 +48,7 @@ class Series:
     ShapeError
         If the array is not three-dimensional or an axis is empty.
     DataError
-        If it is not numeric.
+        If it is not numeric, or holds integers from 2**63 (looked for on reading, if it is not in memory).
     """
 
     def __init__(self, array: Any, name: str) -> None:
@@ -59,6 +60,9 @@ class Series:
             raise DataError(f"{name} must hold real numbers, got dtype {self.dtype}; convert it, as with astype")
         self.kind = "int" if self.dtype.kind in "iu" else "float"
         self.in_memory = in_memory(array)
+        self._may_wrap = self.dtype.kind == "u" and self.dtype.itemsize == 8
+        if self._may_wrap and self.in_memory:
+            self._require_int64(array)
         self._map = array if isinstance(array, H5Map) else None
         self.at_hand = self.in_memory or self._map is not None or getattr(array, "at_hand", False)
         self.missing: int | None = None
@@ -93,7 +97,19 @@ class Series:
             From a map that is not in memory it comes page by page, unless it was announced.
         """
         block = self._read(rows, start, stop)
-        return block if self._function is None else self._function(block.transpose(2, 1, 0)).transpose(2, 1, 0)
+        if self._function is not None:
+            return self._function(block.transpose(2, 1, 0)).transpose(2, 1, 0)
+        if self._may_wrap:
+            self._require_int64(block)
+        return block
+
+    def _require_int64(self, block: np.ndarray) -> None:
+        if block.size and block.max() > np.iinfo(np.int64).max:
+            raise DataError(
+                f"{self.name} holds {block.max()}, of type {self.dtype}, which int64 does not reach, and integers go "
+                "to the model as int64; convert it to float if these are quantities, number the values anew if they "
+                "are categories"
+            )
 
     def _read(self, rows: Rows, start: int, stop: int) -> np.ndarray:
         size = stop - start
@@ -175,10 +191,12 @@ def three_axes(array: Any, name: str) -> Any:
     Raises
     ------
     ShapeError, DataError
-        If it has other axes, an axis is empty, or it is masked.
+        If it has other axes, an axis is empty, it is masked, or its file is closed.
     """
     if type(array).__module__.split(".")[0] == "torch":
         array = array.detach().cpu().numpy()
+    if isinstance(array, h5py.Dataset) and not array:
+        raise DataError(f"{name} is in an HDF5 file that was closed; keep that file open, or take h5mmap(path, name)")
     if not hasattr(array, "shape") or not hasattr(array, "__getitem__"):
         array = _from_lists(array, name)
     if isinstance(array, np.ma.MaskedArray):

@@ -403,3 +403,24 @@ def test_a_bar_for_who_is_watching(tmp_path, capfd, monkeypatch):
     shown = capfd.readouterr().err
     assert "h5concat all.h5: looking: 100%" in shown
     assert "h5concat all.h5: 100%" in shown
+
+
+@pytest.mark.parametrize("names", ["old", ["x", "x"], ["x", "/x"], [], 3, [None]], ids=repr)
+def test_names_that_are_no_list_of_datasets(tmp_path, names):
+    with pytest.raises(H5DataError) as caught:
+        h5concat(tmp_path / "all.h5", files(tmp_path, [numbers((2, 3, 4))]), 1, names=names)
+    what = "one dataset or more, and each once" if names in ([], ["x", "x"], ["x", "/x"]) else None
+    wanted = f"names must name {what}" if what else "names must be a list of names of datasets, as ['x', 'y']"
+    assert str(caught.value) == f"{tmp_path}/all.h5: {wanted}, got {names!r}"
+    assert not (tmp_path / "all.h5").exists()
+
+
+@pytest.mark.parametrize("source", [None, 3, ""], ids=repr)
+def test_sources_that_are_no_files(tmp_path, source):
+    for sources in (source, [source]):
+        if sources is not None and sources != 3:
+            with pytest.raises(H5DataError) as caught:
+                h5concat(tmp_path / "all.h5", sources, 1)
+            assert str(caught.value) == (f"{tmp_path}/all.h5: each of srcs must be the name of a file, got {source!r}")
+    with pytest.raises(H5DataError, match="dst must be the name of a file, got None"):
+        h5concat(None, ["a.h5"], 1)

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py import Estimator, Spec
-from fluxutils_py.data import H5Map, h5create, h5mmap, h5save, hdf5write
+from fluxutils_py.data import H5Lazy, H5Map, h5create, h5mmap, h5save, hdf5write
 from fluxutils_py.errors import H5DataError
 
 F, N, T = 3, 5, 7
@@ -253,6 +252,14 @@ BAD = {
     "equal lengths": ({"g": {"x": [[1], [1, 2]]}}, "TNF"),
     "dataset 'x': cannot store ndarray of type object (Object dtype dtype('O') has no native HDF5 equivalent); convert "
     "it to an array of numbers, or give it another name": ({"x": None}, "TNF"),
+    "dataset 'a/b' is given twice; give one of the two another name": ({"a": {"b": X}, "a/b": X + 1}, "TNF"),
+    "dataset 'x' is given twice; give one of the two another name": ({"x": X, "/x/": X + 1}, "TNF"),
+    "dataset 'a' is given twice; give one of the two another name": ({"a": {}, "./a": X}, "TNF"),
+    "dataset 'x': 2 values are masked, and a file has no mask for int64; convert the array to float, in which they are "
+    "stored as NaN, or fill them, as with x.filled(0)": (
+        {"x": np.ma.masked_less(np.arange(12).reshape(2, 3, 2), 2)},
+        "TNF",
+    ),
     "dataset 'x/y': cannot store ndarray of type float32 (Incompatible object (Dataset) already exists); convert it to "
     "an array of numbers, or give it another name": ({"x": X, "x/y": X}, "TNF"),
 }
@@ -265,6 +272,43 @@ def test_what_cannot_be_saved(tmp_path, message):
         h5save(tmp_path / "a.h5", mapping, axes=axes)
     assert str(caught.value) == f"{tmp_path}/a.h5: {message}"
     assert os.listdir(tmp_path) == []
+
+
+def test_masked_values_are_missing(tmp_path):
+    x = np.ma.masked_less(X, 4)
+    x.data[0, 0, 0] = 99  # below the mask
+    values = {"x": x, "list": [x[0], X[1]], "unmasked": np.ma.array([1, 2]), "one": np.ma.masked}
+    h5save(tmp_path / "a.h5", values)
+    expected = np.where(X < 4, np.nan, X).astype("f4")
+    assert np.array_equal(h5mmap(tmp_path / "a.h5", "x"), expected, equal_nan=True)
+    assert np.array_equal(h5mmap(tmp_path / "a.h5", "list"), expected[:2], equal_nan=True)
+    assert stored(tmp_path / "a.h5", "unmasked")[0].tolist() == [1, 2]
+    assert np.isnan(stored(tmp_path / "a.h5", "one")[0])
+
+
+def test_a_source_whose_file_was_closed(tmp_path):
+    with h5py.File(tmp_path / "source.h5", "w") as file:
+        closed = file.create_dataset("x", data=X)
+    with pytest.raises(H5DataError) as caught:
+        h5save(tmp_path / "a.h5", {"x": closed})
+    assert str(caught.value) == (
+        f"{tmp_path}/a.h5: dataset 'x': the array for it is in an HDF5 file that was closed; keep that file open, or "
+        "take h5mmap"
+    )
+    assert os.listdir(tmp_path) == ["source.h5"]
+
+
+@pytest.mark.parametrize("path", [None, "", 3, "a\0b", ["a.h5"]], ids=repr)
+def test_paths_that_are_none(path):
+    for call in (
+        lambda: h5save(path, {"x": X}),
+        lambda: h5mmap(path, "x"),
+        lambda: H5Lazy(path, "x"),
+        lambda: h5create(path, "x", (1, 2, 3)),
+    ):
+        with pytest.raises(H5DataError) as caught:
+            call()
+        assert str(caught.value) == f"path must be the name of a file, got {path!r}"
 
 
 def test_where_nothing_can_be_saved(tmp_path):
@@ -292,88 +336,3 @@ def test_a_bar_for_who_is_watching(tmp_path, capfd, monkeypatch):
     with pytest.raises(ValueError, match="verbose must be 'auto', True or False, got 'yes'"):
         h5save(tmp_path / "b.h5", {"x": X}, verbose="yes")
     assert os.listdir(tmp_path) == ["a.h5"]
-
-
-# -- room for results ---------------------------------------------------------------------------------------
-
-
-def test_room_is_there_at_once_and_takes_none(tmp_path):
-    out = h5create(tmp_path / "a.h5", "yhat", (2, 10**4, 10**5), "f8")  # 16 GB
-    assert type(out) is H5Map
-    assert out.shape == (2, 10**4, 10**5)
-    assert (tmp_path / "a.h5").stat().st_size > 16 * 10**9
-    assert (tmp_path / "a.h5").stat().st_blocks * 512 < 10**5
-    out[1, 5000, 50_000] = 3
-    assert out[:, 5000, 50_000].tolist() == [0, 3]
-    assert (tmp_path / "a.h5").stat().st_blocks * 512 < 10**5
-    with h5py.File(tmp_path / "a.h5") as file:
-        assert file["yhat"].shape == (10**5, 10**4, 2)
-        assert file["yhat"].attrs["axes"] == "TNF"
-        assert file["yhat"][50_000, 5000].tolist() == [0, 3]
-
-
-def test_room_beside_other_datasets(tmp_path):
-    path = tmp_path / "a.h5"
-    h5save(path, {"x": X, "n": 3})
-    x = h5mmap(path, "x")
-    out = h5create(path, "results/yhat", (1, N, T), axes="FNT")
-    assert out.dtype == "f4"
-    out[:] = 5
-    second = h5create(path, "lengths", (N,), "i8")
-    second[:] = np.arange(N)
-    assert np.array_equal(x, X)
-    assert np.array_equal(h5mmap(path, "x"), X)
-    assert (h5mmap(path, "results/yhat") == 5).all()
-    with h5py.File(path) as file:
-        assert file["n"][()] == 3
-        assert file["results/yhat"].shape == (1, N, T)
-        assert file["results/yhat"].id.get_offset() % 64 == file["lengths"].id.get_offset() % 64 == 0
-        assert file["lengths"][()].tolist() == [0, 1, 2, 3, 4]
-        assert dict(file["lengths"].attrs) == {}
-
-
-def test_room_that_cannot_be_made(tmp_path):
-    path = tmp_path / "a.h5"
-    h5save(path, {"x": X})
-    exists = "dataset 'x' exists already; write to it with h5mmap(path, name, mode='r+'), or delete it first"
-    for name, shape, dtype, message in (
-        ("x", (1, 2, 3), "f4", exists),
-        ("y", (1, 2), "S3", "dataset 'y': expected the shape and type of an array of real numbers, got (1, 2) of |S3"),
-        ("y", (), "f4", "dataset 'y': expected the shape and type of an array of real numbers, got () of float32"),
-        ("", (1, 2, 3), "f4", "a dataset is named by a string, 'x' or 'group/x', got ''"),
-    ):  # fmt: skip
-        with pytest.raises(H5DataError) as caught:
-            h5create(path, name, shape, dtype)
-        assert str(caught.value) == f"{path}: {message}"
-    with h5py.File(path), pytest.raises(H5DataError) as caught:
-        h5create(path, "y", (1, 2, 3))
-    assert str(caught.value) == (
-        f"{path}: the file is open for reading in this process, by h5py or as a lazy array; close that first"
-    )
-    with pytest.raises(H5DataError, match="axes must name F"):
-        h5create(tmp_path / "b.h5", "y", (1, 2, 3), axes="TN")
-    with pytest.raises(FileNotFoundError):
-        h5create(tmp_path / "no" / "a.h5", "y", (1, 2, 3))
-    assert os.listdir(tmp_path) == ["a.h5"]
-
-
-def test_predicting_into_a_file(tmp_path):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(F, N, T)).astype("f4"), rng.normal(size=(2, N, T)).astype("f4")
-    h5save(tmp_path / "a.h5", {"x": x, "y": y})
-    with h5py.File(tmp_path / "b.h5", "w") as file:
-        for name, a in (("x", x), ("y", y)):
-            file.create_dataset(name, data=a, compression="gzip").attrs["axes"] = "FNT"
-    spec = Spec(epochs=1, batchsize=2, seqsize=3, shuffle=True)
-    plain = Estimator(spec=spec, random_state=0).fit(x, y).predict(x)
-    for name, out in (
-        ("a", h5create(tmp_path / "c.h5", "yhat", (2, N, T))),
-        ("b", h5create(tmp_path / "c.h5", "zhat", (2, N, T), "f8", axes="FNT")),
-    ):
-        mx, my = h5mmap(tmp_path / f"{name}.h5", "x"), h5mmap(tmp_path / f"{name}.h5", "y")
-        est = Estimator(spec=spec, random_state=0).fit(mx, my)
-        assert est.predict(mx, out=out) is out
-        assert np.array_equal(out, plain)
-        if name == "b":
-            mx.close()
-            my.close()

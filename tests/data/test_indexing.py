@@ -112,3 +112,9 @@ def test_runs_put_together_are_the_index(index):
     assert [i for r in found for i in range(len(a))[r]] == list(range(len(a)))
     assert all((np.diff(a[r]) == 1).all() for r in found)
     assert all(a[p.stop] != a[p.stop - 1] + 1 for p in found[:-1])  # none could be longer
+
+
+def test_an_index_beyond_int64_is_out_of_bounds():
+    with pytest.raises(IndexError) as caught:
+        pick(np.array([1, 2**64 - 1], "u8"), 5, 1)  # as int64 it is -1
+    assert str(caught.value) == "index 18446744073709551615 is out of bounds for axis 1 with size 5"

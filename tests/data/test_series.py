@@ -279,3 +279,34 @@ def test_arrays_of_other_series_or_steps_are_refused(shape, message):
         as_series((values(), values(shape=shape)), "x")
     with pytest.raises(ShapeError, match="both must be"):
         require_aligned(Series(values(), "x"), Series(values(shape=shape), "y"))
+
+
+def test_integers_that_int64_does_not_reach(tmp_path):
+    large = values("u8")
+    large[1, 2, 3] = 2**63
+    message = (
+        "codes holds 9223372036854775808, of type uint64, which int64 does not reach, and integers go to the model as "
+        "int64; convert it to float if these are quantities, number the values anew if they are categories"
+    )
+    with pytest.raises(DataError) as caught:
+        Series(large, "codes")
+    assert str(caught.value) == message
+    large.tofile(tmp_path / "x.bin")
+    for lazy in (np.memmap(tmp_path / "x.bin", "u8", "r", 0, large.shape), Recording(large)):
+        series, rows = Series(lazy, "codes"), Rows.whole(N_SERIES, N_STEPS)
+        assert np.array_equal(series.read(rows, 4, 9), large[:, :, 4:9].transpose(2, 1, 0))
+        with pytest.raises(DataError) as caught:
+            series.read(rows, 2, 5)
+        assert str(caught.value) == message
+    large[1, 2, 3] = 2**63 - 1
+    assert Series(large, "codes").kind == "int"
+
+
+def test_a_dataset_whose_file_was_closed(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        closed = file.create_dataset("x", data=values())
+    with pytest.raises(DataError) as caught:
+        Series(closed, "x")
+    assert str(caught.value) == (
+        "x is in an HDF5 file that was closed; keep that file open, or take h5mmap(path, name)"
+    )

@@ -1,0 +1,74 @@
+"""Names of features: of an array that has an attribute ``feature_names``, and as an attribute in HDF5 files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fluxutils_py.errors import H5DataError
+
+Names = tuple[str, ...]
+
+
+def feature_names_of(array: Any) -> Names | None:
+    """The names of the F features of an (F, N, T) array; None where it has none."""
+    if isinstance(array, h5py.Dataset):
+        return read_names(array, array.shape[0]) if array and array.ndim == 3 else None
+    names = getattr(array, "feature_names", None)
+    if names is None or len(array.shape) != 3 or len(names) != array.shape[0]:
+        return None
+    return tuple(str(name) for name in names)
+
+
+def check_names(names: Any, shape: Sequence[int], where: str) -> Names:
+    """Check that there is one name for each feature of an array of a shape (F, N, T).
+
+    Raises
+    ------
+    H5DataError
+    """
+    found = names.tolist() if isinstance(names, np.ndarray) else names
+    if isinstance(found, str) or not isinstance(found, Iterable) or not all(isinstance(n, str) for n in found):
+        raise H5DataError(f"{where}: feature_names must be a list of strings, got {names!r}")
+    found = tuple(found)
+    if len(shape) != 3 or len(found) != shape[0]:
+        raise H5DataError(
+            f"{where}: {len(found)} feature_names for an array of shape {tuple(shape)}; expected three axes (F, N, T) "
+            "and F names"
+        )
+    if any("\0" in name for name in found):
+        raise H5DataError(f"{where}: feature_names must not hold a zero byte, got {names!r}")
+    return found
+
+
+def pick_names(names: Names | None, key: Any, ndim: int) -> Names | None:
+    """Names of what an index of an (F, N, T) array picks, if that has three axes again."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if names is None or ndim != 3 or any(k is None for k in keys):
+        return None
+    first = keys[0] if keys else slice(None)
+    if first is Ellipsis and len(keys) < 4:  # more keys: it stands for no axis
+        return names
+    return names[first] if isinstance(first, slice) else None
+
+
+def read_names(dataset: h5py.Dataset, n_features: int) -> Names | None:
+    """The names that stand beside a dataset; None for an attribute of that name that is something else."""
+    found = dataset.attrs.get("feature_names")
+    if not isinstance(found, np.ndarray) or found.shape != (n_features,):
+        return None
+    names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in found.tolist()]
+    return tuple(names) if all(isinstance(name, str) for name in names) else None
+
+
+def write_names(dataset: h5py.Dataset, names: Names, where: str) -> None:
+    """Note names beside a dataset, as an attribute ``feature_names``: a vector of F strings, in UTF-8."""
+    try:
+        dataset.attrs.create("feature_names", list(names), dtype=h5py.string_dtype())
+    except (OSError, RuntimeError, ValueError) as error:
+        raise H5DataError(
+            f"{where}: {len(names)} feature_names do not go into an HDF5 attribute ({error}); save without them"
+        ) from error

@@ -1,0 +1,189 @@
+"""Room for an array in an HDF5 file."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+import os
+import secrets
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fluxutils_py.data.hdf5 import h5mmap
+from fluxutils_py.data.hdf5file import (
+    check_name,
+    check_path,
+    describe,
+    file_order,
+    find_dataset,
+    open_file,
+    plain_dtype,
+    why_not_mapped,
+)
+from fluxutils_py.data.hdf5write import ALIGN, allocate
+from fluxutils_py.errors import H5DataError
+
+SPARE = 1 << 20  # bytes for what HDF5 notes about a dataset
+LARGEST = 1 << 62  # bytes: HDF5 counts them in 64 bits, and wraps
+
+
+def h5create(
+    path: str | os.PathLike[str],
+    name: str,
+    shape: Sequence[int],
+    dtype: Any = "float32",
+    axes: str = "TNF",
+    *,
+    exist_ok: bool = False,
+    overwrite: bool = False,
+) -> Any:
+    """Make room for an array of shape (F, N, T) in an HDF5 file, new or existing, and map it for writing.
+
+    The dataset is contiguous, has its place in the file at once and takes room on the disk only as it is written;
+    until then it reads as zeros. Other datasets in the file stay as they are, as do maps of them.
+
+    Parameters
+    ----------
+    path : path-like
+    name : str
+        Of the new dataset; groups on the way to it are made.
+    shape : sequence of int
+    dtype : dtype
+        Of real numbers.
+    axes : str
+        Order of three axes in the file, slowest first. ``"TNF"`` is the fast one for training.
+    exist_ok : bool
+        Where a dataset of that name, shape, type and order exists already, map that one with the numbers it holds: a
+        script can then run a second time.
+    overwrite : bool
+        Where something of that name exists already, put a new dataset in its place. Maps of the old one keep its
+        numbers; its room in the file is not used again (``h5repack`` gives it back). With ``exist_ok`` as well, only
+        what does not fit is replaced.
+
+    Returns
+    -------
+    H5Map
+        Of that shape, in mode ``"r+"``; an empty ndarray for a shape without elements.
+
+    Raises
+    ------
+    H5DataError
+        If there is something of that name already, there can be no such array, the file system has no room for it, or
+        the file is open elsewhere. The file is then as it was.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> out = h5create(os.path.join(tempfile.mkdtemp(), "predictions.h5"), "yhat", (1, 3, 4))
+    >>> out[:, 0] = 7  # as est.predict(x, out=out) would
+    >>> float(out.sum())
+    28.0
+    """
+    check_path(path)
+    check_name(path, name)
+    where = describe(path, name)
+    shape, kind = _checked(shape, dtype, where)
+    order = file_order(axes, len(shape), where)
+    disk, noted = tuple(shape[i] for i in np.argsort(order)), axes if len(shape) == 3 else None
+    new, made = not os.path.exists(path), None
+    try:
+        with contextlib.closing(open_file(path, "a", **ALIGN)) as file:
+            there = _is_there(file, name)
+            misfit = _misfit(file, path, name, disk, kind, noted) if there and exist_ok else None
+            if there and not overwrite and (misfit or not exist_ok):
+                raise H5DataError(f"{where} exists already{misfit or _REPEAT}")
+            if not there or misfit or not exist_ok:
+                aside = f"{name.rstrip('/')}.{secrets.token_hex(4)}" if there else name
+                _require_room(path, os.path.getsize(path) + math.prod(shape) * kind.itemsize, where)
+                made = _first_missing(file, aside)
+                allocate(file, aside, disk, kind, noted)
+                if there:  # the new one lies behind it: the file does not shrink below maps of the old one
+                    del file[name]
+                    file.move(aside, name)
+                    made = None
+        return h5mmap(path, name, mode="r+")
+    except BaseException as error:
+        with contextlib.suppress(OSError, RuntimeError):
+            if new:
+                os.unlink(path)
+            elif made is not None:
+                with h5py.File(os.path.realpath(path), "r+") as file:
+                    if made in file:
+                        del file[made]
+        if isinstance(error, OSError | RuntimeError | TypeError | ValueError) and not isinstance(
+            error, H5DataError | FileNotFoundError
+        ):
+            raise H5DataError(f"{where} cannot be made ({error}); give it another name, or make it smaller") from error
+        raise
+
+
+_REPEAT = (
+    "; to write to it pass exist_ok=True or take h5mmap(path, name, mode='r+'), to put a new one in its place pass "
+    "overwrite=True"
+)
+
+
+def _checked(shape: Any, dtype: Any, where: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and type of an array of real numbers."""
+    try:
+        if isinstance(shape, str | bytes):
+            raise TypeError
+        sizes = tuple(operator.index(n) for n in shape)
+    except TypeError:
+        raise H5DataError(
+            f"{where}: shape must be a sequence of whole numbers, as (1, 37, 100), got {shape!r}"
+        ) from None
+    try:
+        kind = np.dtype(dtype)
+    except TypeError as error:
+        raise H5DataError(f"{where}: dtype must be a type of real numbers, as 'float32', got {dtype!r}") from error
+    if kind.kind not in "fiub" or not sizes or min(sizes) < 0:
+        raise H5DataError(f"{where}: expected the shape and type of an array of real numbers, got {sizes} of {kind}")
+    if math.prod(sizes) * kind.itemsize > LARGEST or max(sizes) > LARGEST:
+        raise H5DataError(f"{where}: an array of shape {sizes} of {kind} is larger than any file")
+    return sizes, kind
+
+
+def _require_room(path: Any, n_bytes: int, where: str) -> None:
+    """Check that the file system takes so large a file: HDF5 finds out while it writes, and breaks the file."""
+    with contextlib.suppress(PermissionError), tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))) as f:
+        try:
+            f.truncate(n_bytes + SPARE)
+        except OSError as error:
+            raise H5DataError(
+                f"{where} cannot be made: the file system takes no file of {n_bytes} bytes ({error.strerror})"
+            ) from error
+
+
+def _is_there(file: h5py.File, name: str) -> bool:
+    """Whether something has that name, be it a link that leads nowhere."""
+    try:
+        return file.get(name, getlink=True) is not None
+    except (OSError, RuntimeError, ValueError):
+        return name in file
+
+
+def _misfit(
+    file: h5py.File, path: Any, name: str, shape: tuple[int, ...], dtype: np.dtype, axes: str | None
+) -> str | None:
+    """What keeps a dataset from serving in place of a new one; None if it serves."""
+    there = find_dataset(file, path, name)
+    noted = there.attrs.get("axes")
+    found = f"shape {there.shape} of {plain_dtype(there)}" + (f" in the order {noted}" if axes else "")
+    wanted = f"shape {shape} of {dtype}" + (f" in the order {axes}" if axes else "")
+    if found != wanted:
+        return f" and has, in the file, {found} in place of {wanted}; pass overwrite=True to put a new one in its place"
+    reason = why_not_mapped(there)
+    return reason and f" and cannot be written to in place: it {reason}; pass overwrite=True for one that can"
+
+
+def _first_missing(file: h5py.File, name: str) -> str:
+    """The first part of a name that does not exist: a group on the way, or the dataset."""
+    parts = [part for part in name.split("/") if part]
+    prefixes = ["/".join(parts[: i + 1]) for i in range(len(parts))]
+    return next((prefix for prefix in prefixes if not _is_there(file, prefix)), prefixes[-1])

@@ -1,0 +1,233 @@
+"""Room for arrays: what is made, what is there already, and what is left when it fails."""
+
+import os
+import pickle
+
+import h5py
+import numpy as np
+import pytest
+
+from fluxutils_py import Estimator, Spec
+from fluxutils_py.data import H5Map, h5create, h5mmap, h5save
+from fluxutils_py.errors import H5DataError
+
+F, N, T = 3, 5, 7
+X = np.arange(F * N * T).reshape(F, N, T).astype("f4")
+
+
+def test_room_is_there_at_once_and_takes_none(tmp_path):
+    out = h5create(tmp_path / "a.h5", "yhat", (2, 10**4, 10**5), "f8")  # 16 GB
+    assert type(out) is H5Map
+    assert out.shape == (2, 10**4, 10**5)
+    assert (tmp_path / "a.h5").stat().st_size > 16 * 10**9
+    assert (tmp_path / "a.h5").stat().st_blocks * 512 < 10**5
+    out[1, 5000, 50_000] = 3
+    assert out[:, 5000, 50_000].tolist() == [0, 3]
+    assert (tmp_path / "a.h5").stat().st_blocks * 512 < 10**5
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert file["yhat"].shape == (10**5, 10**4, 2)
+        assert file["yhat"].attrs["axes"] == "TNF"
+        assert file["yhat"][50_000, 5000].tolist() == [0, 3]
+
+
+def test_room_beside_other_datasets(tmp_path):
+    path = tmp_path / "a.h5"
+    h5save(path, {"x": X, "n": 3})
+    x = h5mmap(path, "x")
+    out = h5create(path, "results/yhat", (1, N, T), axes="FNT")
+    assert out.dtype == "f4"
+    out[:] = 5
+    second = h5create(path, "lengths", (N,), "i8")
+    second[:] = np.arange(N)
+    assert np.array_equal(x, X)
+    assert np.array_equal(h5mmap(path, "x"), X)
+    assert (h5mmap(path, "results/yhat") == 5).all()
+    with h5py.File(path) as file:
+        assert file["n"][()] == 3
+        assert file["results/yhat"].shape == (1, N, T)
+        assert file["results/yhat"].id.get_offset() % 64 == file["lengths"].id.get_offset() % 64 == 0
+        assert file["lengths"][()].tolist() == [0, 1, 2, 3, 4]
+        assert dict(file["lengths"].attrs) == {}
+
+
+def test_room_that_cannot_be_made(tmp_path):
+    path = tmp_path / "a.h5"
+    h5save(path, {"x": X})
+    exists = (
+        "dataset 'x' exists already; to write to it pass exist_ok=True or take h5mmap(path, name, mode='r+'), to put a "
+        "new one in its place pass overwrite=True"
+    )
+    for name, shape, dtype, message in (
+        ("x", (1, 2, 3), "f4", exists),
+        ("y", (1, 2), "S3", "dataset 'y': expected the shape and type of an array of real numbers, got (1, 2) of |S3"),
+        ("y", (), "f4", "dataset 'y': expected the shape and type of an array of real numbers, got () of float32"),
+        ("", (1, 2, 3), "f4", "a dataset is named by a string, 'x' or 'group/x', got ''"),
+    ):  # fmt: skip
+        with pytest.raises(H5DataError) as caught:
+            h5create(path, name, shape, dtype)
+        assert str(caught.value) == f"{path}: {message}"
+    with h5py.File(path), pytest.raises(H5DataError) as caught:
+        h5create(path, "y", (1, 2, 3))
+    assert str(caught.value) == (
+        f"{path}: the file is open for reading in this process, by h5py or as a lazy array; close that first"
+    )
+    with pytest.raises(H5DataError, match="axes must name F"):
+        h5create(tmp_path / "b.h5", "y", (1, 2, 3), axes="TN")
+    with pytest.raises(FileNotFoundError):
+        h5create(tmp_path / "no" / "a.h5", "y", (1, 2, 3))
+    assert os.listdir(tmp_path) == ["a.h5"]
+
+
+def test_predicting_into_a_file(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(F, N, T)).astype("f4"), rng.normal(size=(2, N, T)).astype("f4")
+    h5save(tmp_path / "a.h5", {"x": x, "y": y})
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        for name, a in (("x", x), ("y", y)):
+            file.create_dataset(name, data=a, compression="gzip").attrs["axes"] = "FNT"
+    spec = Spec(epochs=1, batchsize=2, seqsize=3, shuffle=True)
+    plain = Estimator(spec=spec, random_state=0).fit(x, y).predict(x)
+    for name, out in (
+        ("a", h5create(tmp_path / "c.h5", "yhat", (2, N, T))),
+        ("b", h5create(tmp_path / "c.h5", "zhat", (2, N, T), "f8", axes="FNT")),
+    ):
+        mx, my = h5mmap(tmp_path / f"{name}.h5", "x"), h5mmap(tmp_path / f"{name}.h5", "y")
+        est = Estimator(spec=spec, random_state=0).fit(mx, my)
+        assert est.predict(mx, out=out) is out
+        assert np.array_equal(out, plain)
+        if name == "b":
+            mx.close()
+            my.close()
+
+
+# -- what is there already ----------------------------------------------------------------------------------
+
+
+def test_a_script_runs_twice(tmp_path):
+    for run in (1, 2):
+        out = h5create(tmp_path / "a.h5", "results/yhat", (F, N, T), "f8", "FNT", exist_ok=True)
+        assert type(out) is H5Map
+        assert (out == (0 if run == 1 else 5)).all()  # what it holds stays
+        out[:] = 5
+        flat = h5create(tmp_path / "a.h5", "lengths", (N,), "i8", exist_ok=True)
+        flat[:] = run
+    with h5py.File(tmp_path / "a.h5") as file:
+        assert file["results/yhat"].shape == (F, N, T)
+        assert (file["results/yhat"][()] == 5).all()
+        assert file["lengths"][()].tolist() == [2] * N
+
+
+MISFITS = {
+    "shape (7, 5, 3) of float32 in the order TNF in place of shape (8, 5, 3) of float32 in the order TNF": (
+        (F, N, T + 1), "f4", "TNF",
+    ),
+    "shape (7, 5, 3) of float32 in the order TNF in place of shape (7, 5, 3) of float64 in the order TNF": (
+        (F, N, T), "f8", "TNF",
+    ),
+    "shape (7, 5, 3) of float32 in the order TNF in place of shape (5, 7, 3) of float32 in the order NTF": (
+        (F, N, T), "f4", "NTF",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_another_array_of_that_name(tmp_path, misfit):
+    path, (shape, dtype, axes) = tmp_path / "a.h5", MISFITS[misfit]
+    h5save(path, {"x": X, "z": X + 1})
+    old = h5mmap(path, "x")
+    with pytest.raises(H5DataError) as caught:
+        h5create(path, "x", shape, dtype, axes, exist_ok=True)
+    assert str(caught.value) == (
+        f"{path}: dataset 'x' exists already and has, in the file, {misfit}; pass overwrite=True to put a new one in "
+        "its place"
+    )
+    assert np.array_equal(h5mmap(path, "x"), X)
+    new = h5create(path, "x", shape, dtype, axes, exist_ok=True, overwrite=True)
+    assert (new.shape, new.dtype) == (shape, np.dtype(dtype))
+    assert (new == 0).all()
+    new[:] = 9
+    assert np.array_equal(old, X)  # a map of the old one keeps it
+    assert np.array_equal(h5mmap(path, "z"), X + 1)
+    assert (h5mmap(path, "x") == 9).all()
+    with h5py.File(path) as file:
+        assert sorted(file) == ["x", "z"]
+
+
+def test_what_cannot_be_mapped_is_no_room(tmp_path):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("g/x", data=X.T, chunks=True).attrs["axes"] = "TNF"
+    with pytest.raises(H5DataError) as caught:
+        h5create(path, "g/x", X.shape, exist_ok=True)
+    assert str(caught.value) == (
+        f"{path}: dataset 'g/x' exists already and cannot be written to in place: it is chunked; pass overwrite=True "
+        "for one that can"
+    )
+    with pytest.raises(H5DataError, match="is a group"):
+        h5create(path, "g", X.shape, exist_ok=True)
+    assert (h5create(path, "g/x", X.shape, exist_ok=True, overwrite=True) == 0).all()
+
+
+def test_overwriting_what_is_larger_leaves_its_maps_alive(tmp_path):
+    """A file that shrank below a map would kill the process."""
+    path = tmp_path / "a.h5"
+    large = h5create(path, "x", (8, 64, 512))
+    large[:] = 3
+    for _ in range(3):
+        h5create(path, "x", (1, 1, 1), overwrite=True)[:] = 1
+    assert (large == 3).all()
+    assert h5mmap(path, "x").shape == (1, 1, 1)
+    pickle.dumps(large)
+
+
+# -- when it fails ------------------------------------------------------------------------------------------
+
+IMPOSSIBLE = {
+    "shape must be a sequence of whole numbers, as (1, 37, 100), got (2.5, 3, 4)": (2.5, 3, 4),
+    "shape must be a sequence of whole numbers, as (1, 37, 100), got None": None,
+    "shape must be a sequence of whole numbers, as (1, 37, 100), got 'abc'": "abc",
+    "shape must be a sequence of whole numbers, as (1, 37, 100), got 5": 5,
+    "expected the shape and type of an array of real numbers, got (-1, 3, 4) of float32": (-1, 3, 4),
+    "an array of shape (4611686018427387904, 1048576, 4) of float32 is larger than any file": (2**62, 2**20, 4),
+    "an array of shape (0, 1180591620717411303424, 4) of float32 is larger than any file": (0, 2**70, 4),
+}
+
+
+@pytest.mark.parametrize("message", IMPOSSIBLE)
+@pytest.mark.parametrize("existing", [True, False])
+def test_nothing_is_left_where_no_room_can_be_made(tmp_path, message, existing):
+    path = tmp_path / "a.h5"
+    if existing:
+        h5save(path, {"x": X})
+        before = path.read_bytes()
+    with pytest.raises(H5DataError) as caught:
+        h5create(path, "g/deep/y", IMPOSSIBLE[message])
+    assert str(caught.value) == f"{path}: dataset 'g/deep/y': {message}"
+    assert os.listdir(tmp_path) == ["a.h5"] * existing
+    assert not existing or path.read_bytes() == before
+
+
+@pytest.mark.parametrize("existing", [True, False])
+def test_nothing_is_left_of_what_the_file_system_refuses(tmp_path, existing):
+    path = tmp_path / "a.h5"
+    if existing:
+        h5save(path, {"x": X})
+    with pytest.raises(H5DataError) as caught:
+        h5create(path, "g/y", (2**50, 3, 1))  # 12 PB
+    assert str(caught.value).startswith(f"{path}: dataset 'g/y' cannot be made: the file system takes no file of ")
+    assert os.listdir(tmp_path) == ["a.h5"] * existing
+    if existing:
+        with h5py.File(path) as file:
+            assert list(file) == ["x"]
+        assert (h5create(path, "g/y", (1, 2, 3)) == 0).all()
+
+
+def test_what_stands_in_the_way(tmp_path):
+    path = tmp_path / "a.h5"
+    h5save(path, {"x": X})
+    with pytest.raises(H5DataError, match="dataset 'x/y' cannot be made"):
+        h5create(path, "x/y", (1, 2, 3))
+    with pytest.raises(H5DataError, match="dtype must be a type of real numbers, as 'float32', got 'spam'"):
+        h5create(path, "y", (1, 2, 3), "spam")
+    with h5py.File(path) as file:
+        assert list(file) == ["x"]
