@@ -347,6 +347,22 @@ class ChainedOptimizer(Optimizer):
         return f"ChainedOptimizer({', '.join(map(repr, (*self.before, self.inner, *self.after)))})"
 
 
+def load_exactly(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load a state into an optimizer, each of its tensors in the floating type that it was saved in.
+
+    ``load_state_dict`` of torch gives all but ``step`` the type of the parameters, also what never had it, such as
+    ``mu_product`` of ``NAdam``: in float64, another number.
+    """
+    optimizer.load_state_dict(state)
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    places = [place for group in state["param_groups"] for place in group["params"]]
+    for p, place in zip(params, places, strict=True):
+        for name, saved in state["state"].get(place, {}).items():
+            loaded = optimizer.state[p][name]
+            if isinstance(saved, Tensor) and isinstance(loaded, Tensor) and loaded.dtype != saved.dtype:
+                optimizer.state[p][name] = saved.to(loaded.device, copy=True)
+
+
 def _fields(transform: Any) -> list[inspect.Parameter]:
     """The settings of a transform as parameters with defaults."""
     names = [f.name for f in dataclasses.fields(transform)] if dataclasses.is_dataclass(transform) else []

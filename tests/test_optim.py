@@ -10,7 +10,7 @@ import torch
 from sklearn.base import clone
 from torch import nn
 from torch.nn.utils import clip_grad_value_
-from torch.optim import SGD, Adam, AdamW, lr_scheduler
+from torch.optim import SGD, Adam, AdamW, NAdam, lr_scheduler
 
 from fluxutils_py import Estimator, Spec, net2vec
 from fluxutils_py.errors import SpecError
@@ -27,6 +27,7 @@ from fluxutils_py.optim import (
     by_name,
     cosine,
     inverse_sqrt,
+    load_exactly,
 )
 
 SHAPES = [(5, 3), (7,), (2, 3, 4)]
@@ -376,3 +377,27 @@ def test_schedules_serve_an_estimator(scheduler):
     spec = Spec(epochs=4, batchsize=4, seqsize=5, scheduler=scheduler)
     est = Estimator(opt=partial(SGD, lr=0.1), spec=spec, random_state=0).fit(X, Y)
     assert [record["lr"] for record in est.history_] == pytest.approx(rates(scheduler, 4, lr=0.1))
+
+
+# -- saved and loaded ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "kind", [NAdam, partial(NAdam, decoupled_weight_decay=True), lambda p: Chain(Clip(1.0), NAdam)(p)]
+)
+def test_nadam_goes_on_bit_for_bit_from_its_state(kind, dtype):
+    def run(steps, reload_at=None):
+        torch.manual_seed(0)
+        p = torch.randn(5, dtype=dtype, requires_grad=True)
+        optimizer = kind([p])
+        for k in range(steps):
+            if k == reload_at:
+                state = optimizer.state_dict()
+                optimizer = kind([p])
+                load_exactly(optimizer, copy.deepcopy(state))
+            p.grad = torch.sin(p.detach() + k)
+            optimizer.step()
+        return p.detach()
+
+    assert torch.equal(run(9), run(9, reload_at=4))

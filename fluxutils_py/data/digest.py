@@ -96,6 +96,6 @@ def _live(rows: Rows, series: slice, steps: slice) -> np.ndarray | None:
     return None if live.all() else live
 
 
-def _bytes(a: np.ndarray) -> np.ndarray:
+def _bytes(a: np.ndarray) -> memoryview:
     native = np.ascontiguousarray(a, a.dtype.newbyteorder("="))
-    return native.reshape(-1).view(np.uint8)
+    return native.reshape(-1).view(np.uint8).data

@@ -220,6 +220,12 @@ class Estimator(ReadableTables, BaseEstimator):
             Passed on; what was learnt until then stays, and the estimator can be used.
         RemoteError, RankError
             On ranks whose fellows failed, or were given something else; see :class:`fluxutils_py.parallel.Sync`.
+
+        Notes
+        -----
+        An error after updates (a NaN in a memory map, an error in a callback) puts an earlier fit back, with all its
+        attributes. Without an earlier fit, or going on from it (``warm_start``, ``partial_fit``), what was learnt
+        until then stays, as after ``KeyboardInterrupt``; an error before the first update changes nothing.
         """
         holds_out = validation_data is None and self._holds_out()
         run_fit(self, x, y, sample_weight, validation_data, lengths, epochs, self.warm_start, holds_out)

@@ -51,8 +51,8 @@ class Fit:
     """What one call of ``fit`` or ``partial_fit`` does.
 
     Construction reads and checks every argument and builds model, optimizer and windows, without changing the
-    estimator. :meth:`run` trains. The estimator's attributes are set when training begins; if anything fails before
-    the first update, they are put back.
+    estimator. :meth:`run` trains. The estimator's attributes are set when training begins. They are put back if
+    anything fails before the first update, and after any error in a fit that replaces an earlier one.
 
     Parameters
     ----------
@@ -144,10 +144,11 @@ class Fit:
                 if not self.resume and restore_newest(self.callbacks, self):
                     self._show(self.loop.history, self.loop.step - self.loop.epoch_step)
                 self.loop.run_epochs(self.batches, self.spec.epochs)
-        except BaseException:
+        except BaseException as error:
             self.step.abandon()
             self.step.updates = self.sync.mend(self.model, self.optimizer, self.step.updates)
-            if self.step.updates == 0:  # nothing was learnt: as if it had not been tried
+            refit = not self.resume and "model_" in before
+            if self.step.updates == 0 or (refit and not self.sync.interrupted(error)):  # as if it had not been tried
                 vars(est).clear()
                 vars(est).update(before)
                 for b, kept in zip(self.model.buffers(), buffers, strict=True):

@@ -23,7 +23,7 @@ from fluxutils_py.estimator.building import NotStored, build_model, optimizer_cl
 from fluxutils_py.estimator.spec import Spec, spec_fields
 from fluxutils_py.estimator.targetscale import TargetScale
 from fluxutils_py.nn import SeqLoss, seeded, seqloss
-from fluxutils_py.optim import ChainedOptimizer, ChainFactory
+from fluxutils_py.optim import ChainedOptimizer, ChainFactory, load_exactly
 from fluxutils_py.training import read_file, write_file
 
 KIND, FORMAT = "fluxutils_py estimator", 1
@@ -143,7 +143,7 @@ def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> None:
     if c["scheduler"] is not None and factory is not None and not isinstance(factory, NotStored):
         est._scheduler = factory(est.optimizer_)
         est._scheduler.load_state_dict(c["scheduler"])
-    est.optimizer_.load_state_dict(c["optimizer"]["state"])  # last: to make a scheduler changes learning rates
+    load_exactly(est.optimizer_, c["optimizer"]["state"])  # last: to make a scheduler changes learning rates
 
 
 def compare_parameters(stored: dict[str, Any], wanted: dict[str, Any], path: Any) -> None:

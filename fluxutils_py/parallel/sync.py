@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import RankError, RemoteError
 from fluxutils_py.nn import gradients, pack
+from fluxutils_py.optim import load_exactly
 from fluxutils_py.parallel.comm import Communicator, SoloComm, get_communicator
 
 T = TypeVar("T")
@@ -60,7 +61,7 @@ class Sync:
         self.solo = self.size == 1
         self.error: BaseException | None = None  # of this rank; the others do not know of it yet
         self.agreed = self.stopped = False
-        self._wish = self._met = self._lost = False
+        self._wish = self._met = self._lost = self._interrupted = False
         self._signal: int | None = None
         self._signalled = False  # whether the error is a signal
         self._handlers: dict[int, Any] = {}
@@ -290,6 +291,10 @@ class Sync:
         self.agreed = True
         raise error
 
+    def interrupted(self, error: BaseException) -> bool:
+        """Whether an error that was raised is the user's wish to end the call; alike on all ranks that agreed on it."""
+        return self._interrupted if self.agreed else isinstance(error, KeyboardInterrupt)
+
     def mend(self, model: nn.Module, optimizer: torch.optim.Optimizer, updates: int) -> int:
         """After an agreed error: what a rank may have left half done becomes what the others have.
 
@@ -314,11 +319,12 @@ class Sync:
         states = self.comm.allgather(content)[root]
         if self.rank != root:
             model.load_state_dict(states[0])
-            optimizer.load_state_dict(states[1])
+            load_exactly(optimizer, states[1])
         return told[root][1]
 
     def _raise(self, failed: dict[int, tuple[str, str]]) -> NoReturn:
         self.agreed = True
+        self._interrupted = any(name in ("signal", "KeyboardInterrupt") for name, _ in failed.values())
         until = time.monotonic() + GRACE
         while self.error is None and "signal" in dict(failed.values()) and time.monotonic() < until:
             time.sleep(0.01)  # a launcher sends it to all: the one that comes too late would end this process

@@ -1,18 +1,25 @@
-"""Files that are either whole or not there, and that run no code when they are read."""
+"""Files of plain data that are either whole or not there, and that run no code when they are read."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import warnings
 import zipfile
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.files import written_aside
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def write_file(path: Any, content: dict[str, Any]) -> None:
@@ -25,7 +32,7 @@ def write_file(path: Any, content: dict[str, Any]) -> None:
     content : dict
         Of numbers, strings, None, lists, tuples, dicts and tensors.
     """
-    with written_aside(path) as f:
+    with written_aside(check_path(path)) as f:
         torch.save(content, f)
 
 
@@ -46,7 +53,7 @@ def read_file(path: Any, kind: str, device: Any = "cpu") -> dict[str, Any]:
     LoadError
         If it is another kind of file, damaged, or asks for more than plain data.
     """
-    path = Path(path)
+    path = check_path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
     try:
@@ -70,6 +77,53 @@ def read_file(path: Any, kind: str, device: Any = "cpu") -> dict[str, Any]:
     if not isinstance(content, dict) or content.get("kind") != kind:
         raise LoadError(f"{path} is no {kind} file")
     return content
+
+
+def check_path(path: Any) -> Path:
+    """The path of a file, as it was given under the name ``path``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no path, or empty.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be the name of a file, got {path!r}")
+    if not os.fspath(path):
+        raise ValueError(f"path must be the name of a file, got {path!r}")
+    return Path(path)
+
+
+def plain(value: Any, where: str) -> Any:
+    """``value`` as a file of plain data takes it: NumPy's numbers as Python's, tensors by themselves.
+
+    Raises
+    ------
+    TypeError
+        Naming the place of anything else.
+    """
+    if type(value) in PLAIN:
+        return value
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        if value.layout != torch.strided:  # a sparse gradient that waits
+            return value
+        return value.clone() if value.untyped_storage().nbytes() > value.numel() * value.element_size() else value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Counter):  # of MultiStepLR
+        return value
+    if isinstance(value, Mapping):
+        return {plain(k, f"a key of {where}"): plain(v, f"{where}[{k!r}]") for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [plain(v, f"{where}[{i}]") for i, v in enumerate(value)]
+        return parts if isinstance(value, list) else tuple(parts)
+    if isinstance(value, set | frozenset):
+        return {plain(v, where) for v in value}
+    raise TypeError(
+        f"{where} is a {type(value).__name__}: a checkpoint holds numbers, strings, tensors, and lists and "
+        "mappings of them"
+    )
 
 
 def _has_wrong_sum(path: Path) -> bool:

@@ -6,9 +6,9 @@ import contextlib
 import copy
 import json
 import math
+import numbers
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.files import written_aside
+from fluxutils_py.optim import load_exactly
 from fluxutils_py.parallel import Sync
-from fluxutils_py.training.checkpoint import read_file
+from fluxutils_py.training.checkpoint import plain, read_file
 from fluxutils_py.training.triggers import Trigger
 
 KIND, FORMAT = "fluxutils_py checkpoint", 1
 NAME = re.compile(r"checkpoint-n(\d{7,})-step-(\d{8,})\.pt")
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 class Checkpointer:
@@ -93,13 +93,24 @@ class Checkpointer:
     name, priority, together = "checkpoint", math.inf, True
 
     def __init__(self, dir: Any, keep: int = 1, take_mean: int = 1, *, trigger: Trigger | None = None) -> None:
-        if keep != -1 and (isinstance(keep, bool) or keep < 1):
-            raise ValueError(f"keep must be at least 1, or -1 for all, got {keep!r}")
-        if isinstance(take_mean, bool) or take_mean < 1:
-            raise ValueError(f"take_mean must be at least 1, got {take_mean!r}")
+        if not isinstance(dir, str | os.PathLike) or not os.fspath(dir):
+            raise TypeError(f"dir must be the path of a folder, got {dir!r}")
+        if Path(dir).exists() and not Path(dir).is_dir():
+            raise NotADirectoryError(f"dir={str(dir)!r} is a file; give a folder, which the first save makes")
+        counts: list[tuple[str, Any, str]] = [("keep", keep, ", or -1 for all"), ("take_mean", take_mean, "")]
+        for name, value, text in counts:
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+                raise TypeError(f"{name} must be an integer of at least 1{text}, got {value!r}")
+            if value < 1 and not (name == "keep" and value == -1):
+                raise ValueError(f"{name} must be at least 1{text}, got {value!r}")
+        given: Any = trigger
+        if given is not None and not isinstance(given, Trigger):
+            raise TypeError(
+                f"trigger must be a Trigger, such as ForEachNSteps(100) or EverySeconds(60), or None; got {given!r}"
+            )
         if keep != -1 and keep < take_mean:
             raise ValueError(f"take_mean={take_mean} needs as many checkpoints, and keep={keep}; raise keep")
-        self.dir, self.keep, self.take_mean, self.trigger = Path(dir), keep, take_mean, trigger
+        self.dir, self.keep, self.take_mean, self.trigger = Path(dir), int(keep), int(take_mean), trigger
         self.tracked: dict[str, Any] = {}
 
     # -- what is saved -------------------------------------------------------------------------------
@@ -175,7 +186,7 @@ class Checkpointer:
             sync.share()
         except BaseException:
             for name, state in before.items():
-                self.tracked[name].load_state_dict(state)
+                _load(self.tracked[name], state)
             raise
         return True
 
@@ -191,7 +202,7 @@ class Checkpointer:
         for name, thing in self.tracked.items():
             before[name] = copy.deepcopy(thing.state_dict())
             try:
-                thing.load_state_dict(state[name])
+                _load(thing, state[name])
             except Exception as error:
                 raise LoadError(f"{paths[-1]} does not fit, its {name}: {error}") from error
 
@@ -316,6 +327,13 @@ class Checkpointer:
                 path.unlink(missing_ok=True)
 
 
+def _load(thing: Any, state: Any) -> None:
+    if isinstance(thing, torch.optim.Optimizer):
+        load_exactly(thing, state)
+    else:
+        thing.load_state_dict(state)
+
+
 def number_of(path: Path) -> int:
     """Of which save a checkpoint is."""
     return int(path.name.split("-")[1].removeprefix("n"))
@@ -332,38 +350,6 @@ def mean(tensors: list[Tensor | None], name: str) -> Tensor:
         raise LoadError(f"{name} has the shapes {shapes} in the newest checkpoints: no mean can be taken of them")
     there = [t for t in tensors if t is not None]
     return torch.stack([t.double() for t in there]).mean(0).to(there[0].dtype)
-
-
-def plain(value: Any, where: str) -> Any:
-    """``value`` as a file of plain data takes it: NumPy's numbers as Python's, tensors by themselves.
-
-    Raises
-    ------
-    TypeError
-        Naming the place of anything else.
-    """
-    if type(value) in PLAIN:
-        return value
-    if isinstance(value, Tensor):
-        value = value.detach().cpu()
-        if value.layout != torch.strided:  # a sparse gradient that waits
-            return value
-        return value.clone() if value.untyped_storage().nbytes() > value.numel() * value.element_size() else value
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Counter):  # of MultiStepLR
-        return value
-    if isinstance(value, Mapping):
-        return {plain(k, f"a key of {where}"): plain(v, f"{where}[{k!r}]") for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        parts = [plain(v, f"{where}[{i}]") for i, v in enumerate(value)]
-        return parts if isinstance(value, list) else tuple(parts)
-    if isinstance(value, set | frozenset):
-        return {plain(v, where) for v in value}
-    raise TypeError(
-        f"{where} is a {type(value).__name__}: a checkpoint holds numbers, strings, tensors, and lists and "
-        "mappings of them"
-    )
 
 
 def versions() -> dict[str, str]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fluxutils_py.nn import restore, snapshot
+from fluxutils_py.optim import load_exactly
 
 
 @dataclass
@@ -84,5 +85,5 @@ class TrainState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
         self.model.load_state_dict(state["model"])
-        self.opt.load_state_dict(state["opt"])
+        load_exactly(self.opt, state["opt"])
         self.step = state["step"]

@@ -30,6 +30,8 @@ ONE_FAILS = {
     "on_epoch": (BOOM, 9),
     "on_end": (BOOM, 18),
     "on_close": (BOOM, 18),
+    "refit": (BOOM, 18),  # the earlier fit stays
+    "refit interrupted": ("KeyboardInterrupt: SIGINT", 4),
     "optimizer": (BOOM, 3),
     "reading": (FIRE, None),
     "reading at the start": (FIRE, 0),

@@ -257,3 +257,11 @@ def test_a_damaged_index_is_refused(path):
 def test_a_folder_is_no_file(tmp_path):
     with pytest.raises(LoadError, match="is damaged or no test file"):
         read_file(tmp_path, KIND)
+
+
+@pytest.mark.parametrize("path", [None, 3, b"model.pt", ""])
+def test_what_is_no_path_is_said_to_be_none(path):
+    for call in (lambda: write_file(path, {}), lambda: read_file(path, "kind")):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            call()
+        assert str(caught.value) == f"path must be the name of a file, got {path!r}"

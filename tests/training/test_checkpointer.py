@@ -122,6 +122,42 @@ def test_other_things_are_refused_before_anything_is_written(tmp_path, value, wh
     assert not (tmp_path / "new").exists()
 
 
+TRIGGER = "trigger must be a Trigger, such as ForEachNSteps(100) or EverySeconds(60), or None; got 100"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"trigger": 100}, TypeError, TRIGGER),
+        ({"keep": "2"}, TypeError, "keep must be an integer of at least 1, or -1 for all, got '2'"),
+        ({"keep": 2.0}, TypeError, "keep must be an integer of at least 1, or -1 for all, got 2.0"),
+        ({"keep": True}, TypeError, "keep must be an integer of at least 1, or -1 for all, got True"),
+        ({"keep": 0}, ValueError, "keep must be at least 1, or -1 for all, got 0"),
+        ({"take_mean": None}, TypeError, "take_mean must be an integer of at least 1, got None"),
+        ({"take_mean": -1}, ValueError, "take_mean must be at least 1, got -1"),
+        ({"dir": None}, TypeError, "dir must be the path of a folder, got None"),
+        ({"dir": ""}, TypeError, "dir must be the path of a folder, got ''"),
+        ({"dir": 3}, TypeError, "dir must be the path of a folder, got 3"),
+        (
+            {"dir": __file__},
+            NotADirectoryError,
+            f"dir={__file__!r} is a file; give a folder, which the first save makes",
+        ),
+    ],
+)
+def test_what_an_argument_cannot_be_is_said_at_once(tmp_path, arguments, error, message):
+    with pytest.raises(error) as caught:
+        Checkpointer(**{"dir": tmp_path, **arguments})
+    assert str(caught.value) == message
+
+
+def test_numbers_of_numpy_will_do(tmp_path):
+    checkpoints = Checkpointer(tmp_path, keep=np.int64(2), take_mean=np.int32(2))
+    for i in range(3):
+        checkpoints.write({}, i)
+    assert len(checkpoints.paths()) == 2
+
+
 # -- killed while saving -------------------------------------------------------------------------------
 
 

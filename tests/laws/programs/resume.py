@@ -176,7 +176,7 @@ def fails(rank, comm, case):
     action, step = actions.get(case), {"last hook": 24, "stop between epochs": 0}.get(case, 6)
     hooks = [On(step, action)] if rank == 1 and action else []
     trigger = EverySeconds(1) if case == "clock" else ForEachNSteps(6 if action else 3)
-    saves = Checkpointer(FOLDER / ("in the way" if case == "writing" else case), keep=-1, trigger=trigger)
+    saves = Checkpointer(FOLDER / ("in the way/folder" if case == "writing" else case), keep=-1, trigger=trigger)
     if case == "reading" and rank == 1:
         saves._combined = unreadable
     est, error = estimator(*hooks, saves, comm=comm, epochs=2), None

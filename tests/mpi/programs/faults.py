@@ -129,6 +129,10 @@ def fit(e, xs=x, ys=y, **kw):
     return e, lambda: e.fit(xs, ys, **kw)
 
 
+def refit(e):
+    return e, lambda: e.fit(x, y).fit(x, y)
+
+
 def only1(a, b):
     return b if rank == 1 else a
 
@@ -157,6 +161,8 @@ CASES = {
     "on_epoch": fit(est(callbacks=on("epoch", 1, boom)), validation_data=(x, y)),
     "on_end": fit(est(callbacks=on("end", 1, boom))),
     "on_close": fit(est(callbacks=on("close", 1, boom))),
+    "refit": refit(est(callbacks=on("step", 2 * LAST + 4, boom))),
+    "refit interrupted": refit(est(callbacks=on("step", 2 * LAST + 4, send(signal.SIGINT)))),
     "optimizer": fit(est(opt=Optimizer)),
     "reading": fit(est(), Unreadable(x, 12)),
     "reading at the start": fit(est(), Unreadable(x, 0)),
