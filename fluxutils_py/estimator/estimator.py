@@ -23,7 +23,6 @@ from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.targets import Targets, read_targets
 from fluxutils_py.nn import SeqLoss, as_loss
 from fluxutils_py.parallel import Sync, get_communicator
-from fluxutils_py.training import StreamState
 
 
 class Estimator(ReadableTables, BaseEstimator):
@@ -392,12 +391,13 @@ class Estimator(ReadableTables, BaseEstimator):
         lengths: Any = None,
         transform: Transform | None = None,
         return_state: bool = False,
-    ) -> tuple[Any, StreamState | None]:
+    ) -> tuple[Any, list[Tensor] | None]:
         """Predictions in the form that the inputs have, of all ranks; and, if asked for, where they ended."""
         with Sync.of(self._settings().comm, "predict") as sync:
             check_is_fitted(self, "model_")
             inputs = read_inputs(x, self, fitted=True)
-            found = Predictions(self.model_, inputs, read_spec(self._settings().spec), state, lengths, transform, sync)
+            spec = read_spec(self._settings().spec)
+            found = Predictions(self.model_, inputs, spec, state, lengths, transform, sync, return_state)
             if self._per_series and inputs.form != "timesteps":
                 if out is not None:
                     raise ValueError("out is for predictions of every step, but this estimator predicts one per series")

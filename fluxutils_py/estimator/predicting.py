@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from fluxutils_py.estimator.layout import Inputs, read_lengths
 from fluxutils_py.estimator.ranks import agree_on_inputs, gather_rows
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.parallel import Sync
-from fluxutils_py.training import Prediction, Predictor, StreamState
+from fluxutils_py.training import Prediction, Predictor
 from fluxutils_py.training.batches import share_of
 
 Transform = Callable[[np.ndarray], np.ndarray]
@@ -33,13 +33,15 @@ class Predictions:
     inputs : Inputs
     spec : Spec
         Its batchsize and seqsize are used.
-    state : StreamState or list of Tensor, optional
+    state : list of Tensor, optional
         Where to go on, in place of the zero state and of any context.
     lengths : array of int, optional
     transform : callable, optional
         Of each block of outputs (S, B, G).
     sync : Sync, optional
         The ranks that share out the series; each gets the blocks of its own.
+    keeps_state : bool
+        Whether :meth:`state` will be called.
 
     Raises
     ------
@@ -56,10 +58,10 @@ class Predictions:
         lengths: Any = None,
         transform: Transform | None = None,
         sync: Sync | None = None,
+        keeps_state: bool = False,
     ) -> None:
-        if state is not None and not isinstance(state, StreamState | list | tuple):
-            raise ShapeError(f"state must be what predict(..., return_state=True) returned, got {type(state).__name__}")
         self.model, self.inputs, self.spec, self.transform = model, inputs, spec, transform
+        self.keeps_state = keeps_state
         self.lengths = read_lengths(lengths, inputs)
         self.sync = Sync() if sync is None else sync
         agree_on_inputs(self.sync, inputs)
@@ -80,8 +82,8 @@ class Predictions:
             for p in predictor:
                 yield from self._placed(p, stretch)
 
-    def state(self) -> StreamState:
-        """Where the last stretch ended."""
+    def state(self) -> list[Tensor]:
+        """The state at the end of the last stretch."""
         return self._last.state(self.sync)
 
     def last_steps(self) -> np.ndarray:
@@ -98,14 +100,16 @@ class Predictions:
             found[p.series.start + here] = y[at[here], here]
         return gather_rows(found, n, self.sync)
 
-    def _predictor(self, stretch: Stretch, state: Sequence[Tensor] | None) -> Predictor:
+    def _predictor(self, stretch: Stretch, state: Any) -> Predictor:
         names = [s.name for s in self.inputs.series]
         x = tuple(Series(a, name) for a, name in zip(stretch.array, names, strict=True))
         rows = Rows.whole(x[0].N, x[0].T, self.lengths)
         seqsize = int(self.spec.seqsize or x[0].T)
-        windows = SequenceWindows(x, batchsize=int(self.spec.batchsize), seqsize=seqsize, rows=rows)
+        overlap = int(self.spec.overlap)
+        windows = SequenceWindows(x, batchsize=int(self.spec.batchsize), seqsize=seqsize, overlap=overlap, rows=rows)
         windows.check()
-        return Predictor(self.model, windows, state, share_of(x[0].N, self.sync.rank, self.sync.size))
+        part = share_of(x[0].N, self.sync.rank, self.sync.size)
+        return Predictor(self.model, windows, state, part, self.keeps_state)
 
     def _placed(self, p: Prediction, stretch: Stretch) -> Iterator[Prediction]:
         """The part of a block that comes after the lead, where it stands in the inputs."""

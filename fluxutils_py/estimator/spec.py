@@ -92,9 +92,9 @@ def read_spec(spec: Any) -> Spec:
                 f"spec has no field {name!r} (found: {', '.join(fields) or 'none'})"
                 + (f"; did you mean {name!r} where it says {near[0]!r}?" if near else "")
             )
-    for field in fields:
+    for field in fields.keys() - NAMES:
         near = difflib.get_close_matches(field, [n for n in NAMES if n not in fields], 1, 0.8)
-        if field not in NAMES and near:
+        if near:
             warnings.warn(f"spec field {field!r} is not used; did you mean {near[0]!r}?", stacklevel=3)
     known = Spec(**{name: fields[name] for name in NAMES if name in fields})
     _check(known)

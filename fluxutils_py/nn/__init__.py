@@ -10,6 +10,7 @@ from fluxutils_py.nn.parameters import gradinfo, module_of, namedparams, namedwe
 from fluxutils_py.nn.randomness import seeded
 from fluxutils_py.nn.recurrent import GRU, LSTM, RNN, Recur, bare_recurrent, wrap_recurrent
 from fluxutils_py.nn.stacks import FLSTM, HFGRU, MGU, SGRU, SMGU
+from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.nn.states import (
     batch_dims,
     evaluating,
@@ -24,7 +25,7 @@ from fluxutils_py.nn.states import (
     truncate,
 )
 from fluxutils_py.nn.vectors import gradients, net2grad, net2vec, pack, vec2net, windices
-from fluxutils_py.nn.windows import prediction_copy, replica, run_window, takes_windows
+from fluxutils_py.nn.windows import needs_context, prediction_copy, replica, run_window, takes_windows, window_mode
 from fluxutils_py.nn.winsor import WinsorNorm
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "DenseReLU",
     "FLSTMCell",
     "GaussianNoise",
+    "InferenceSession",
     "HFGRUCell",
     "MGUCell",
     "RNNStack",
@@ -69,6 +71,7 @@ __all__ = [
     "namedparams",
     "namedweights",
     "native_kernels",
+    "needs_context",
     "needs_weights",
     "net2grad",
     "net2vec",
@@ -92,5 +95,6 @@ __all__ = [
     "vec2net",
     "weights",
     "windices",
+    "window_mode",
     "wrap_recurrent",
 ]

@@ -130,7 +130,7 @@ class Recur(nn.Module):
         """Forget: the next call starts from the zero state and may have any batch size."""
         if self.state is not None:
             self.form = 0 if isinstance(self.state, Tensor) else len(self.state)
-        self.state = self._marked = self._mark = None
+        self.__dict__.update(state=None, _marked=None, _mark=None)  # a module's own way takes a microsecond for each
 
     def truncate(self) -> None:
         """Detach the state: its value stays, gradients stop here."""

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from fluxutils_py.errors import ShapeError
+from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn.parameters import module_of
 from fluxutils_py.nn.recurrent import Recur, State, map_state
 
@@ -79,37 +79,72 @@ def loadstates(m: M, s: Sequence[Tensor]) -> M:
     Parameters
     ----------
     m : nn.Module or estimator
-    s : sequence of Tensor
-        As from :func:`states`, of this model or one of the same layers, for any batch size. Copied, and converted to
-        the type and device of each layer. Tensors of a batch of 0 reset their layer.
+    s : list or tuple of Tensor
+        As from :func:`states` or ``predict(..., return_state=True)``, of this model or one of the same layers, for any
+        batch size; NumPy arrays will do. Copied, and converted to the type and device of each layer. Tensors of a batch
+        of 0 reset their layer.
 
     Raises
     ------
-    ShapeError
-        If the number of tensors or a shape does not fit; the message has both, and nothing is changed.
+    ShapeError, DataError
+        If the number of tensors, a shape or a type does not fit; the message has both, and nothing is changed.
 
     Notes
     -----
     Source: ``loadstates!`` of FluxUtils.jl (which ignores a surplus, and writes into the initial state).
     """
-    s = list(s)
-    layers = recurs(m)
-    names = {id(r): name for name, r in module_of(m).named_modules() if isinstance(r, Recur)}
-    counts = _counts(layers, len(s))
-    plan: list[tuple[Recur, list[Tensor]]] = []
-    at = 0
-    for r, n in zip(layers, counts, strict=True):
-        part = [torch.as_tensor(t).detach() for t in s[at : at + n]]
-        _check(r, part, at, names[id(r)] or type(r).__name__)
-        plan.append((r, part))
-        at += n
-    for r, part in plan:
-        r.reset()
-        if part and all(t.shape[r.batch_dim] for t in part):
-            like = next(r.parameters(), None)
-            part = [_copied(t, like) for t in part]
-            r.state = part[0] if len(part) == 1 and not r.form else tuple(part)
+    for layer, part in match_states(recurs(m), s, m):
+        assign_state(layer, part)
     return m
+
+
+def assign_state(layer: Recur, part: Sequence[Tensor]) -> None:
+    """Give one layer its tensors, copied; of a batch of 0, the zero state."""
+    layer.reset()
+    if part and all(t.shape[layer.batch_dim] for t in part):
+        like = next(layer.parameters(), None)
+        copied = [_copied(t, like) for t in part]
+        layer.state = copied[0] if len(copied) == 1 and not layer.form else tuple(copied)
+
+
+def match_states(layers: list[Recur], s: Sequence[Tensor], m: Any) -> list[tuple[Recur, list[Tensor]]]:
+    """The recurrent layers of a model, each with its tensors of a list of states; errors as of :func:`loadstates`."""
+    tensors = read_states(s)
+    matched: list[tuple[Recur, list[Tensor]]] = []
+    empty = [layer.empty_state() for layer in layers]
+    at = 0
+    for layer, expected, n in zip(layers, empty, _counts(layers, empty, len(tensors)), strict=True):
+        part = tensors[at : at + n]
+        _check(layer, expected, part, at, m)
+        matched.append((layer, part))
+        at += n
+    return matched
+
+
+def read_states(s: Any) -> list[Tensor]:
+    """A list of states as tensors, detached; not copied.
+
+    Raises
+    ------
+    DataError
+        If it is no list, or something in it is neither a tensor nor an array of numbers.
+    """
+    if not isinstance(s, list | tuple):
+        raise DataError(
+            "state must be a list of tensors, as states(model) and predict(..., return_state=True) return it; "
+            f"got {type(s).__name__}"
+        )
+    return [_read(value, i) for i, value in enumerate(s)]
+
+
+def _read(value: Any, i: int) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach()
+    dtype = getattr(value, "dtype", None)
+    if getattr(dtype, "kind", "O") not in "fiub":  # NumPy's: no objects, no text
+        of = "" if dtype is None else f" of dtype {dtype}"
+        raise DataError(f"state[{i}] must be a tensor or an array of numbers, got {type(value).__name__}{of}")
+    return torch.tensor(value if dtype.isnative else value.astype(dtype.newbyteorder("=")))
 
 
 def batch_dims(m: Any) -> list[int]:
@@ -172,20 +207,20 @@ def _tensors(r: Recur) -> list[Tensor]:
     return [t.detach().clone() for t in ((r.state,) if isinstance(r.state, Tensor) else r.state)]
 
 
-def _counts(layers: list[Recur], n: int) -> list[int]:
+def _counts(layers: list[Recur], empty: list[tuple[Tensor, ...] | None], n: int) -> list[int]:
     """How many of ``n`` tensors belong to each layer."""
-    fresh = [len(r.empty_state() or ()) for r in layers]
+    fresh = [len(e or ()) for e in empty]
     if n == sum(fresh):  # no module of the user's own had a state
         return fresh
     known = [_n_tensors(r) for r in layers]
     rest = n - sum(k or 0 for k in known)
     if known.count(None) > 1 and rest > 0:
         raise ShapeError(
-            "loadstates: cannot tell which states belong to which of "
+            "state: cannot tell which tensors belong to which of "
             f"{known.count(None)} own recurrent modules; run the model on one step first"
         )
     if rest < 0 or (rest > 0 and None not in known):
-        raise ShapeError(f"loadstates: got {n} state tensors, the model has {n - rest}")
+        raise ShapeError(f"state has {n} tensor{'s' * (n != 1)}, that of the model has {n - rest}")
     return [k if k is not None else rest for k in known]
 
 
@@ -203,19 +238,23 @@ def _copied(t: Tensor, like: Tensor | None) -> Tensor:
     return t.to(like.device, like.dtype if t.is_floating_point() else t.dtype, copy=True)
 
 
-def _check(r: Recur, part: list[Tensor], at: int, name: str) -> None:
-    expected = r.empty_state()
+def _check(r: Recur, expected: tuple[Tensor, ...] | None, part: list[Tensor], at: int, m: Any) -> None:
     if expected is not None:
-        for k, (got, want) in enumerate(zip(part, expected, strict=True)):
+        for i, (got, want) in enumerate(zip(part, expected, strict=True), at):
             shape = list(want.shape)
             if got.ndim == want.ndim:
                 shape[r.batch_dim] = got.shape[r.batch_dim]  # any batch size
             if list(got.shape) != shape:
                 wanted = tuple("B" if d == r.batch_dim else n for d, n in enumerate(want.shape))
                 raise ShapeError(
-                    f"loadstates: state {at + k}, of {name!r}, has shape {tuple(got.shape)}; "
-                    f"expected ({', '.join(map(str, wanted))})"
+                    f"state[{i}], of {_name(r, m)!r}, has shape {tuple(got.shape)}; expected ({', '.join(map(str, wanted))})"
                 )
+            if want.is_floating_point() and not got.is_floating_point():
+                raise DataError(f"state[{i}], of {_name(r, m)!r}, has dtype {got.dtype}; expected floating-point numbers")
     if any(t.ndim <= r.batch_dim for t in part) or len({t.shape[r.batch_dim] for t in part}) > 1:
         shapes = [tuple(t.shape) for t in part]
-        raise ShapeError(f"loadstates: the states of {name!r} differ in their number of series: {shapes}")
+        raise ShapeError(f"state: the tensors of {_name(r, m)!r} differ in their number of series: {shapes}")
+
+
+def _name(r: Recur, m: Any) -> str:
+    return next(name for name, other in module_of(m).named_modules() if other is r) or type(r).__name__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -11,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import ShapeError
+from fluxutils_py.nn.copying import deep_copy, shallow_copy
 from fluxutils_py.nn.recurrent import bare_recurrent
-from fluxutils_py.nn.states import reset
+from fluxutils_py.nn.states import recurs, reset
 
 Outputs = Tensor | tuple[Tensor, ...]
 
-_known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()  # "steps", "windows" or "either"
 
 
 def run_window(model: nn.Module, xs: Tensor | Sequence[Tensor]) -> Outputs:
@@ -53,14 +53,36 @@ def takes_windows(model: nn.Module, xs: Sequence[Tensor]) -> bool:
     ShapeError
         If the model can run neither way, or gives different results: then only its author can say which is meant.
     """
+    return window_mode(model, xs) != "steps"
+
+
+def needs_context(model: nn.Module, xs: Sequence[Tensor]) -> bool:
+    """Whether a model without recurrent state must see the steps before a window in the same call.
+
+    That is so for a model without :class:`Recur` layers that says ``takes_windows = True``, or that cannot run on
+    single steps: a causal convolution, attention over the window. Arguments and errors as of :func:`takes_windows`.
+    """
+    return not recurs(model) and window_mode(model, xs) == "windows"
+
+
+def window_mode(model: nn.Module, xs: Sequence[Tensor]) -> str:
+    """What a model is to be called with: ``"steps"``, ``"windows"``, or ``"either"`` with the same result.
+
+    Arguments and errors as of :func:`takes_windows`.
+    """
+    known = known_mode(model)
+    if known is None:
+        known = _known[model] = _try_both(model, xs)
+    return known
+
+
+def known_mode(model: nn.Module) -> str | None:
+    """:func:`window_mode` of a model that says it or has been tried out; None of another."""
     known = _known.get(model)  # first: to say that it lacks an attribute takes a module longer, at every step
     if known is not None:
         return known
     declared = getattr(model, "takes_windows", None)
-    if isinstance(declared, bool):
-        return declared
-    known = _known[model] = _try_both(model, xs)
-    return known
+    return ("windows" if declared else "steps") if isinstance(declared, bool) else None
 
 
 def prediction_copy(model: nn.Module) -> nn.Module:
@@ -68,23 +90,31 @@ def prediction_copy(model: nn.Module) -> nn.Module:
 
     Predictions with it leave the model as it is, also from several threads.
     """
-    return replica(model).eval()
+    twin = shallow_copy(model, training=False)
+    return replica(model).eval() if twin is None else _with_mode(twin, model)
 
 
 def replica(model: nn.Module) -> nn.Module:
     """A copy that shares parameters and buffers, but has a recurrent state of its own, the zero one."""
-    twin = reset(_copied(model, [*model.parameters(), *model.buffers()]))
+    twin = shallow_copy(model)
+    if twin is None:  # it has attributes that a forward pass might change, or that refer to modules
+        twin = reset(deep_copy(model, [*model.parameters(), *model.buffers()]))
+    return _with_mode(twin, model)
+
+
+def _with_mode(twin: nn.Module, model: nn.Module) -> nn.Module:
+    """The copy, of which is known what is known of the model."""
     if model in _known:
         _known[twin] = _known[model]
     return twin
 
 
-def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> bool:
+def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> str:
     devices = sorted({x.device.index or 0 for x in xs if x.is_cuda})
     # a generator of our own, and no wait for threads that have borrowed the global ones: they may wait for this one
     generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=devices), torch.no_grad():
-        trial = _copied(model).eval()
+        trial = deep_copy(model).eval()
         for t in [*trial.parameters(), *trial.buffers()]:
             if t.is_floating_point():  # so that zero heads and fresh batch statistics hide no difference
                 t.add_(0.1 * torch.rand(t.shape, generator=generator).to(t))
@@ -98,9 +128,9 @@ def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> bool:
             f"({whole_error}) nor on its steps (B, F) ({steps_error})"
         ) from steps_error
     if whole is None or steps is None:
-        return steps is None
+        return "windows" if steps is None else "steps"
     if _same(whole, steps):
-        return True
+        return "either"
     lost = bare_recurrent(model)
     cause = (
         f"its recurrent layer {lost[0]!r} sits outside Recur, so its state is lost between calls: build it as "
@@ -113,24 +143,6 @@ def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> bool:
         f"{cause}"
         "et the class attribute takes_windows = True (it is meant to see whole windows) or False (single steps)"
     )
-
-
-def _copied(model: nn.Module, shared: Sequence[Tensor] = ()) -> nn.Module:
-    """A deep copy that shares some tensors.
-
-    What a model left in its attributes, say attention weights to be looked at, may have a graph, and torch refuses to
-    copy that: such tensors come detached.
-    """
-    memo = {id(t): t for t in shared}
-    for kept in (value for m in model.modules() for value in vars(m).values()):
-        inside = kept.values() if isinstance(kept, dict) else kept if isinstance(kept, list | tuple) else (kept,)
-        memo |= {id(t): t.detach() for t in inside if isinstance(t, Tensor) and not t.is_leaf and id(t) not in memo}
-    twin = copy.deepcopy(model, memo)
-    if not shared:
-        for m in twin.modules():
-            if isinstance(m, nn.RNNBase):
-                m.flatten_parameters()  # cuDNN wants them in one piece, and warns; on the CPU it does nothing
-    return twin
 
 
 def _sample(xs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:

@@ -9,7 +9,7 @@ from fluxutils_py.training.crontab import CronTab
 from fluxutils_py.training.dataset import Dataset, InMemory, Map, Minibatch, ReadAhead, Take, as_dataset, as_minibatch
 from fluxutils_py.training.functional import autotrain, itrain, ptrain, train, ttrain
 from fluxutils_py.training.hooks import Hooks, StopTraining
-from fluxutils_py.training.inference import Prediction, Predictor, StreamState
+from fluxutils_py.training.inference import Prediction, Predictor
 from fluxutils_py.training.loop import Loop, StepInfo
 from fluxutils_py.training.losses import weighted
 from fluxutils_py.training.metrics import (
@@ -81,7 +81,6 @@ __all__ = [
     "Schedule",
     "StepInfo",
     "StopTraining",
-    "StreamState",
     "Take",
     "TaskStep",
     "TensorBatches",

@@ -219,14 +219,14 @@ def test_a_state_with_a_graph_is_loaded_without_it():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s[:-1], "got 3 state tensors, the model has 4"),
-        (lambda s: [*s, s[0]], "got 5 state tensors, the model has 4"),
-        (lambda s: [], "got 0 state tensors, the model has 4"),
-        (lambda s: [*s[:3], torch.zeros(2, 4, 3)], r"state 3, of '2', has shape \(2, 4, 3\); expected \(2, B, 2\)"),
-        (lambda s: [*s[:3], torch.zeros(1, 4, 2)], r"state 3, of '2', has shape \(1, 4, 2\); expected \(2, B, 2\)"),
-        (lambda s: [*s[:3], torch.zeros(4, 2)], r"state 3, of '2', has shape \(4, 2\); expected \(2, B, 2\)"),
+        (lambda s: s[:-1], "^state has 3 tensors, that of the model has 4$"),
+        (lambda s: [*s, s[0]], "^state has 5 tensors, that of the model has 4$"),
+        (lambda s: [], "^state has 0 tensors, that of the model has 4$"),
+        (lambda s: [*s[:3], torch.zeros(2, 4, 3)], r"^state\[3\], of '2', has shape \(2, 4, 3\); expected \(2, B, 2\)"),
+        (lambda s: [*s[:3], torch.zeros(1, 4, 2)], r"^state\[3\], of '2', has shape \(1, 4, 2\); expected \(2, B, 2\)"),
+        (lambda s: [*s[:3], torch.zeros(4, 2)], r"^state\[3\], of '2', has shape \(4, 2\); expected \(2, B, 2\)"),
         (lambda s: [*s[:2], torch.zeros(1, 3, 4), s[3]], r"'1\.1' differ in their number of series"),
-        (lambda s: [s[1], s[0], *s[2:]], r"state 0, of '0', has shape \(1, 4, 4\); expected \(1, B, 5\)"),
+        (lambda s: [s[1], s[0], *s[2:]], r"^state\[0\], of '0', has shape \(1, 4, 4\); expected \(1, B, 5\)"),
     ],
 )
 def test_states_that_do_not_fit_are_refused_and_change_nothing(change, message):
@@ -240,14 +240,14 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(change, message):
 
 def test_a_state_of_the_wrong_shape_names_a_cell_and_an_own_module():
     cell = Recur(nn.LSTMCell(F, H))
-    with pytest.raises(ShapeError, match=r"state 1, of 'Recur', has shape \(4, 3\); expected \(B, 5\)"):
+    with pytest.raises(ShapeError, match=r"^state\[1\], of 'Recur', has shape \(4, 3\); expected \(B, 5\)"):
         loadstates(cell, [torch.zeros(4, 5), torch.zeros(4, 3)])
     own = MODELS["own, a tuple of two"]()
     own(torch.randn(4, F))
     before = states(own)
     with pytest.raises(ShapeError, match="'0' differ in their number of series"):
         loadstates(own, [torch.zeros(4, 5), torch.zeros(3, 5), torch.zeros(1, 4, 2)])
-    with pytest.raises(ShapeError, match="got 2 state tensors, the model has 3"):
+    with pytest.raises(ShapeError, match="^state has 2 tensors, that of the model has 3$"):
         loadstates(own, before[:2])
     assert same(states(own), before)
 

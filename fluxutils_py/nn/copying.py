@@ -1,0 +1,109 @@
+"""Copies of a model: deep ones, and ones that share its parameters."""
+
+from __future__ import annotations
+
+import copy
+import types
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.nn.recurrent import Recur
+
+IMMUTABLE = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, type, range, torch.dtype, torch.device, torch.Size}
+    | {types.FunctionType, types.BuiltinFunctionType}
+)
+COPYING = ("__copy__", "__deepcopy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__slots__")
+SPECIAL = frozenset({*COPYING, "train", "eval"})
+INTERNAL = frozenset(nn.Module().__dict__)
+INTERNAL_RNN = INTERNAL | {"_flat_weights", "_flat_weights_names", "_flat_weight_refs", "_all_weights"}
+MEMORY = frozenset({"state", "_mark", "_marked"})  # of a Recur
+
+_plain: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def deep_copy(model: nn.Module, shared: Sequence[Tensor] = ()) -> nn.Module:
+    """A deep copy that shares some tensors.
+
+    What a model left in its attributes, say attention weights to be looked at, may have a graph, and torch refuses to
+    copy that: such tensors come detached.
+    """
+    memo = {id(t): t for t in shared}
+    for kept in (value for m in model.modules() for value in vars(m).values()):
+        inside = kept.values() if isinstance(kept, dict) else kept if isinstance(kept, list | tuple) else (kept,)
+        memo |= {id(t): t.detach() for t in inside if isinstance(t, Tensor) and not t.is_leaf and id(t) not in memo}
+    twin = copy.deepcopy(model, memo)
+    if not shared:
+        for m in twin.modules():
+            if isinstance(m, nn.RNNBase):
+                m.flatten_parameters()  # cuDNN wants them in one piece, and warns; on the CPU it does nothing
+    return twin
+
+
+def shallow_copy(model: nn.Module, training: bool | None = None) -> nn.Module | None:
+    """A copy that shares parameters and buffers and has no recurrent state, at a tenth of the price of a deep copy.
+
+    None if the two might differ: if a module has hooks, ways of its own to be copied or to change its mode, or
+    attributes other than numbers, texts, functions, and lists, tuples, sets and dicts of such. ``training`` is the mode
+    of the copy; None leaves it.
+    """
+    return _shallow(model, training, {})
+
+
+def _shallow(module: nn.Module, training: bool | None, made: dict[int, nn.Module]) -> nn.Module | None:
+    found = made.get(id(module))  # a module that stands in several places
+    if found is not None:
+        return found
+    if not _copies_plainly(type(module)):
+        return None
+    internal = INTERNAL_RNN if isinstance(module, nn.RNNBase) else INTERNAL
+    content: dict[str, Any] = {}
+    for name, value in module.__dict__.items():
+        if name in internal:
+            if value and name.endswith("_hooks"):
+                return None
+            content[name] = value.copy() if isinstance(value, dict | list | set) else value
+        elif type(value) in IMMUTABLE or (isinstance(module, Recur) and name in MEMORY):
+            content[name] = value
+        elif (copied := _collection(value)) is not None:
+            content[name] = copied
+        else:
+            return None
+    twin = made[id(module)] = object.__new__(type(module))
+    for name, child in module._modules.items():
+        if child is not None:
+            copied = _shallow(child, training, made)
+            if copied is None:
+                return None
+            content["_modules"][name] = copied
+    if training is not None:
+        content["training"] = training
+    twin.__dict__.update(content)
+    if isinstance(twin, Recur):
+        twin.reset()
+    return twin
+
+
+def _collection(value: Any) -> Any:
+    """A copy of a collection of immutable values or such collections; None of anything else."""
+    if type(value) is dict:
+        items = _collection(list(value.items()))
+        return None if items is None else dict(items)
+    if type(value) not in (list, tuple, set, frozenset):
+        return None
+    copied = [v if type(v) in IMMUTABLE else _collection(v) for v in value]
+    same = all(v is not None or given is None for v, given in zip(copied, value, strict=True))
+    return type(value)(copied) if same else None
+
+
+def _copies_plainly(kind: type) -> bool:
+    """Whether copies of a class's modules are copies of their attributes."""
+    known = _plain.get(kind)
+    if known is None:
+        own = [c for c in kind.__mro__ if c not in (object, nn.Module, Recur, nn.RNNBase)]
+        known = _plain[kind] = all(SPECIAL.isdisjoint(vars(c)) for c in own)
+    return known

@@ -1,0 +1,191 @@
+"""A model at work on some series, with a state of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.nn.recurrent import Recur, map_state
+from fluxutils_py.nn.states import assign_state, batch_dims, match_states, read_states, recurs, reset, states
+from fluxutils_py.nn.windows import known_mode, prediction_copy, run_window, window_mode
+
+
+class InferenceSession:
+    """Run a model over one window after another, down to single steps, without a trace on the model.
+
+    What the next outputs depend on is the session's state: the recurrent states of the model. A model without recurrent
+    state that must see windows (see :func:`needs_context`) is shown its last ``overlap`` inputs again with each window;
+    these are its state then.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Left as it is: a copy in evaluation mode that shares its parameters does the work.
+    sample : callable
+        Returns some of the inputs, a sequence of Tensor (S, B, F), for a model that is yet to be tried out.
+    overlap : int
+
+    Attributes
+    ----------
+    mode : "steps", "windows" or "either"
+        See :func:`window_mode`.
+    needs_context : bool
+    """
+
+    def __init__(self, model: nn.Module, sample: Callable[[], Sequence[Tensor]], overlap: int = 0) -> None:
+        self.mode = known_mode(model) or window_mode(model, sample())
+        self.model, self.overlap = prediction_copy(model), overlap
+        self._layers = recurs(self.model)
+        self.needs_context = self.mode == "windows" and not self._layers
+        if any(layer.form is None and layer.empty_state() is None for layer in self._layers):
+            with torch.no_grad():  # only a run tells what the state of such a module looks like
+                run_window(self.model, tuple(torch.nan_to_num(x[:1]) for x in sample()))
+            reset(self.model)
+        self._empty = tuple(x.new_empty(0, 0, x.shape[2]) for x in sample()) if self.needs_context else ()
+        self._context: tuple[Tensor, ...] = ()  # the last inputs, (k, B, F)
+        self._ages: Tensor | None = None  # of each series, how many of them there are; None: all k
+
+    def run(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The outputs (S, B, G) for the next window (S, B, F); the state moves on."""
+        if not (self.needs_context and self.overlap):
+            return self._outputs(xs)
+        n_steps = xs[0].shape[0]
+        if self._context:
+            xs = tuple(torch.cat(both) for both in zip(self._context, xs, strict=True))
+        self._context = tuple(x[-self.overlap :] for x in xs)
+        if self._ages is None:
+            return tuple(o[-n_steps:] for o in self._outputs(xs))
+        outs: list[Tensor] = []
+        for age in self._ages.unique().tolist():  # series that have seen as many steps are computed together
+            series = (self._ages == age).nonzero()[:, 0]
+            part = self._outputs(tuple(x[-age - n_steps :, series] for x in xs))
+            outs = outs or [o.new_empty(n_steps, xs[0].shape[1], o.shape[2]) for o in part]
+            for out, o in zip(outs, part, strict=True):
+                out[:, series] = o[-n_steps:]
+        kept = self._context[0].shape[0]
+        self._ages = (self._ages + n_steps).clamp(max=kept)
+        if int(self._ages.min()) == kept:
+            self._ages = None
+        return tuple(outs)
+
+    def _outputs(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        out = run_window(self.model, xs)
+        outs = (out,) if isinstance(out, Tensor) else out
+        for o in outs:
+            if o.dim() != 3:
+                raise ShapeError(
+                    f"the model gives outputs of shape {tuple(o.shape)} for a window; expected (S, B, G): "
+                    "end it with an output axis, as nn.Linear(..., 1) has"
+                )
+        return outs
+
+    # -- the state -----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What the next outputs depend on, copied: as :func:`states`, or the last inputs (k, B, F) of each input.
+
+        Inputs that a series has not seen, where others have seen more, are NaN.
+        """
+        if not self.needs_context:
+            return states(self.model)
+        kept = [x.clone() for x in self._context or self._empty]
+        if self._ages is not None:
+            k = kept[0].shape[0]
+            unseen = torch.arange(k, device=kept[0].device)[:, None] < k - self._ages  # (k, B)
+            for x in kept:
+                if not x.is_floating_point():
+                    raise DataError(
+                        "some series have seen fewer inputs than others, and integer inputs have no NaN to say so in "
+                        "the state; go on until all have seen as many as overlap"
+                    )
+                x[unseen] = torch.nan
+        return kept
+
+    @property
+    def batch_dims(self) -> list[int]:
+        """For each tensor of the state, which of its axes is the series."""
+        return [1] * len(self._empty) if self.needs_context else batch_dims(self.model)
+
+    def load(self, state: Any, n_series: int, series: slice | None = None) -> None:
+        """Go on from a state of ``n_series`` series, or from some of them; None is the zero state.
+
+        Raises
+        ------
+        ShapeError, DataError
+            Naming the state, if it is not one of this model for so many series. Nothing is changed.
+        """
+        if state is None:
+            for layer in self._layers:
+                layer.reset()
+            self._context, self._ages = (), None
+            return
+        matched: list[tuple[Recur | None, list[Tensor]]]
+        matched = [(None, self._check_context(state))] if self.needs_context else [*match_states(self._layers, state, self.model)]
+        i = 0
+        for layer, part in matched:
+            where = (slice(None),) * (1 if layer is None else layer.batch_dim) + (series or slice(None),)
+            for j, t in enumerate(part):
+                n = t.shape[len(where) - 1]
+                if n not in (0, n_series):
+                    raise ShapeError(f"state[{i + j}] is of {n} series, the input has {n_series}")
+                part[j] = t[where]
+            i += len(part)
+        for layer, part in matched:
+            if layer is None:
+                self._load_context(part)
+            else:
+                assign_state(layer, part)
+
+    def reset(self, series: Tensor) -> None:
+        """Start some series anew, given as indices (n,).
+
+        Raises
+        ------
+        DataError
+            If a module of the user's own does not say what its zero state is.
+        """
+        for r in self._layers:
+            if r.state is not None and r.empty_state() is None:
+                raise DataError(
+                    f"the zero state of {type(r.module).__name__} is not known, so that single series cannot start "
+                    "anew: give it a method empty_state() if zeros are its first state, or reset() all"
+                )
+        for r in self._layers:
+            if r.state is not None:
+                dim = r.batch_dim
+                r.state = map_state(lambda t, d=dim: t.detach().index_fill(d, series, 0), r.state)
+        if self._context:
+            kept, n_series = self._context[0].shape[:2]
+            if self._ages is None:
+                self._ages = series.new_full((n_series,), kept)
+            self._ages = self._ages.index_fill(0, series, 0)
+
+    def _check_context(self, state: Any) -> list[Tensor]:
+        tensors = read_states(state)
+        if len(tensors) != len(self._empty):
+            raise ShapeError(
+                f"state has {len(tensors)} tensor{'s' * (len(tensors) != 1)}, that of the model has {len(self._empty)}: "
+                "the last inputs (k, N, F), of each input"
+            )
+        for i, (t, e) in enumerate(zip(tensors, self._empty, strict=True)):
+            if t.dim() != 3 or t.shape[2] != e.shape[2] or t.shape[:2] != tensors[0].shape[:2]:
+                raise ShapeError(f"state[{i}] has shape {tuple(t.shape)}; expected (k, N, {e.shape[2]}), earlier inputs")
+            if e.is_floating_point() != t.is_floating_point():
+                kind = "floating-point numbers" if e.is_floating_point() else "integers"
+                raise DataError(f"state[{i}] has dtype {t.dtype}; expected {kind}")
+        return tensors
+
+    def _load_context(self, tensors: list[Tensor]) -> None:
+        self._context, self._ages = (), None
+        if self.overlap and tensors[0].shape[0] and tensors[0].shape[1]:
+            pairs = zip(tensors, self._empty, strict=True)
+            given = [t[-self.overlap :].to(e.device, e.dtype, copy=True) for t, e in pairs]
+            unseen = torch.stack([t.isnan().any(-1) for t in given]).any(0)  # (k, B)
+            self._context = tuple(torch.nan_to_num(t) for t in given)
+            if unseen.any():
+                self._ages = given[0].shape[0] - unseen.sum(0)
