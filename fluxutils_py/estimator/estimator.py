@@ -262,12 +262,14 @@ class Estimator(ReadableTables, BaseEstimator):
         out : array of shape (G, N, T), or a tuple of such, optional
             Where to write: a NumPy array, a memory map, an h5py dataset, or anything that takes slices. Of several
             ranks each gets the whole in its own array; but into one map of the same file each writes its own series.
-        state : StreamState or list of Tensor, optional
-            Where to go on: what an earlier call with ``return_state=True`` returned, for the same series in the same
-            order. None: from zero.
+        state : list of Tensor, optional
+            Where to go on: what an earlier call with ``return_state=True`` or :func:`fluxutils_py.states` returned, for
+            the same series in the same order. Copies and NumPy arrays will do. None: from zero.
         return_state : bool
-            Whether to return the state at the end as well. Chunks of time, each given the last one's state, give what
-            one call gives, to the last bit.
+            Whether to return the state as well: a plain list of tensors, equal to :func:`fluxutils_py.states` of the
+            model after each series' own last step. Chunks of time, each given the last one's state, give what one
+            call gives, to rounding. The state of a model without recurrent layers that takes windows is its last
+            ``overlap`` inputs, (k, N, F) of each input.
         lengths : array of int, shape (N,), optional
             Lengths of the series; predictions past them are NaN.
 

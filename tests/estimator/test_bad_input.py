@@ -792,26 +792,29 @@ def state_of(n_series, n_features=2, hidden=4):
     Case("out an empty tuple", ShapeError, "out has 0 arrays, the model gives 1 outputs", given(x=X, out=())),
     Case("one of a tuple", ShapeError, "out[1] must be an array", lambda: {"x": X, "out": (np.zeros((1, N, T)), "b")}),
     # state
-    Case("state a dict", ShapeError, ("state must be what predict(..., return_state=True) returned", "dict"),
-         given(x=X, state={})),
-    Case("state a tensor", ShapeError, "state must be what predict(..., return_state=True) returned",
-         lambda: {"x": X, "state": torch.zeros(1, N, 4)}),
-    Case("state empty", ShapeError, "got 0 state tensors, the model has 2", given(x=X, state=[])),
-    Case("state of one", ShapeError, "got 1 state tensors, the model has 2",
+    *(
+        Case(f"state {name}", DataError, ("state must be a list of tensors", "return_state=True", name),
+             lambda value=value: {"x": X, "state": value})
+        for name, value in {"dict": {}, "Tensor": torch.zeros(1, N, 4), "str": "ab", "int": 3,
+                            "ndarray": np.zeros((2, 1, N, 4))}.items()
+    ),
+    *(
+        Case(f"state of {name}", DataError, ("state[1] must be a tensor or an array of numbers", name),
+             lambda value=value: {"x": X, "state": [torch.zeros(1, N, 4), value]})
+        for name, value in {"NoneType": None, "str": "ab", "int": 3, "list": [0.0],
+                            "object": np.full((1, N, 4), None), "<U1": np.full((1, N, 4), "a")}.items()
+    ),
+    Case("state of integers", DataError, "state[1], of 'rnn', has dtype torch.int64; expected floating-point numbers",
+         lambda: {"x": X, "state": [torch.zeros(1, N, 4), np.zeros((1, N, 4), int)]}),
+    Case("state empty", ShapeError, "state has 0 tensors, that of the model has 2", given(x=X, state=[])),
+    Case("state of one", ShapeError, "state has 1 tensor, that of the model has 2",
          lambda: {"x": X, "state": [torch.zeros(1, N, 4)]}),
-    Case("state of three", ShapeError, "got 3 state tensors, the model has 2",
+    Case("state of three", ShapeError, "state has 3 tensors, that of the model has 2",
          lambda: {"x": X, "state": [torch.zeros(1, N, 4)] * 3}),
-    Case("state of other units", ShapeError, ("state 0, of 'rnn', has shape (1, 5, 6)", "expected (1, B, 4)"),
-         lambda: {"x": X, "state": [torch.zeros(1, N, 6)] * 2}),
-    Case("state of other series", ShapeError, "state is of 4 series, the input has 5",
-         lambda: {"x": X, "state": [torch.zeros(1, 4, 4)] * 2}),
-    Case("stream of other series", ShapeError, "state is of 4 series, the input has 5",
-         lambda: {"x": X, "state": state_of(4)}),
-    # no block is full yet: its state is that of no series
-    Case("stream of other units", ShapeError, ("state 0, of 'rnn', has shape (1, 0, 3)", "expected (1, B, 4)"),
+    Case("state of other units", ShapeError, "state[0], of 'rnn', has shape (1, 5, 3); expected (1, B, 4)",
          lambda: {"x": X, "state": state_of(N, 2, 3)}),
-    Case("stream of other features", ShapeError, "state holds steps of inputs of [3] features, the inputs have [2]",
-         lambda: {"x": X, "state": state_of(N, 3)}),
+    Case("state of other series", ShapeError, "state[0] is of 4 series, the input has 5",
+         lambda: {"x": X, "state": state_of(4)}),
 )  # fmt: skip
 def test_predict(case, est):
     arguments = case.arguments()

@@ -62,7 +62,7 @@ def test_ready_made_estimators_learn_save_and_predict_in_parts(cell, tmp_path):
     assert np.array_equal(loaded.predict(X), whole)
     first, state = loaded.predict(X[:, :, :17], return_state=True)
     rest = loaded.predict(X[:, :, 17:], state=state)
-    assert np.array_equal(np.concatenate([first, rest], 2), whole)
+    assert np.abs(np.concatenate([first, rest], 2) - whole).max() < 2e-6
     est.partial_fit(X, Y)
     loaded.partial_fit(X, Y)
     assert np.array_equal(est.predict(X), loaded.predict(X))

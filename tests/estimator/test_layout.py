@@ -266,19 +266,19 @@ def test_a_state_goes_on_over_views(view):
     first, state = est.predict(view(a), return_state=True)
     second, end = est.predict(view(b), state=state, return_state=True)
     whole, wanted = est.predict(X, return_state=True)
-    assert np.array_equal(first, rows(view.__name__, whole[:, :, :6]))
-    assert np.array_equal(second, rows(view.__name__, whole[:, :, 6:]))
-    assert all(torch.equal(u, v) for u, v in zip(end, wanted, strict=True))
+    np.testing.assert_allclose(first, rows(view.__name__, whole[:, :, :6]), rtol=0, atol=2e-6)
+    np.testing.assert_allclose(second, rows(view.__name__, whole[:, :, 6:]), rtol=0, atol=2e-6)
+    assert all(torch.allclose(u, v, rtol=0, atol=2e-6) for u, v in zip(end, wanted, strict=True))
 
 
 def test_a_state_takes_the_place_of_the_context():
     est = make().fit(X, Y)
     state = est.predict(X[:, :, :6], return_state=True)[1]
     found = est.predict(timesteps(X, 3)[6:], state=state)
-    assert np.array_equal(found, rows("timesteps", est.predict(X)[:, :, 6:]))
+    np.testing.assert_allclose(found, rows("timesteps", est.predict(X)[:, :, 6:]), rtol=0, atol=2e-6)
     end = est.predict(timesteps(X, 3)[np.array([0, 1, 7, 8])], return_state=True)[1]
     wanted = est.predict(X[:, :, 4:9], return_state=True)[1]
-    assert all(torch.equal(u, v) for u, v in zip(end, wanted, strict=True))
+    assert all(torch.allclose(u, v, rtol=0, atol=2e-6) for u, v in zip(end, wanted, strict=True))
     with pytest.raises(ValueError, match=(
         r"^state is where one stretch of time goes on, but the steps of x have 1 gaps; predict each stretch by itself$"
     )):  # fmt: skip

@@ -1,7 +1,8 @@
 """Law 3: predict is pure, and does not depend on how the work is divided."""
 
+import copy
+import pickle
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar
 
 import h5py
 import numpy as np
@@ -9,12 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py import Estimator, Spec, net2vec, states
-from fluxutils_py.nn import GRU, LSTM, RNN
+from fluxutils_py import Estimator, Spec, loadstates, net2vec, reset, states
+from fluxutils_py.nn import GRU, LSTM, RNN, Recur
+from fluxutils_py.training import inference
 
-from .conftest import B, N, S, T, make_task
+from .conftest import B, N, S, T, difference, make_task
 
 GROUPINGS = {"float32": 1e-6, "float64": 1e-12}
+CHUNKS = {"float32": 2e-6, "float64": 1e-12}
 
 
 def fitted(dtype="float64", model=None, n_steps=T, **spec):
@@ -35,44 +38,127 @@ def test_equals_the_torch_layer_run_whole(dtype, layer):
     assert np.abs(predicted - expected).max() < GROUPINGS[dtype]
 
 
+def in_chunks(est, x, cuts, state=None, **arguments):
+    """Predictions for chunks of time, each going on from the one before, and the state at the end."""
+    parts, n_steps = [], x.shape[2]
+    for start, stop in zip([0, *cuts], [*cuts, n_steps], strict=True):
+        part, state = est.predict(x[:, :, start:stop], state=state, return_state=True, **arguments)
+        parts.append(part)
+    return np.concatenate(parts, 2), state
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layer", [LSTM, GRU, RNN])
 @pytest.mark.parametrize("cuts", [[1], [7, 8, 30], [16, 32], list(range(1, 200))], ids=["1", "7-8-30", "16-32", "each"])
-def test_chunks_of_time_agree_to_the_last_bit(dtype, layer, cuts):
+def test_chunks_of_time_equal_the_whole(dtype, layer, cuts):
     est, x = fitted(dtype, nn.Sequential(layer(3, 7), nn.Linear(7, 2)), n_steps=200)
-    whole, state, parts = est.predict(x), None, []
-    for start, stop in zip([0, *cuts], [*cuts, 200], strict=True):
-        part, state = est.predict(x[:, :, start:stop], state=state, return_state=True)
-        parts.append(part)
-    assert np.array_equal(np.concatenate(parts, 2), whole)
-    assert np.array_equal(est.predict(x[:, :, :77]), whole[:, :, :77])
+    found, _ = in_chunks(est, x, cuts)
+    assert np.abs(found - est.predict(x)).max() < CHUNKS[dtype]
 
 
-class Noting(nn.Linear):
-    """Notes the step at which each window that it is given begins, and how many steps that has."""
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("cuts", [[], [1], [7, 8, 30]])
+def test_the_state_is_the_models_own_after_the_last_step(dtype, cuts):
+    est, x = fitted(dtype, nn.Sequential(LSTM(3, 7, num_layers=2), GRU(7, 5), nn.Linear(5, 2)))
+    _, state = in_chunks(est, x, cuts)
+    est.model_(torch.tensor(x.transpose(2, 1, 0).copy()))
+    expected = states(est)
+    assert type(state) is list
+    assert [(t.shape, t.dtype) for t in state] == [(t.shape, t.dtype) for t in expected]
+    for found, wanted in zip(state, expected, strict=True):
+        assert difference(found, wanted) < CHUNKS[dtype]
 
-    seen: ClassVar[list[tuple[int, int]]] = []
 
-    def forward(self, x):
-        self.seen.append((round(float(x.detach().flatten()[0])), len(x)))
-        return super().forward(x)
+def saved(state, path):
+    torch.save(state, path)
+    return torch.load(path, weights_only=True)
 
 
-@pytest.mark.parametrize("sizes", [[1] * 300, [7, 1, 22, 270], [16, 32, 252], [130, 170]])
-def test_chunks_of_time_are_computed_in_the_blocks_of_the_whole(sizes):
-    steps = np.broadcast_to(np.arange(300.0), (3, 5, 300))  # many blocks round alike, so that numbers would not tell
-    est = Estimator(Noting(3, 1), None, None, Spec(epochs=1, batchsize=B, seqsize=S)).fit(steps, steps[:1])
-    est.predict(steps[:, :, :1])
-    Noting.seen.clear()
-    est.predict(steps)
-    whole, state = dict(Noting.seen), None
-    assert list(whole) == [0, *np.cumsum(list(whole.values()))[:-1]]
-    assert sum(whole.values()) < 1.5 * 300
-    Noting.seen.clear()
-    for stop, size in zip(np.cumsum(sizes), sizes, strict=True):
-        _, state = est.predict(steps[:, :, stop - size : stop], state=state, return_state=True)
-    assert dict(Noting.seen) == whole
-    assert all(whole[start] == size for start, size in Noting.seen)
+COPIES = {
+    "list": lambda s, _: list(s),
+    "slice": lambda s, _: s[:],
+    "tuple": lambda s, _: tuple(s),
+    "clones": lambda s, _: [t.clone() for t in s],
+    "deep copy": lambda s, _: copy.deepcopy(s),
+    "pickle": lambda s, _: pickle.loads(pickle.dumps(s)),
+    "torch.save": lambda s, path: saved(s, path / "state.pt"),
+    "arrays": lambda s, _: [t.numpy() for t in s],
+    "read-only arrays": lambda s, _: [np.frombuffer(t.numpy().tobytes()).reshape(t.shape) for t in s],
+    "joined parts": lambda s, _: [torch.cat([t[:, :5], t[:, 5:]], 1) for t in s],
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_every_copy_of_the_state_goes_on(kind, tmp_path):
+    est, x = fitted()
+    whole = est.predict(x)
+    for cut in (13, 16):
+        _, state = est.predict(x[:, :, :cut], return_state=True)
+        again = est.predict(x[:, :, cut:], state=COPIES[kind](state, tmp_path))
+        assert np.abs(again - whole[:, :, cut:]).max() < 1e-12
+
+
+def test_the_state_goes_into_the_model_and_comes_from_it():
+    est, x = fitted()
+    whole, xs = est.predict(x), torch.tensor(x.transpose(2, 1, 0).copy())
+    _, state = est.predict(x[:, :, :13], return_state=True)
+    with torch.no_grad():
+        found = loadstates(est, state).model_(xs[13:]).numpy().transpose(2, 1, 0)
+    assert np.abs(found - whole[:, :, 13:]).max() < 1e-12
+    reset(est).model_(xs[:29])
+    assert np.abs(est.predict(x[:, :, 29:], state=states(est)) - whole[:, :, 29:]).max() < 1e-12
+    assert np.array_equal(est.predict(x, state=states(reset(est))), whole)  # a fresh state is that of no series
+
+
+def test_a_state_of_some_series_goes_on_for_them():
+    est, x = fitted()
+    _, state = est.predict(x[:, :, :13], return_state=True)
+    some = np.array([30, 2, 17])
+    found = est.predict(x[:, some, 13:], state=[t[:, some] for t in state])
+    assert np.abs(found - est.predict(x)[:, some, 13:]).max() < 1e-12
+
+
+@pytest.mark.parametrize("memory", [1, 1 << 13, 1 << 30])
+def test_the_state_of_a_series_is_that_after_its_own_last_step(memory, monkeypatch):
+    monkeypatch.setattr(inference, "MEMORY", memory)
+    est, x = fitted()
+    lengths = np.random.default_rng(3).integers(1, T + 1, N)
+    predicted, state = est.predict(x, lengths=lengths, return_state=True)
+    for n, length in enumerate(lengths):
+        one, end = est.predict(x[:, n : n + 1, :length], return_state=True)
+        assert np.abs(predicted[:, n : n + 1, :length] - one).max() < 1e-12
+        assert all(difference(t[:, n : n + 1], e) < 1e-12 for t, e in zip(state, end, strict=True))
+
+
+class Own(nn.Module):
+    """A recurrent module whose first state is its first input, and counts its steps in integers."""
+
+    def forward(self, x, state):
+        mean, n = (x, torch.zeros(len(x), 1, dtype=torch.int64)) if state is None else state
+        mean = mean + (x - mean) / (n + 1)
+        return mean, (mean, n + 1)
+
+
+def test_modules_of_ones_own_go_on_from_a_state():
+    est, x = fitted(model=nn.Sequential(Recur(Own()), LSTM(3, 4), Recur(Own()), nn.Linear(4, 2)))
+    found, state = in_chunks(est, x, [1, 13])
+    assert np.abs(found - est.predict(x)).max() < 1e-12
+    assert [t.dtype.is_floating_point for t in state] == [True, False, True, True, True, False]
+    assert {int(n) for n in state[1]} == {T}
+    again = copy.deepcopy(est)
+    again.model_ = nn.Sequential(Recur(Own()), copy.deepcopy(est.model_[1]), Recur(Own()), est.model_[3])  # never ran
+    assert np.array_equal(again.predict(x, state=state), est.predict(x, state=state))
+
+
+@pytest.mark.parametrize("memory", [1, 1 << 12, 1 << 14])
+def test_the_memory_for_windows_does_not_matter(memory, monkeypatch):
+    est, x = fitted()
+    whole, end = est.predict(x, return_state=True)
+    monkeypatch.setattr(inference, "MEMORY", memory)
+    monkeypatch.setattr(inference, "STEPS", 7)
+    found, state = est.predict(x, return_state=True)
+    assert np.abs(found - whole).max() < 1e-12
+    assert all(difference(t, e) < 1e-12 for t, e in zip(state, end, strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -101,13 +187,6 @@ def test_few_series_are_not_folded():
     assert np.abs(est.predict(x[:, :3]) - whole[:, :3]).max() < 1e-12
 
 
-def test_streaming_from_the_states_of_a_model():
-    est, x = fitted()
-    _, state = est.predict(x[:, :, :16], return_state=True)  # 16 is a block boundary: nothing is pending
-    again = est.predict(x[:, :, 16:], state=list(state))
-    assert np.abs(again - est.predict(x)[:, :, 16:]).max() < 1e-12
-
-
 def test_models_without_state_or_with_steps_only():
     class PerStep(nn.Module):
         def __init__(self):
@@ -120,9 +199,7 @@ def test_models_without_state_or_with_steps_only():
 
     for model in (PerStep(), nn.Linear(3, 2)):
         est, x = fitted(model=model)
-        first, state = est.predict(x[:, :, :13], return_state=True)
-        second = est.predict(x[:, :, 13:], state=state)
-        assert np.array_equal(np.concatenate([first, second], 2), est.predict(x))
+        assert np.abs(in_chunks(est, x, [13])[0] - est.predict(x)).max() < 1e-12
 
 
 def test_the_model_is_left_as_it_was():
