@@ -9,8 +9,8 @@ from fluxutils_py.nn.ops import batched_gemm, batched_gemm_, bmm, contract
 from fluxutils_py.nn.parameters import gradinfo, module_of, namedparams, namedweights, notrack, weights
 from fluxutils_py.nn.randomness import seeded
 from fluxutils_py.nn.recurrent import GRU, LSTM, RNN, Recur, bare_recurrent, wrap_recurrent
-from fluxutils_py.nn.stacks import FLSTM, HFGRU, MGU, SGRU, SMGU
 from fluxutils_py.nn.session import InferenceSession
+from fluxutils_py.nn.stacks import FLSTM, HFGRU, MGU, SGRU, SMGU
 from fluxutils_py.nn.states import (
     batch_dims,
     evaluating,
@@ -41,8 +41,8 @@ __all__ = [
     "DenseReLU",
     "FLSTMCell",
     "GaussianNoise",
-    "InferenceSession",
     "HFGRUCell",
+    "InferenceSession",
     "MGUCell",
     "RNNStack",
     "Recur",

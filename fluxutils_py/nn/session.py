@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.nn.recurrent import Recur, map_state
+from fluxutils_py.nn.recurrent import map_state
 from fluxutils_py.nn.states import assign_state, batch_dims, match_states, read_states, recurs, reset, states
 from fluxutils_py.nn.windows import known_mode, prediction_copy, run_window, window_mode
 
@@ -124,22 +125,24 @@ class InferenceSession:
                 layer.reset()
             self._context, self._ages = (), None
             return
-        matched: list[tuple[Recur | None, list[Tensor]]]
-        matched = [(None, self._check_context(state))] if self.needs_context else [*match_states(self._layers, state, self.model)]
-        i = 0
+        if self.needs_context:
+            self._load_context(self._some(self._check_context(state), [1] * len(self._empty), n_series, series))
+            return
+        matched = match_states(self._layers, state, self.model)
+        dims = [layer.batch_dim for layer, part in matched for _ in part]
+        tensors = iter(self._some([t for _, part in matched for t in part], dims, n_series, series))
         for layer, part in matched:
-            where = (slice(None),) * (1 if layer is None else layer.batch_dim) + (series or slice(None),)
-            for j, t in enumerate(part):
-                n = t.shape[len(where) - 1]
-                if n not in (0, n_series):
-                    raise ShapeError(f"state[{i + j}] is of {n} series, the input has {n_series}")
-                part[j] = t[where]
-            i += len(part)
-        for layer, part in matched:
-            if layer is None:
-                self._load_context(part)
-            else:
-                assign_state(layer, part)
+            assign_state(layer, [next(tensors) for _ in part])
+
+    @staticmethod
+    def _some(tensors: list[Tensor], dims: list[int], n_series: int, series: slice | None) -> list[Tensor]:
+        """The state of some series, as views."""
+        for i, (t, d) in enumerate(zip(tensors, dims, strict=True)):
+            if t.shape[d] not in (0, n_series):
+                raise ShapeError(f"state[{i}] is of {t.shape[d]} series, the input has {n_series}")
+        if series is None:
+            return tensors
+        return [t[(slice(None),) * d + (series,)] for t, d in zip(tensors, dims, strict=True)]
 
     def reset(self, series: Tensor) -> None:
         """Start some series anew, given as indices (n,).
@@ -157,8 +160,7 @@ class InferenceSession:
                 )
         for r in self._layers:
             if r.state is not None:
-                dim = r.batch_dim
-                r.state = map_state(lambda t, d=dim: t.detach().index_fill(d, series, 0), r.state)
+                r.state = map_state(partial(Tensor.index_fill, dim=r.batch_dim, index=series, value=0), r.state)
         if self._context:
             kept, n_series = self._context[0].shape[:2]
             if self._ages is None:
@@ -167,14 +169,17 @@ class InferenceSession:
 
     def _check_context(self, state: Any) -> list[Tensor]:
         tensors = read_states(state)
-        if len(tensors) != len(self._empty):
+        given, wanted = len(tensors), len(self._empty)
+        if given != wanted:
             raise ShapeError(
-                f"state has {len(tensors)} tensor{'s' * (len(tensors) != 1)}, that of the model has {len(self._empty)}: "
-                "the last inputs (k, N, F), of each input"
+                f"state has {given} tensor{'s' * (given != 1)}, that of the model has {wanted}: the last inputs "
+                "(k, N, F), of each input"
             )
         for i, (t, e) in enumerate(zip(tensors, self._empty, strict=True)):
             if t.dim() != 3 or t.shape[2] != e.shape[2] or t.shape[:2] != tensors[0].shape[:2]:
-                raise ShapeError(f"state[{i}] has shape {tuple(t.shape)}; expected (k, N, {e.shape[2]}), earlier inputs")
+                raise ShapeError(
+                    f"state[{i}] has shape {tuple(t.shape)}; expected (k, N, {e.shape[2]}), earlier inputs"
+                )
             if e.is_floating_point() != t.is_floating_point():
                 kind = "floating-point numbers" if e.is_floating_point() else "integers"
                 raise DataError(f"state[{i}] has dtype {t.dtype}; expected {kind}")

@@ -140,7 +140,7 @@ def read_states(s: Any) -> list[Tensor]:
 def _read(value: Any, i: int) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
-    dtype = getattr(value, "dtype", None)
+    dtype: Any = getattr(value, "dtype", None)
     if getattr(dtype, "kind", "O") not in "fiub":  # NumPy's: no objects, no text
         of = "" if dtype is None else f" of dtype {dtype}"
         raise DataError(f"state[{i}] must be a tensor or an array of numbers, got {type(value).__name__}{of}")
@@ -239,18 +239,16 @@ def _copied(t: Tensor, like: Tensor | None) -> Tensor:
 
 
 def _check(r: Recur, expected: tuple[Tensor, ...] | None, part: list[Tensor], at: int, m: Any) -> None:
-    if expected is not None:
-        for i, (got, want) in enumerate(zip(part, expected, strict=True), at):
-            shape = list(want.shape)
-            if got.ndim == want.ndim:
-                shape[r.batch_dim] = got.shape[r.batch_dim]  # any batch size
-            if list(got.shape) != shape:
-                wanted = tuple("B" if d == r.batch_dim else n for d, n in enumerate(want.shape))
-                raise ShapeError(
-                    f"state[{i}], of {_name(r, m)!r}, has shape {tuple(got.shape)}; expected ({', '.join(map(str, wanted))})"
-                )
-            if want.is_floating_point() and not got.is_floating_point():
-                raise DataError(f"state[{i}], of {_name(r, m)!r}, has dtype {got.dtype}; expected floating-point numbers")
+    for i, (got, want) in enumerate(zip(part, part if expected is None else expected, strict=True)):
+        shape = list(want.shape)
+        if got.ndim == want.ndim > r.batch_dim:
+            shape[r.batch_dim] = got.shape[r.batch_dim]  # any batch size
+        if list(got.shape) != shape:
+            wanted = ", ".join("B" if d == r.batch_dim else str(n) for d, n in enumerate(want.shape))
+            raise ShapeError(f"state[{at + i}], of {_name(r, m)!r}, has shape {tuple(got.shape)}; expected ({wanted})")
+        if want.is_floating_point() > got.is_floating_point():
+            kind = f"has dtype {got.dtype}; expected floating-point numbers"
+            raise DataError(f"state[{at + i}], of {_name(r, m)!r}, {kind}")
     if any(t.ndim <= r.batch_dim for t in part) or len({t.shape[r.batch_dim] for t in part}) > 1:
         shapes = [tuple(t.shape) for t in part]
         raise ShapeError(f"state: the tensors of {_name(r, m)!r} differ in their number of series: {shapes}")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.data import Rows, SequenceWindows
+from fluxutils_py.data import SequenceWindows
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import InferenceSession
 from fluxutils_py.parallel import Sync
@@ -92,7 +92,7 @@ class Predictor:
             self.session.load(self._before, self.n_series, series)
         self._used = True
         rows = self.windows.rows[series]
-        ends = []
+        ends: list[int] = []
         if self.keeps_state:
             ends = [rows.longest] if rows.shortest == rows.longest else np.unique(rows.length).tolist()
         kept: list[Tensor] = []
@@ -150,7 +150,7 @@ class Predictor:
         lengths = self.windows.rows.length
         if any(x.kind == "int" for x in self.windows.x) and lengths.min() < min(self.windows.overlap, lengths.max()):
             raise ShapeError(
-                f"return_state with integer inputs and a model without recurrent state needs series of equal length, or "
+                "return_state with integer inputs and a model without recurrent state needs series of equal length, or "
                 f"of at least overlap={self.windows.overlap} steps; the shortest has {lengths.min()}"
             )
 

@@ -247,7 +247,7 @@ def test_a_state_of_the_wrong_shape_names_a_cell_and_an_own_module():
     before = states(own)
     with pytest.raises(ShapeError, match="'0' differ in their number of series"):
         loadstates(own, [torch.zeros(4, 5), torch.zeros(3, 5), torch.zeros(1, 4, 2)])
-    with pytest.raises(ShapeError, match="^state has 2 tensors, that of the model has 3$"):
+    with pytest.raises(ShapeError, match=r"^state has 2 tensors, that of the model has 3$"):
         loadstates(own, before[:2])
     assert same(states(own), before)
 
