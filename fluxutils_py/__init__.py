@@ -21,6 +21,7 @@ from fluxutils_py.estimator import (
     SequenceScaler,
     Spec,
     WinsorScaler,
+    flatten_steps,
     pooled_scorer,
 )
 from fluxutils_py.nn import (
@@ -51,6 +52,7 @@ __all__ = [
     "Spec",
     "WinsorScaler",
     "bmm",
+    "flatten_steps",
     "h5concat",
     "h5create",
     "h5mmap",

@@ -199,8 +199,7 @@ def three_axes(array: Any, name: str) -> Any:
         raise DataError(f"{name} is in an HDF5 file that was closed; keep that file open, or take h5mmap(path, name)")
     if not hasattr(array, "shape") or not hasattr(array, "__getitem__"):
         array = _from_lists(array, name)
-    if isinstance(array, np.ma.MaskedArray):
-        raise DataError(f"{name} is a masked array, whose mask would be lost; use {name}.filled(np.nan)")
+    refuse_mask(array, name)
     if len(array.shape) != 3:
         raise ShapeError(
             f"{name} must have three axes (F, N, T) = (features, series, time steps), got shape "
@@ -210,6 +209,12 @@ def three_axes(array: Any, name: str) -> Any:
         if size == 0:
             raise ShapeError(f"{name} has no {axis}: shape {tuple(array.shape)}")
     return array
+
+
+def refuse_mask(array: Any, name: str, fill: str = "np.nan") -> None:
+    """Raise DataError if an array is masked: most of what would be done to it drops the mask silently."""
+    if isinstance(array, np.ma.MaskedArray):
+        raise DataError(f"{name} is a masked array, whose mask would be lost; use {name}.filled({fill})")
 
 
 def as_series(value: Any, name: str) -> tuple[Series, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fluxutils_py.data.rows import Rows
-from fluxutils_py.data.series import Series
+from fluxutils_py.data.series import Series, refuse_mask
 from fluxutils_py.errors import DataError, ShapeError
 
 BLOCK = 1 << 20  # values looked at together when a whole array is passed over
@@ -35,6 +35,7 @@ class SampleWeight:
     """
 
     def __init__(self, weight: Any, n_series: int, n_steps: int) -> None:
+        refuse_mask(weight, "sample_weight", fill="0")
         if type(weight).__module__.split(".")[0] == "torch":
             weight = weight.detach().cpu().numpy()
         w = weight if hasattr(weight, "shape") else np.asarray(weight)

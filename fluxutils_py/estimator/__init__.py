@@ -3,7 +3,7 @@
 from fluxutils_py.estimator.display import LossCurveDisplay
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.imputer import SequenceImputer
-from fluxutils_py.estimator.pooled import pooled_scorer
+from fluxutils_py.estimator.pooled import flatten_steps, pooled_scorer
 from fluxutils_py.estimator.scaler import SequenceScaler
 from fluxutils_py.estimator.sequence import SequenceClassifier, SequenceRegressor
 from fluxutils_py.estimator.spec import Spec
@@ -21,5 +21,6 @@ __all__ = [
     "SequenceScaler",
     "Spec",
     "WinsorScaler",
+    "flatten_steps",
     "pooled_scorer",
 ]

@@ -72,10 +72,12 @@ class Estimator(ReadableTables, BaseEstimator):
         left as they were. None: different each time.
     verbose : "auto" or bool
         Whether to show a progress bar; "auto": on a terminal or in a notebook.
-    target : "auto" or "step"
-        What a plain vector or matrix ``y`` holds, if the inputs are series of several steps. "auto": one row per
-        series, learnt at its last step. "step": all steps, (N, G * T), as ``samples(y)`` looks once another tool, such
-        as ``TransformedTargetRegressor``, has made a matrix of it.
+    target : "auto", "step" or "series"
+        What a plain vector or matrix ``y`` holds, if the inputs are series of several steps. "series": one row per
+        series, (N,) or (N, G), learnt at its last step. "step": all steps, (N, G * T), as ``samples(y)`` looks once
+        another tool, such as ``TransformedTargetRegressor``, has made a matrix of it. "auto": all steps if the columns
+        are a multiple of T, else one row per series; where T is 10 or less, or ``x`` an array, so many columns may be
+        either: an error asks.
 
     Attributes
     ----------
@@ -192,8 +194,9 @@ class Estimator(ReadableTables, BaseEstimator):
         y : array of shape (G, N, T), tuple of such, view, vector or matrix
             Targets. A step with a NaN target carries no loss; its inputs still move the state (if they are NaN, the
             step counts as zeros). Rows of ``samples(y)``, ``timesteps(y)``, or of a plain vector or matrix belong to
-            the rows of ``x``. A vector (N,) or matrix (N, G) for series of several steps is one target per series, to
-            be predicted at its last step; see ``target``.
+            the rows of ``x``: a matrix of G * T columns beside ``samples(x)`` holds all steps. A vector (N,) or matrix
+            (N, G) for series of several steps is one target per series, to be predicted at its last step; see
+            ``target``.
         sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
             Weights of series or steps, scaled to mean 1 over the steps that count. Steps of weight 0 do not count.
             For ``timesteps``, (T,) or (T, N).
@@ -303,7 +306,8 @@ class Estimator(ReadableTables, BaseEstimator):
             check_is_fitted(self, "model_")
             inputs = read_inputs(x, self, fitted=True)
             predictions = Predictions(self.model_, inputs, read_spec(self._settings().spec), None, lengths, sync=sync)
-            targets = self._read_targets(y, inputs, lengths, getattr(self, "classes_", None), unknown=-1).series
+            classes = getattr(self, "classes_", None)
+            targets = self._read_targets(y, inputs, lengths, classes, unknown=-1, per_series=self._per_series).series
             rows = Rows.whole(inputs.N, inputs.T, predictions.lengths)
             weight = read_weight(sample_weight, inputs)
             if weight is not None:
@@ -367,10 +371,11 @@ class Estimator(ReadableTables, BaseEstimator):
         classes: np.ndarray | None,
         unknown: int | None = None,
         name: str = "y",
+        per_series: bool | None = None,
     ) -> Targets:
         loss = as_loss(self._settings().loss)
         kind = "integers" if isinstance(loss, SeqLoss) and loss.classes else "numbers"
-        return read_targets(y, inputs, self, lengths, kind=kind, name=name)
+        return read_targets(y, inputs, self, lengths, kind=kind, name=name, per_series=per_series)
 
     def _find_classes(self, y: Any, inputs: Inputs, weight: SampleWeight | None, resume: bool) -> np.ndarray | None:
         """The labels that there are, of classifiers."""

@@ -87,8 +87,8 @@ class Fit:
         self.est, self.settings = est, est._settings()
         self.threads = Threads(n_threads(self.settings.n_jobs))
         require_stored(spec=self.settings.spec, loss=self.settings.loss)
-        if self.settings.target not in ("auto", "step"):
-            raise ValueError(f"target must be 'auto' or 'step', got {self.settings.target!r}")
+        if self.settings.target not in ("auto", "step", "series"):
+            raise ValueError(f"target must be 'auto', 'step' or 'series', got {self.settings.target!r}")
         self.spec = read_spec(self.settings.spec)
         if epochs is not None:
             check_int("epochs", epochs, 1)
@@ -101,7 +101,8 @@ class Fit:
         self.classes = est._find_classes(y, self.inputs, weight, self.resume) if y is not None else None
         # what is no class of those that were looked for in these labels has weight 0
         unknown = None if self.resume or getattr(est, "_announced", None) is not None else MISSING
-        self.targets = est._read_targets(y, self.inputs, lengths, self.classes, unknown)
+        known = est._per_series if self.resume else None
+        self.targets = est._read_targets(y, self.inputs, lengths, self.classes, unknown, per_series=known)
         self.x, self.y = self.inputs.series, self.targets.series
         self.callbacks, self.shown = as_callbacks(self.settings.callbacks), watched(self.settings.verbose)
         # of copies: the originals move on only when something has been learnt
@@ -285,7 +286,8 @@ class Fit:
             raise ValueError("validation_data must be (x, y), (x, y, sample_weight) or (x, y, sample_weight, lengths)")
         x, y, sample_weight, lengths = (*data, None, None)[:4]
         inputs = read_inputs(x, self.est, fitted=False, name="validation x")
-        targets = self.est._read_targets(y, inputs, lengths, self.classes, name="validation y")
+        known = self.targets.per_series
+        targets = self.est._read_targets(y, inputs, lengths, self.classes, name="validation y", per_series=known)
         for ours, theirs in ((self.x, inputs.series), (self.y, targets.series)):
             if [s.F for s in ours] != [s.F for s in theirs]:
                 raise ShapeError(f"{theirs[0].name} has {sizes(theirs)} features, the training data have {sizes(ours)}")

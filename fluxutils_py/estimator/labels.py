@@ -15,7 +15,7 @@ from fluxutils_py.estimator.targets import MISSING
 
 
 class Encoder:
-    """Makes integers of labels: their places among ``classes``, ``MISSING`` where there is none (NaN).
+    """Makes integers of labels: their places among ``classes``, ``MISSING`` where there is none (NaN, None).
 
     Parameters
     ----------
@@ -30,10 +30,14 @@ class Encoder:
         self.classes, self.unknown, self.name = classes, unknown, name
 
     def __call__(self, labels: np.ndarray) -> np.ndarray:
-        there = _present(labels)
-        found = np.searchsorted(self.classes, np.where(there, labels, self.classes[0]))
+        there = present(labels)
+        labels = np.where(there, labels, self.classes[0])
+        try:
+            found = np.searchsorted(self.classes, labels)
+        except TypeError:
+            raise _no_order(np.concatenate([self.classes, labels[there]])) from None
         codes = np.minimum(found, len(self.classes) - 1).astype(np.int64)
-        unknown = there & (self.classes[codes] != labels)
+        unknown = self.classes[codes] != labels
         if unknown.any():
             if self.unknown is None:
                 raise ValueError(
@@ -55,7 +59,7 @@ def find_classes(labels: Any, weight: SampleWeight | None) -> np.ndarray:
     found: list[np.ndarray] = []
     for series, steps in blocks(labels.shape[1], labels.shape[2]):
         block = np.asarray(labels[:, series, steps])[0]
-        counts = _present(block)
+        counts = present(block)
         if weight is not None:
             counts &= weight.block(series, steps) > 0
         found.append(_unique(block[counts]))
@@ -105,11 +109,22 @@ def _unique(labels: np.ndarray) -> np.ndarray:
     try:
         return np.unique(labels)
     except TypeError:
-        kinds = sorted({type(v).__name__ for v in labels})
-        raise DataError(
-            f"y has labels of types {', '.join(kinds)}, which have no order; make all of one type"
-        ) from None
+        raise _no_order(labels) from None
 
 
-def _present(labels: np.ndarray) -> np.ndarray:
-    return ~np.isnan(labels) if labels.dtype.kind == "f" else np.ones(labels.shape, bool)
+def _no_order(labels: np.ndarray) -> DataError:
+    kinds = sorted({type(v).__name__ for v in labels})
+    return DataError(f"y has labels of types {', '.join(kinds)}, which have no order; make all of one type")
+
+
+def present(labels: np.ndarray) -> np.ndarray:
+    """Where there is a label: neither NaN nor, among objects, None or what pandas takes for missing."""
+    if labels.dtype.kind == "f":
+        return ~np.isnan(labels)
+    if labels.dtype.kind != "O":
+        return np.ones(labels.shape, bool)
+    return np.array([_is_label(v) for v in labels.ravel()], bool).reshape(labels.shape)
+
+
+def _is_label(value: Any) -> bool:
+    return value is not None and type(value).__name__ not in ("NAType", "NaTType") and bool(value == value)

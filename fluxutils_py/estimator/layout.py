@@ -32,6 +32,7 @@ from fluxutils_py.data import (
     TimestepsView,
     as_series,
 )
+from fluxutils_py.data.series import refuse_mask
 from fluxutils_py.errors import DataError, ShapeError
 
 FLOATS = [np.float64, np.float32]
@@ -128,6 +129,7 @@ def require_array(value: Any, name: str, forms: str) -> None:
     if value is None or is_mapping or isinstance(value, str | bytes | numbers.Number):
         got = type(value).__name__ if isinstance(value, Mapping) else repr(value)
         raise DataError(f"{name} must be an array {forms}; got {got}")
+    refuse_mask(value, name)
 
 
 def is_native(x: Any) -> bool:
@@ -210,6 +212,7 @@ def read_lengths(lengths: Any, inputs: Inputs) -> np.ndarray | None:
         return None
     if inputs.form == "timesteps":
         raise ValueError("lengths are for series that differ; timesteps(x) has one row per step, common to all series")
+    refuse_mask(lengths, "lengths", fill="T")
     found = np.asarray(lengths)
     if found.shape != (inputs.N,) or found.dtype.kind not in "iu":
         raise ShapeError(
@@ -233,6 +236,7 @@ def read_weight(sample_weight: Any, inputs: Inputs) -> SampleWeight | None:
     if sample_weight is None:
         return None
     w = sample_weight
+    refuse_mask(w, "sample_weight", fill="0")
     if type(w).__module__.split(".")[0] == "torch":
         w = w.detach().cpu().numpy()
     if inputs.form == "rows" and inputs.T == 1:

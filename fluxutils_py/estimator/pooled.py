@@ -12,6 +12,7 @@ import numpy as np
 
 from fluxutils_py.data import Rows, SampleWeight, SequenceView, Series, TimestepsView
 from fluxutils_py.errors import ShapeError, SpecError
+from fluxutils_py.estimator.labels import present
 from fluxutils_py.estimator.layout import Inputs, read_weight
 from fluxutils_py.estimator.scoring import pooled_r2
 from fluxutils_py.training import Prediction
@@ -82,6 +83,49 @@ def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
     return make_scorer(metric, **sign, **{**stock._kwargs, **kwargs})
 
 
+def flatten_steps(y_true: Any, *y_pred: Any) -> tuple[np.ndarray, ...]:
+    """Targets and predictions of every step as vectors, for the metrics and displays of scikit-learn.
+
+    Parameters
+    ----------
+    y_true : view, array (G, N, T), or vector or matrix of one row per series
+        Numbers or labels; those that are missing (NaN, None) are left out.
+    *y_pred : view, array, vector or matrix
+        What ``predict``, ``predict_proba`` or ``decision_function`` gave for inputs in the form of ``y_true``.
+
+    Returns
+    -------
+    tuple of ndarray
+        Of ``n`` live steps, those that have a target and every prediction: the targets (n,), and of each prediction
+        what it says of them, (n,), or (n, K) where there are K numbers for one target, such as probabilities. Of
+        several outputs, the first's steps come first.
+
+    Raises
+    ------
+    ShapeError
+        If a prediction is not of the steps of ``y_true``.
+
+    Examples
+    --------
+    >>> from sklearn.metrics import classification_report, confusion_matrix
+    >>> from fluxutils_py import SequenceClassifier, samples
+    >>> x = np.random.default_rng(0).normal(size=(2, 9, 20))  # (F, N, T)
+    >>> y = np.where(x[:1] > 0, "up", "down")
+    >>> est = SequenceClassifier(epochs=2, random_state=0).fit(samples(x), samples(y))
+    >>> labels, found, proba = flatten_steps(y, est.predict(x), est.predict_proba(x))
+    >>> labels.shape, found.shape, proba.shape, confusion_matrix(labels, found).sum()
+    ((180,), (180,), (180, 2), np.int64(180))
+    """
+    if not isinstance(y_true, SequenceView) and np.ndim(y_true) < 3:
+        y_true = np.reshape(y_true, (1, len(y_true), -1))  # (1, rows, columns)
+        y_pred = tuple(_beside(p, y_true.shape) for p in y_pred)
+    pairs = [_aligned(y_true, p, of_scores=True)[:2] for p in y_pred]
+    true = pairs[0][0] if pairs else _aligned(y_true, y_true, of_scores=False)[0]
+    live = ~np.any([_missing(a) for a in (true, *(pred for _, pred in pairs))], axis=0)
+    found = [pred[:, live] for _, pred in pairs]
+    return true[:, live].ravel(), *(p.T if len(p) > len(true) else p.ravel() for p in found)
+
+
 class _Pooled:
     """A metric of targets and predictions of any form.
 
@@ -118,6 +162,14 @@ class _Pooled:
         scores = pred[:, live]
         flat = scores.T if self.of_scores and len(scores) > 1 else scores.ravel()
         return self.function(true[:, live].ravel(), flat, **kwargs)
+
+
+def _beside(y_pred: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The rows of predictions, of K numbers for each column of the targets, as (K, rows, columns)."""
+    pred, (_, n_rows, n_columns) = np.asarray(y_pred), shape
+    if pred.ndim < 3 and len(pred) == n_rows and pred.size % (n_rows * n_columns) == 0:
+        return pred.reshape(n_rows, -1, n_columns).transpose(1, 0, 2)
+    return pred
 
 
 def _r2(y_true: np.ndarray, y_pred: np.ndarray, sample_weight: SampleWeight | None = None) -> float:
@@ -158,5 +210,5 @@ def _aligned(y_true: Any, y_pred: Any, of_scores: bool) -> tuple[np.ndarray, np.
 
 
 def _missing(array: np.ndarray) -> np.ndarray:
-    """Where a value of any feature is NaN, (N, T)."""
-    return np.isnan(array).any(0) if array.dtype.kind == "f" else np.zeros(array.shape[1:], bool)
+    """Where a value of any feature is missing, (N, T)."""
+    return np.any(~present(array), axis=0)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.utils.metadata_routing import UNUSED
+from sklearn.utils.validation import check_is_fitted
 
+from fluxutils_py.data import SequenceView
+from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.layout import read_weight
 from fluxutils_py.estimator.moments import Scaling, merge, moments, scale_of
 from fluxutils_py.estimator.transforming import SequenceTransformer, one_input, read_numbers
@@ -104,15 +108,38 @@ class SequenceScaler(SequenceTransformer):
         """Learn from more data of the same features, to what ``fit`` on all of them together gives; see :meth:`fit`."""
         return self._learn(x, sample_weight, onward=hasattr(self, "mean_"))
 
-    def inverse_transform(self, x: Any) -> Any:
+    def inverse_transform(self, x: Any, *, features: Sequence[int | str] | None = None) -> Any:
         """Multiply by the scale and add the mean.
 
         What :meth:`transform` takes and returns; always an array for a matrix. So predictions of scaled targets get
         back their units: in the form that the targets had when they were fitted, which ``predict`` returns.
+
+        Parameters
+        ----------
+        x : array of shape (F, N, T), view, or matrix
+        features : sequence of int or str, optional
+            Which of the fitted features ``x`` holds, by their places or names, where it does not hold all: predictions
+            of one output of several.
+
+        Raises
+        ------
+        sklearn.exceptions.NotFittedError
+            Before ``fit``.
+        ValueError
+            If ``x`` has other features.
         """
-        nameless = copy.copy(self)  # predictions have no names of columns
-        nameless.__dict__.pop("feature_names_in_", None)
-        return self._apply(x.to_numpy() if hasattr(x, "to_numpy") else x, nameless, inverse=True)
+        check_is_fitted(self)
+        part = copy.copy(self)
+        part.__dict__.pop("feature_names_in_", None)  # predictions have no names of columns
+        given = x.n_features if isinstance(x, SequenceView) else x.shape[0] if np.ndim(x) == 3 else None
+        if features is not None:
+            part._keep(self._places(features), self._n_inputs)
+        elif given not in (None, self._n_inputs):
+            raise ShapeError(
+                f"x has {given} features per step, but {type(self).__name__} was fitted on {self._n_inputs}; of some "
+                f"of them, say which: inverse_transform(x, features={list(range(given))})"
+            )
+        return part._apply(x.to_numpy() if hasattr(x, "to_numpy") else x, part, inverse=True)
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -131,6 +158,22 @@ class SequenceScaler(SequenceTransformer):
         self.n_samples_seen_, self.mean_, self.var_ = count, mean, squares / np.where(count > 0, count, 1)
         self.scale_ = scale_of(mean, self.var_) if self.with_std else None
         return self
+
+    def _places(self, features: Sequence[int | str]) -> list[int]:
+        names = list(getattr(self, "feature_names_in_", ()))
+        found = [names.index(f) if f in names else f for f in features]
+        if not all(isinstance(f, int | np.integer) and 0 <= f < self._n_inputs for f in found):
+            raise ShapeError(
+                f"features must be {len(found)} places or names among the {self._n_inputs} features, got "
+                f"{list(features)}"
+            )
+        return [int(f) for f in found]
+
+    def _keep(self, places: list[int], n_features: int) -> None:
+        """Be the scaler of some features only."""
+        self.n_features_in_ = self.n_features_in_ // n_features * len(places)
+        self._n_inputs, self.mean_ = len(places), self.mean_[places]
+        self.scale_ = None if self.scale_ is None else self.scale_[places]
 
     def _function(self, n_features: int, inverse: bool) -> Any:
         mean = self.mean_ if self.with_mean else np.zeros(n_features)

@@ -44,7 +44,7 @@ PARAMETERS = """hidden_size : int
     n_timesteps : int or None
         For matrices: each row is a series of so many steps, column ``f * n_timesteps + t`` its feature ``f`` at step
         ``t``. None: one step.
-    target : "auto" or "step"
+    target : "auto", "step" or "series"
         As in :class:`Estimator`.
     early_stopping : bool
         Hold out a part of the data (series, stratified by their labels in classification; of one series, and of

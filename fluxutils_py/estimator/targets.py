@@ -12,11 +12,12 @@ from sklearn.utils.validation import _check_y, assert_all_finite
 
 from fluxutils_py.data import SamplesView, SampleWeight, SequenceView, Series, TimestepsView, as_series, require_aligned
 from fluxutils_py.data.indexing import picks
-from fluxutils_py.data.series import three_axes
+from fluxutils_py.data.series import refuse_mask, three_axes
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.layout import Inputs, is_native, n_axes, read_lengths, require_array, sizes
 
 MISSING = -100  # label of a step that has none, as in torch
+FEW = 10  # steps: as many columns of a matrix may well be so many targets of a series
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ def read_targets(
     kind: str = "numbers",
     encode: Callable[[np.ndarray], np.ndarray] | None = None,
     name: str = "y",
+    per_series: bool | None = None,
 ) -> Targets:
     """Targets of whatever form, aligned with the inputs.
 
@@ -50,6 +52,8 @@ def read_targets(
         Integers are for losses that want them; labels are of any type, one per step or series.
     encode : callable, optional
         Makes integers of labels.
+    per_series : bool, optional
+        What a matrix is taken for that may hold one target per series or all steps. None: told by its shape.
     """
     if y is None:
         raise ValueError(f"This {type(est).__name__} estimator requires y to be passed, but the target y is None.")
@@ -63,7 +67,7 @@ def read_targets(
         read = tuple(_encoded(a, encode) for a in arrays)
         targets = Targets(as_series(read if isinstance(y, tuple) else read[0], name), False, 3)
     else:
-        targets = _read_plain_targets(y, inputs, est, lengths, kind, encode, name)
+        targets = _read_plain_targets(y, inputs, est, lengths, kind, encode, name, per_series)
     if inputs.form == "rows" and targets.series[0].T != inputs.T:
         raise ShapeError(
             f"the rows of the matrix {inputs.series[0].name} are series of {inputs.T} step{'s' * (inputs.T > 1)}, but "
@@ -109,14 +113,19 @@ class Encoded:
         return self.encode(np.asarray(self.labels[key]))
 
 
-def _read_plain_targets(y: Any, inputs: Inputs, est: Any, lengths: Any, kind: str, encode: Any, name: str) -> Targets:
+def _read_plain_targets(
+    y: Any, inputs: Inputs, est: Any, lengths: Any, kind: str, encode: Any, name: str, per_series: bool | None
+) -> Targets:
     """A vector or matrix: one row per series, or per time step of a view of time steps."""
     if type(y).__module__.split(".")[0] == "torch":
         y = y.detach().cpu().numpy()
     ndim = max(1, n_axes(y))
-    array = _labels(y) if kind == "labels" else _check_y(y, multi_output=True, y_numeric=True, estimator=est)
     n_rows = inputs.T if inputs.form == "timesteps" else inputs.N
-    check_consistent_length(np.empty(n_rows), array)
+    if kind == "labels":
+        array = _labels(y, inputs, name)
+    else:
+        array = _check_y(y, multi_output=True, y_numeric=True, estimator=est)
+        check_consistent_length(np.empty(n_rows), array)
     array = array.reshape(n_rows, -1)
     if encode is not None:
         array = encode(array)
@@ -127,18 +136,8 @@ def _read_plain_targets(y: Any, inputs: Inputs, est: Any, lengths: Any, kind: st
                 f"{name} has {columns} columns, which are not the targets of {inputs.N} series; use timesteps({name})"
             )
         return Targets((Series(TimestepsView.unflat(array, columns // inputs.N), name),), False, ndim)
-    if inputs.T == 1 or est._settings().target == "step":
-        if columns % inputs.T:
-            raise ShapeError(
-                f"target='step', but {name} has {columns} columns, which are not {inputs.T} steps of any number of "
-                "targets"
-            )
+    if _is_of_steps(array.shape, inputs, est._settings().target, kind, name, per_series):
         return Targets((Series(SamplesView.unflat(array, columns // inputs.T), name),), False, ndim)
-    if inputs.form == "native" and columns == inputs.T:
-        raise ShapeError(
-            f"{name} has shape {array.shape} = (N, T) beside x of (F, N, T): if it is a target for each step, add the "
-            f"missing axis, {name}[None]; if it is {columns} targets for each series, take samples(x)"
-        )
     found = read_lengths(lengths, inputs)
     last = np.full(inputs.N, inputs.T - 1) if found is None else found - 1
     if array.dtype.kind in "iub" and kind == "numbers":  # NaN says where there is none
@@ -146,9 +145,61 @@ def _read_plain_targets(y: Any, inputs: Inputs, est: Any, lengths: Any, kind: st
     return Targets((Series(AtLastStep(array, inputs.T, last), name),), True, ndim)
 
 
-def _labels(y: Any) -> np.ndarray:
+def _is_of_steps(
+    shape: tuple[int, ...], inputs: Inputs, target: str, kind: str, name: str, per_series: bool | None
+) -> bool:
+    """Whether a matrix of one row per series holds the targets of all its steps.
+
+    Raises
+    ------
+    ShapeError
+        If nothing tells.
+    """
+    columns, n_steps = shape[1], inputs.T
+    fits = columns % n_steps == 0
+    if target == "step" and not fits:
+        raise ShapeError(
+            f"target='step', but {name} has {columns} columns, which are not {n_steps} steps of any number of targets"
+        )
+    if n_steps == 1 or target == "step":
+        return True
+    if target == "series" or not fits:
+        return False
+    if kind == "labels":  # a series has one
+        return True
+    if inputs.form != "native" and (per_series is not None or n_steps > FEW):
+        return not per_series
+    g = columns // n_steps
+    what, many, array = ("a target", "T", f"{name}[None]") if g == 1 else (f"{g} targets", f"{g} * T", f"({g}, N, T)")
+    raise ShapeError(
+        f"{name} has shape {shape} = (N, {many}) beside x of (F, N, T): if it is {what} for each step, "
+        f"{'add the missing axis' if g == 1 else 'give an array'}, {array}, or set target='step'; if it is {columns} "
+        "targets for each series, set target='series'"
+    )
+
+
+def _labels(y: Any, inputs: Inputs, name: str) -> np.ndarray:
+    """Labels of rows, (n,), or of the steps of rows, (n, m), as they were given. An object that is None or NaN is none.
+
+    Raises
+    ------
+    ValueError, DataError
+        If there are not as many as the inputs have series or steps, or numbers are missing or infinite.
+    """
+    refuse_mask(y, name)
+    n_rows, n_columns = (inputs.T, inputs.N) if inputs.form == "timesteps" else (inputs.N, inputs.T)
+    found = np.asarray(y)
+    if found.ndim == 2 and found.shape[1] > 1:
+        if found.shape != (n_rows, n_columns):
+            raise ShapeError(
+                f"y should be a 1d array, one label per {'step' if inputs.form == 'timesteps' else 'series'}, or have "
+                f"the shape ({n_rows}, {n_columns}), a label per step; {name} has shape {found.shape}"
+            )
+        return found
     found = np.asarray(column_or_1d(y, warn=True))
-    assert_all_finite(found, input_name="y")
+    if found.dtype.kind != "O":
+        assert_all_finite(found, input_name="y")
+    check_consistent_length(np.empty(n_rows), found)
     return found
 
 
@@ -158,12 +209,13 @@ def read_labels(y: Any, inputs: Inputs, weight: SampleWeight | None) -> tuple[An
         return y.native, weight
     if is_native(y):
         return three_axes(y, "y"), weight
-    array = _labels(y)
+    array = _labels(y, inputs, "y")
     if inputs.form == "timesteps":
-        return array[None, None], weight
+        return (array[None, None] if array.ndim == 1 else array.T[None]), weight
+    if array.ndim == 2:
+        return array[None], weight
     if weight is not None:
         weight = SampleWeight(weight.largest(), inputs.N, 1)
-    check_consistent_length(np.empty(inputs.N), array)
     return array[None, :, None], weight
 
 

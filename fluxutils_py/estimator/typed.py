@@ -63,7 +63,8 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
 
     - the model gives one score (logit) per class, and ``n_out`` is the number of classes; ``loss=None`` is
       cross-entropy; a loss of your own is given the places of the labels among ``classes_``;
-    - ``y`` holds labels: one per step, (1, N, T), ``samples(y)`` or ``timesteps(y)``; or one per series, (N,);
+    - ``y`` holds labels: one per step, (1, N, T), ``samples(y)`` or ``timesteps(y)``, or a matrix (N, T) (for
+      ``timesteps``, (T, N)); or one per series, (N,). NaN, and None among strings, is a step without a label;
     - ``predict`` gives labels in the same form, ``predict_proba`` probabilities: (K, N, T) for ``(F, N, T)``; one row
       of K columns per series or sample; of views with a label per step, rows of K * T or K * N columns;
     - ``score`` is the share of labels that are right, pooled over series and time.
@@ -130,9 +131,10 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         classes: np.ndarray | None,
         unknown: int | None = None,
         name: str = "y",
+        per_series: bool | None = None,
     ) -> Targets:
         encode = None if classes is None else Encoder(classes, unknown, name)
-        return read_targets(y, inputs, self, lengths, kind="labels", encode=encode, name=name)
+        return read_targets(y, inputs, self, lengths, kind="labels", encode=encode, name=name, per_series=per_series)
 
     def _find_classes(self, y: Any, inputs: Inputs, weight: SampleWeight | None, resume: bool) -> np.ndarray | None:
         announced = getattr(self, "_announced", None)

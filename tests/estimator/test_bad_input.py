@@ -220,7 +220,7 @@ stages = pytest.mark.parametrize("stage", ["fresh", "refit", "warm"])
     Case("ragged lists", ShapeError, "x must be an array of shape (F, N, T)", data([[[1.0, 2.0], [3.0]]])),
     Case("2-D y", ShapeError,
          "y has shape (5, 12) = (N, T) beside x of (F, N, T): if it is a target for each step, add the missing axis, "
-         "y[None]; if it is 12 targets for each series, take samples(x)", data(y=Y[0])),
+         "y[None], or set target='step'; if it is 12 targets for each series, set target='series'", data(y=Y[0])),
     Case("1-D y of other series", ValueError,
          "Found input variables with inconsistent numbers of samples: [5, 4]", data(y=Y[0, :4, 0])),
     Case("no y", ValueError, "This Estimator estimator requires y to be passed, but the target y is None.",

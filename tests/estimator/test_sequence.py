@@ -98,7 +98,7 @@ BAD = [
     ("burn_in", -1, SpecError, "burn_in must be an integer of at least 0, got -1"),
     ("clip", 0, SpecError, "clip must be a positive number or None, got 0"),
     ("shuffle", 1, SpecError, "shuffle must be True or False, got 1"),
-    ("target", "all", ValueError, "target must be 'auto' or 'step', got 'all'"),
+    ("target", "all", ValueError, "target must be 'auto', 'step' or 'series', got 'all'"),
     ("early_stopping", "yes", SpecError, "early_stopping must be True or False, got 'yes'"),
 ]
 

@@ -220,7 +220,7 @@ def test_a_fit_that_was_killed_goes_on_and_one_on_other_targets_does_not(x, y, t
     assert torch.equal(net2vec(make().fit(x, y)), net2vec(whole))
     other = y.copy()
     other[:, N // 2, T // 2] += 1  # in no window that a digest of the ends sees
-    with pytest.raises(LoadError, match=r"was .*, is .*call fit with the same data and settings"):
+    with pytest.raises(LoadError, match=r"the scale of the targets \(digest\): .* -> .*call fit with the same data"):
         make().fit(x, other)
 
 

@@ -313,8 +313,8 @@ def test_a_model_with_another_number_of_scores():
     (np.repeat(CODES, 2, 0), ShapeError, "y has 2 labels per step; a classifier learns one, of shape (1, N, T): take "
                                          "an Estimator with a loss of your own for several"),
     (np.full((1, N, T), np.nan), DataError, "there is nothing to learn from: no step of y that counts has a label"),
-    (np.array([1, "a", None] * 4, dtype=object)[:N], DataError,
-     "y has labels of types NoneType, int, str, which have no order; make all of one type"),
+    (np.array([1, "a", 2.5] * 4, dtype=object)[:N], DataError,
+     "y has labels of types float, int, str, which have no order; make all of one type"),
     (CODES[0, :5, 0], ValueError, "Found input variables with inconsistent numbers of samples: [11, 5]"),
     (CODES[:, :5], ShapeError, "x has 11 series and y has 5 (axis 1 of shapes (2, 11, 7) and (1, 5, 7)); both must be "
                                "(F, N, T) with equal N and T"),

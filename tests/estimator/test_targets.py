@@ -1,0 +1,309 @@
+"""What y means beside x: matrices of all steps, labels per step, labels and values that are missing."""
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.metrics import ConfusionMatrixDisplay, RocCurveDisplay, accuracy_score, confusion_matrix, roc_auc_score
+from sklearn.model_selection import KFold, cross_val_predict
+from sklearn.preprocessing import StandardScaler
+
+from fluxutils_py import (
+    EstimatorClassifier,
+    SequenceClassifier,
+    SequenceRegressor,
+    SequenceScaler,
+    flatten_steps,
+    net2vec,
+    samples,
+    timesteps,
+)
+from fluxutils_py.errors import DataError, ShapeError
+
+F, N, T = 2, 11, 13
+SMALL = {"hidden_size": 4, "epochs": 3, "batchsize": 5, "seqsize": 6, "random_state": 0}
+
+
+@pytest.fixture
+def x(rng):
+    return rng.normal(size=(F, N, T))
+
+
+@pytest.fixture
+def y(x):
+    return np.stack([x[0].cumsum(1), x[1] + 3])
+
+
+def same(a, b):
+    return torch.equal(net2vec(a), net2vec(b))
+
+
+def matrix(y):
+    """(N, G * T), as samples(y) looks."""
+    return y.transpose(1, 0, 2).reshape(y.shape[1], -1)
+
+
+# -- matrices --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("g", [1, 2])
+def test_a_matrix_of_all_steps_beside_samples_is_every_steps(x, y, g):
+    native = SequenceRegressor(**SMALL).fit(x, y[:g])
+    est = SequenceRegressor(**SMALL).fit(samples(x), matrix(y[:g]))
+    assert same(est, native)
+    assert np.array_equal(est.predict(samples(x)), matrix(native.predict(x)))
+    assert est.score(samples(x), matrix(y[:g])) == native.score(x, y[:g])
+    flat = SequenceRegressor(**SMALL, n_timesteps=T).fit(matrix(x), matrix(y[:g]))
+    assert same(flat, native)
+    assert same(est.partial_fit(samples(x), matrix(y[:g])), native.partial_fit(x, y[:g]))
+    other = x[:, :, :3], y[:g, :, :3]  # so few steps could be targets of series, had it not been fitted
+    assert est.score(samples(other[0]), matrix(other[1])) == native.score(*other)
+
+
+def test_other_matrices_beside_samples_are_of_series(x, y):
+    last = y[:, :, -1].T
+    est = SequenceRegressor(**SMALL).fit(samples(x), last)
+    assert est.predict(samples(x)).shape == (N, 2)
+    assert same(est, SequenceRegressor(**SMALL).fit(x, last))
+    many = np.repeat(last, 13, 1)  # 2 * T targets of a series
+    assert SequenceRegressor(**SMALL, target="series").fit(samples(x), many).predict(x).shape == (N, 26)
+    for n_steps in (1, 2):  # what was fitted tells what it is
+        est.score(samples(x[:, :, :n_steps]), last)
+
+
+@pytest.mark.parametrize(("n_steps", "view", "g"), [(4, samples, 1), (4, samples, 2), (T, lambda a: a, 1)])
+def test_what_may_be_either_is_asked_for(x, y, n_steps, view, g):
+    x, y = x[:, :, :n_steps], y[:g, :, :n_steps]
+    way_out = {
+        1: "a target for each step, add the missing axis, y[None]",
+        2: "2 targets for each step, give an array, ",
+    }
+    with pytest.raises(ShapeError) as info:
+        SequenceRegressor(**SMALL).fit(view(x), matrix(y))
+    assert way_out[g] in str(info.value)
+    assert str(info.value).endswith(
+        f", or set target='step'; if it is {g * n_steps} targets for each series, set target='series'"
+    )
+    native = SequenceRegressor(**SMALL).fit(x, y)
+    assert same(SequenceRegressor(**SMALL, target="step").fit(view(x), matrix(y)), native)
+    per_series = SequenceRegressor(**SMALL, target="series").fit(view(x), matrix(y))
+    assert per_series.predict(view(x)).shape == (N, g * n_steps)
+
+
+def standard(y):
+    return (y - 500) / 20
+
+
+def back(y):
+    return y * 20 + 500
+
+
+@pytest.mark.parametrize("g", [1, 2])
+@pytest.mark.parametrize("view", [samples, timesteps])
+def test_transformed_targets_are_right_by_default(rng, view, g):
+    """It makes a plain matrix of the view of targets; predictions come in the same rows and are transformed back."""
+    x = rng.normal(size=(F, 30, 20))
+    y = 500 + 20 * np.stack([x[0] + x[1], x[0] - x[1]])[:g]
+    settings = {"epochs": 300, "random_state": 0, "scale_target": False, "weight_decay": 0.0}
+    model = TransformedTargetRegressor(SequenceRegressor(**settings), func=standard, inverse_func=back)
+    found = model.fit(view(x), view(y)).predict(view(x))
+    by_hand = SequenceRegressor(**settings).fit(x, standard(y))
+    assert np.allclose(found, np.asarray(view(back(by_hand.predict(x)))), rtol=1e-9)
+    assert 1 - ((found - np.asarray(view(y))) ** 2).sum() / ((y - y.mean((1, 2), keepdims=True)) ** 2).sum() > 0.99
+    assert model.score(view(x), view(y)) > 0.98  # the mean over columns
+    scaled = TransformedTargetRegressor(SequenceRegressor(**SMALL), transformer=StandardScaler())
+    assert cross_val_predict(scaled, view(x), view(y), cv=KFold(2)).shape == view(y).shape
+
+
+def test_one_output_of_several_gets_back_its_units(x):
+    scaler = SequenceScaler().fit(x)
+    scaled = scaler.transform(x)
+    assert np.allclose(scaler.inverse_transform(scaled[1:], features=[1]), x[1:])
+    assert np.allclose(scaler.inverse_transform(scaled[::-1], features=[1, 0]), x[::-1])
+    view = scaler.inverse_transform(samples(scaled[:1]), features=[0])
+    assert np.allclose(np.asarray(view.native), x[:1])
+    with pytest.raises(ShapeError, match=(
+        r"^x has 1 features per step, but SequenceScaler was fitted on 2; of some of them, say which: "
+        r"inverse_transform\(x, features=\[0\]\)$"
+    )):  # fmt: skip
+        scaler.inverse_transform(scaled[:1])
+    with pytest.raises(ShapeError, match=r"^features must be 1 places or names among the 2 features, got \[2\]$"):
+        scaler.inverse_transform(scaled[:1], features=[2])
+
+
+# -- labels ----------------------------------------------------------------------------------------------
+
+LABELS = np.array(["ant", "bee", "cow"])
+
+
+@pytest.fixture
+def labels(x):
+    """One per step, (N, T)."""
+    return LABELS[np.digitize(x[0], [-0.4, 0.4])]
+
+
+def test_labels_of_steps_may_be_a_matrix(x, labels):
+    native = SequenceClassifier(**SMALL).fit(x, labels[None])
+    for est in (
+        SequenceClassifier(**SMALL).fit(x, labels),
+        SequenceClassifier(**SMALL).fit(samples(x), labels),
+        SequenceClassifier(**SMALL).fit(timesteps(x), labels.T),
+        SequenceClassifier(**SMALL).fit(x, labels.tolist()),
+        SequenceClassifier(**SMALL).fit(x, pd.DataFrame(labels)),
+        SequenceClassifier(**SMALL).partial_fit(x, labels, classes=LABELS).set_params(epochs=2, warm_start=True)
+        .fit(x, labels),
+    ):  # fmt: skip
+        assert same(est, native)
+        assert est.classes_.tolist() == LABELS.tolist()
+    assert est.score(x, labels) == native.score(x, labels[None])
+    assert est.score(timesteps(x), labels.T) == native.score(x, labels[None])
+    stopping = {"early_stopping": True, "class_weight": "balanced"}
+    assert same(
+        SequenceClassifier(**SMALL, **stopping).fit(x, labels),
+        SequenceClassifier(**SMALL, **stopping).fit(x, labels[None]),
+    )
+
+
+@pytest.mark.parametrize("shape", [(N, T + 1), (T, N), (N, 2)])
+def test_a_matrix_of_other_labels_is_an_error(x, shape):
+    with pytest.raises(ShapeError) as info:
+        SequenceClassifier(**SMALL).fit(x, np.zeros(shape, int))
+    assert str(info.value) == (
+        f"y should be a 1d array, one label per series, or have the shape ({N}, {T}), a label per step; y has shape "
+        f"{shape}"
+    )
+
+
+@pytest.mark.parametrize("none", [None, np.nan, pd.NA])
+@pytest.mark.parametrize("form", ["native", "matrix", "samples", "timesteps", "file"])
+def test_steps_without_a_label_do_not_count(x, labels, none, form, rng):
+    gone = rng.random((N, T)) < 0.3
+    y = np.where(gone, none, labels.astype(object))
+    weighed = SequenceClassifier(**SMALL).fit(x, labels[None], (~gone).astype(float))
+    given = {
+        "native": lambda: (x, y[None]),
+        "matrix": lambda: (x, y),
+        "samples": lambda: (samples(x), samples(y[None])),
+        "timesteps": lambda: (timesteps(x), timesteps(y[None])),
+        "file": lambda: (x, Lazy(y[None])),
+    }[form]()
+    est = SequenceClassifier(**SMALL).fit(*given)
+    assert est.classes_.tolist() == LABELS.tolist()
+    assert torch.allclose(net2vec(est), net2vec(weighed), rtol=0, atol=1e-12)
+    assert est.score(*given) == pytest.approx(accuracy_score(labels[~gone], est.predict(x)[0][~gone]))
+
+
+class Lazy:
+    """An array that is no NumPy array."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __getitem__(self, key):
+        return self.array[key]
+
+
+@pytest.mark.parametrize("none", [None, np.nan])
+def test_series_without_a_label_do_not_count(x, labels, none):
+    y = labels[:, -1].astype(object)
+    gone = np.arange(N) % 4 == 1
+    weighed = SequenceClassifier(**SMALL).fit(x, y, (~gone).astype(float))
+    est = SequenceClassifier(**SMALL).fit(x, np.where(gone, none, y))
+    assert torch.allclose(net2vec(est), net2vec(weighed), rtol=0, atol=1e-12)
+    assert est.classes_.tolist() == sorted(set(y[~gone]))
+    with pytest.raises(DataError, match=r"^there is nothing to learn from: no step of y that counts has a label$"):
+        SequenceClassifier(**SMALL).fit(x, np.full(N, none, object))
+    with pytest.raises(DataError, match=r"^y has labels of types .*int.*str.*, which have no order; make all of one "):
+        est.partial_fit(x, np.arange(N).astype(object))
+
+
+def test_displays_and_metrics_take_the_steps(x, labels, rng):
+    mpl.use("agg")
+    est = SequenceClassifier(**SMALL).fit(x, labels)
+    y = np.where(rng.random((N, T)) < 0.2, None, labels.astype(object))
+    there = y != None  # noqa: E711  element by element
+    proba, found = est.predict_proba(x), est.predict(x)
+    wanted = y[there], found[0][there], proba[:, there].T
+    for got in (
+        flatten_steps(y[None], found, proba),
+        flatten_steps(y, found, proba),
+        flatten_steps(y, est.predict(samples(x)), est.predict_proba(samples(x))),
+        flatten_steps(samples(y[None]), est.predict(samples(x)), est.predict_proba(samples(x))),
+    ):
+        assert all(np.array_equal(a, b) for a, b in zip(got, wanted, strict=True))
+    in_time = flatten_steps(y.T, est.predict(timesteps(x)), est.predict_proba(timesteps(x)))
+    assert confusion_matrix(*in_time[:2]).tolist() == confusion_matrix(wanted[0].astype(str), wanted[1]).tolist()
+    view = flatten_steps(timesteps(y[None]), est.predict(timesteps(x)), est.predict_proba(timesteps(x)))
+    assert all(np.array_equal(a, b) for a, b in zip(view, wanted, strict=True))
+    true, pred, p = got
+    display = ConfusionMatrixDisplay.from_predictions(true.astype(str), pred)
+    assert display.confusion_matrix.sum() == there.sum()
+    roc = RocCurveDisplay.from_predictions(true == "ant", p[:, 0])
+    assert roc.roc_auc == pytest.approx(roc_auc_score(true == "ant", p[:, 0]))
+    assert roc_auc_score(true.astype(str), p, multi_class="ovr") > 0.5
+    (alone,) = flatten_steps(y)
+    assert np.array_equal(alone, wanted[0])
+    with pytest.raises(ShapeError, match="which are not of the same steps"):
+        flatten_steps(y, found[:, :, 1:])
+
+
+def test_displays_take_estimators_of_series_and_of_one_series_in_time(x, labels):
+    mpl.use("agg")
+    per_series = SequenceClassifier(**SMALL).fit(samples(x), labels[:, -1])
+    display = ConfusionMatrixDisplay.from_estimator(per_series, samples(x), labels[:, -1])
+    assert display.confusion_matrix.sum() == N
+    one, is_ant = timesteps(x[:, :1]), labels[0] == "ant"
+    per_step = EstimatorClassifier(spec={"epochs": 2, "batchsize": 5, "seqsize": 6}).fit(one, is_ant)
+    display = ConfusionMatrixDisplay.from_estimator(per_step, one, is_ant)
+    assert display.confusion_matrix.sum() == T
+    assert 0 <= RocCurveDisplay.from_estimator(per_step, one, is_ant).roc_auc <= 1
+
+
+def test_numbers_are_flattened_too(x, y):
+    y[0, 3, 4] = np.nan
+    est = SequenceRegressor(**SMALL).fit(x, y)
+    there = ~np.isnan(y).any(0)
+    true, pred = flatten_steps(y, est.predict(x))
+    assert np.array_equal(true, y[:, there].ravel())
+    assert np.array_equal(pred, est.predict(x)[:, there].ravel())
+
+
+# -- masks -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["x", "y", "labels", "per series", "per series labels", "weights", "matrix", "view"])
+def test_the_mask_of_a_masked_array_is_never_dropped(x, y, labels, what):
+    def masked(array):
+        return np.ma.masked_array(array, np.arange(np.size(array)).reshape(np.shape(array)) % 3 == 0)
+
+    regressor, classifier = SequenceRegressor(**SMALL), SequenceClassifier(**SMALL)
+    call = {
+        "x": lambda: regressor.fit(masked(x), y),
+        "y": lambda: regressor.fit(x, masked(y)),
+        "labels": lambda: classifier.fit(x, masked(labels)),
+        "per series": lambda: regressor.fit(x, masked(y[:, :, -1].T)),
+        "per series labels": lambda: classifier.fit(x, masked(labels[:, -1])),
+        "weights": lambda: regressor.fit(x, y, masked(np.ones((N, T)))),
+        "matrix": lambda: regressor.fit(masked(matrix(x)), y[0, :, 0]),
+        "view": lambda: samples(masked(x)),
+    }[what]
+    name, fill = {"x": "x", "matrix": "x", "view": "x", "weights": "sample_weight"}.get(what, "y"), "np.nan"
+    fill = "0" if what == "weights" else fill
+    with pytest.raises(DataError) as info:
+        call()
+    assert str(info.value) == f"{name} is a masked array, whose mask would be lost; use {name}.filled({fill})"
+
+
+def test_other_uses_of_masked_arrays_are_refused_too(x, y):
+    est = SequenceRegressor(**SMALL).fit(x, y)
+    for call in (
+        lambda: est.predict(np.ma.masked_array(x)),
+        lambda: est.score(x, y, np.ma.masked_array(np.ones(N))),
+        lambda: est.fit(x, y, lengths=np.ma.masked_array(np.full(N, T))),
+        lambda: est.fit(x, y, validation_data=(x, np.ma.masked_array(y))),
+        lambda: SequenceScaler().fit(np.ma.masked_array(matrix(x))),
+    ):
+        with pytest.raises(DataError, match="is a masked array, whose mask would be lost"):
+            call()
