@@ -1,0 +1,224 @@
+"""Random cases: what is drawn, and what goes together. A case is a dict of plain values, so that it can be printed."""
+
+import numpy as np
+
+# What every other case differs from; shrinking goes back to these, one by one.
+PLAIN = {
+    "data": 0,  # seed of the values
+    "n_series": 3,
+    "n_steps": 7,
+    "features": 2,
+    "targets": 1,
+    "net": "lstm",
+    "hidden": 2,
+    "inputs": "one",  # "two", "words": integers for an embedding
+    "outputs": "one",  # "two", "labels": integers for a cross-entropy, "last": one target per series
+    "loss": None,
+    "opt": "adam",
+    "epochs": 1,
+    "batchsize": 2,
+    "seqsize": 3,
+    "overlap": 0,
+    "burn_in": 0,
+    "accumulate": 1,
+    "clip": None,
+    "patience": None,
+    "scheduler": None,
+    "schedule_every": "epoch",
+    "shuffle": False,
+    "rebatch": False,
+    "spec_form": "Spec",
+    "dtype": "float64",
+    "y_dtype": None,  # as x
+    "order": "C",
+    "lengths": False,
+    "starts": False,
+    "listed": False,  # series as a list of arrays
+    "view": False,  # samples(x)
+    "weights": None,  # "series", "steps", "zeros"
+    "missing": None,  # targets that are NaN: "steps", "stretch", "outputs"
+    "nan_inputs": False,  # at steps without a target
+    "n_jobs": None,
+    "validation": False,
+    "then": None,  # "partial_fit", "warm_start", "resume", "refit"
+    "chunks": False,
+    "estimator": "Estimator",
+}
+
+STACKS = {  # cells, and whether each begins a layer
+    "linear": [],
+    "lstm": [("lstm", True)],
+    "gru": [("gru", True)],
+    "rnn": [("rnn", True)],
+    "rnn_relu": [("rnn_relu", True)],
+    "lstm2": [("lstm", True), ("lstm", False)],
+    "gru2": [("gru", True), ("gru", False)],
+    "lstmcell": [("lstm", True)],
+    "grucell": [("gru", True)],
+    "rnncell": [("rnn", True)],
+    "leaky": [("leaky", True)],
+    "gru_leaky": [("gru", True), ("leaky", True)],
+    "lstm_rnn": [("lstm", True), ("rnn", True)],
+    "flstm": [("flstm", True)],
+    "sgru": [("sgru", True)],
+    "mgu2": [("mgu", True), ("mgu", False)],
+    "hfgru": [("hfgru", True)],
+    "windowed": [("lstm", True)],  # says that it takes windows
+    "stepwise": [("gru", True)],  # takes single steps only
+}
+OF_CELLS = {"lstmcell", "grucell", "rnncell", "leaky"}  # whose states are (B, H)
+NO_WEIGHTS = {"custom", "custom_steps"}  # losses without a fourth argument
+LABELS = {"ce", "ce_weights", "ce_ignore"}
+
+# What main can do already; the rest of the rules is stated in loop.py and waits here.
+LANDED = {
+    "auto": False,  # Spec.rebatch="auto", and the guard of True
+    "starts": False,
+    "listed": False,
+    "outputs": False,  # masks of single outputs
+    "context": False,  # overlap of models without state
+    "state": False,  # the state of predict is a plain list
+    "burn_in weights": False,
+}
+
+
+def draw(seed):
+    """A valid case from a number."""
+    rng = np.random.default_rng([seed, 14])
+
+    def one(*values, p=None):
+        """One of some values; the first with probability ``p``."""
+        if p is not None and rng.random() < p:
+            return values[0]
+        values = values if p is None else values[1:]
+        return values[rng.integers(len(values))]
+
+    T = int(one(1, *[int(rng.integers(2, 22))], p=0.04))
+    case = {
+        "data": int(rng.integers(2**31)),
+        "n_series": int(rng.integers(1, 7)),
+        "n_steps": T,
+        "features": int(rng.integers(1, 4)),
+        "targets": int(one(1, 2, 3, p=0.5)),
+        "net": str(one("lstm", "conv", *STACKS, p=0.15)),
+        "hidden": int(rng.integers(1, 4)),
+        "inputs": str(one("one", "two", "words", p=0.75)),
+        "outputs": str(one("one", "two", "labels", "labels", "last", p=0.6)),
+        "loss": one(None, "l1", "huber", "smooth", "summed", "custom", "custom_steps", "custom_ws", p=0.4),
+        "opt": str(one("adam", "sgd", "momentum", "adamw", "default", "rmsprop", "instance", p=0.3)),
+        "epochs": int(one(1, 2, 3)),
+        "batchsize": int(rng.integers(1, 9)),
+        "seqsize": one(None, int(rng.integers(1, T + 3)), p=0.15),
+        "overlap": int(one(0, *range(1, 7), p=0.5)),
+        "burn_in": int(one(0, 1, 2, 3, 5, p=0.65)),
+        "accumulate": int(one(1, 2, 3, 100, p=0.7)),
+        "clip": one(None, 0.03, 0.3, 2.0, p=0.6),
+        "patience": one(None, 1, 2, p=0.75),
+        "scheduler": one(None, "steps", "exponential", "plateau", p=0.65),
+        "schedule_every": str(one("epoch", "step")),
+        "shuffle": bool(one(False, True, p=0.75)),
+        "rebatch": one("auto", True, False),
+        "spec_form": str(one("Spec", "dict", "namedtuple", "object", p=0.6)),
+        "dtype": str(one("float64", "float32", ">f8", ">f4", "float16", p=0.8)),
+        "y_dtype": one(None, "float64", "float32", ">f8", p=0.85),
+        "order": str(one("C", "F", "time", "reversed", "strided", "memmap", "h5mmap", "h5chunks", "tensor", "series")),
+        "lengths": bool(one(False, True, p=0.65)),
+        "starts": bool(one(False, True, p=0.8)),
+        "listed": bool(one(False, True, p=0.85)),
+        "view": bool(one(False, True, p=0.9)),
+        "weights": one(None, "series", "steps", "zeros", p=0.55),
+        "missing": one(None, "steps", "stretch", "outputs", p=0.6),
+        "nan_inputs": bool(one(False, True, p=0.7)),
+        "n_jobs": one(None, 1, 2, p=0.85),
+        "validation": bool(one(False, True, p=0.65)),
+        "then": one(None, "partial_fit", "warm_start", "resume", "resume", "refit", p=0.5),
+        "chunks": bool(one(True, False)),
+        "estimator": str(one("Estimator", "EstimatorRegressor", "EstimatorClassifier", p=0.8)),
+    }
+    if rng.random() < 0.12:  # few long series, where folding matters
+        case.update(
+            n_series=int(rng.integers(1, 3)), n_steps=int(rng.integers(16, 60)), epochs=1, seqsize=int(one(1, 2))
+        )
+    if case["patience"] is not None and rng.random() < 0.5:
+        case["epochs"] = 5
+    return settle(case)
+
+
+def settle(case):
+    """The same case, without what does not go together."""
+    c = {**PLAIN, **case}
+
+    def unless(condition, **changes):
+        if not condition:
+            c.update(changes)
+
+    unless(LANDED["auto"] or c["rebatch"] is not True or 2 * c["n_series"] > c["batchsize"], rebatch=False)
+    unless(LANDED["auto"] or c["rebatch"] != "auto", rebatch=False)
+    unless(LANDED["starts"], starts=False)
+    unless(LANDED["listed"], listed=False)
+    unless(LANDED["outputs"] or c["missing"] != "outputs", missing="steps")
+    unless(LANDED["context"] or c["net"] != "conv", net="windowed")
+    unless(LANDED["burn_in weights"] or not c["burn_in"], weights=None)
+
+    if c["estimator"] == "EstimatorClassifier":
+        c.update(outputs="labels", weights=None, lengths=False, starts=False, missing=None, loss=None, view=False)
+    unless(c["n_series"] * c["n_steps"] > 2 or c["estimator"] != "EstimatorClassifier", estimator="Estimator")
+    if c["outputs"] == "labels":
+        unless(c["loss"] in LABELS, loss=("ce", "ce_weights", "ce_ignore")[c["data"] % 3])
+        c.update(targets=1, y_dtype="int64", nan_inputs=False)
+        unless(c["estimator"] != "EstimatorRegressor", estimator="Estimator")
+        unless(c["estimator"] != "EstimatorClassifier", loss=None)
+        unless(c["missing"] is None or c["loss"] == "ce_ignore", missing=None)
+        unless(c["missing"] != "outputs", missing="steps")
+    elif c["loss"] in LABELS:
+        c["loss"] = None
+    if c["outputs"] == "last":
+        c.update(burn_in=0, missing=None, nan_inputs=False, y_dtype="float64", listed=False)
+        unless(c["n_steps"] > 1, outputs="one")
+        unless(c["loss"] not in NO_WEIGHTS, loss=None)
+        unless(c["weights"] is None, weights="series")
+    if c["outputs"] == "two":
+        unless(c["targets"] > 1, targets=2)
+        c["view"] = False
+    if c["inputs"] == "two":
+        unless(c["features"] > 1, features=2)
+        c["view"] = False
+    if c["inputs"] == "words":
+        c.update(features=1, dtype="int64", nan_inputs=False, shuffle=False)
+        unless(c["net"] != "conv", net="gru")
+        unless(c["y_dtype"] is not None, y_dtype="float32")
+    if c["loss"] in NO_WEIGHTS:
+        c.update(weights=None, missing=None, lengths=False, starts=False, nan_inputs=False)
+    if c["loss"] == "summed":  # what a sum is divided by where steps are missing, no document says
+        c.update(weights=None, missing=None, lengths=False, starts=False, rebatch=False)
+    unless(c["missing"] or not c["nan_inputs"], nan_inputs=False)
+    unless(c["missing"] != "outputs" or c["targets"] > 1, missing="steps")
+    unless(not c["shuffle"] or (c["dtype"] != "float16" and not c["nan_inputs"]), shuffle=False)
+    unless(c["dtype"] != "float16" or c["order"] not in ("h5mmap", "h5chunks", "tensor"), order="C")
+    swapped = f"{c['dtype']} {c['y_dtype']}"  # torch has no other byte orders
+    unless(c["order"] != "tensor" or ">" not in swapped, order="time")
+    unless(not c["listed"] or c["order"] in ("C", "F", "time", "series"), order="C")
+    if c["listed"]:
+        c["view"] = False
+    single = c["dtype"] not in ("float64", ">f8")
+    if single:  # decisions on differences of 1e-7
+        c["patience"] = None
+        unless(c["scheduler"] != "plateau", scheduler="steps")
+        unless(c["opt"] != "default", opt="adamw")
+    unless(c["scheduler"] != "plateau", schedule_every="epoch")
+    if c["n_jobs"] not in (None, 1):
+        unless(c["loss"] != "custom_steps", loss="custom")
+    unless(c["net"] != "stepwise" or c["loss"] not in ("custom", "custom_ws"), net="gru")
+    if c["net"] == "conv":
+        c["hidden"] = max(c["hidden"], 2)
+        unless(c["loss"] not in ("custom_steps",), loss="custom")
+    c["burn_in"] = min(c["burn_in"], longest_row(c) - 1)
+    unless(c["then"] != "resume" or c["n_jobs"] in (None, 1), then=None)
+    unless(c["then"] not in ("resume", "warm_start") or c["opt"] != "instance", opt="adam")
+    return c
+
+
+def longest_row(c):
+    """The fewest steps that some row of a fit has at least; ``burn_in`` must be below."""
+    pieces = c["batchsize"] // c["n_series"]
+    return c["n_steps"] // pieces if c["rebatch"] is not False and 2 <= pieces < c["n_steps"] else c["n_steps"]

@@ -1,0 +1,254 @@
+"""Fit and predict with the package and with the oracle, and say where they differ."""
+
+import contextlib
+import itertools
+import math
+import tempfile
+import warnings
+
+import numpy as np
+import torch
+
+from fluxutils_py import net2vec, samples
+
+from . import ours
+from .arrays import IGNORED, Place, make_data
+from .cases import LANDED, NO_WEIGHTS, OF_CELLS
+from .loop import Oracle, accuracy, pooled_r2
+
+LABELS = np.array(["ash", "birch", "cedar"])
+GARBAGE = {"i": 99, "f": 7e3}  # past the ends of series
+
+
+class Given:
+    """Arguments of ``fit``, ``score`` and ``predict`` for some data, in the memory and the types of a case."""
+
+    def __init__(self, case, data, place):
+        self.case, self.data = case, data
+        T = data.n_steps
+        t = np.arange(T)
+        self.exists = (t >= data.starts[:, None]) & (t < (data.starts + data.lengths)[:, None])
+        x = [self._fill(a.astype(case["dtype"])) for a in data.x]
+        self.x = self._form([place(a) for a in x], data.x)
+        self.y = self._targets(place)
+        self.weight = None
+        if data.w is not None:
+            shape = data.n_series + data.n_steps
+            w = data.w[:, 0] if case["weights"] == "series" else data.w
+            self.weight = w[None] if w.ndim == 2 and shape % 2 else w
+        self.ends = {}
+        if not case["listed"]:
+            if case["starts"]:
+                self.ends["starts"] = data.starts
+            if case["lengths"]:
+                self.ends["lengths"] = data.lengths
+
+    def _fill(self, a):
+        if self.case["lengths"] or self.case["starts"]:
+            a[:, ~self.exists] = GARBAGE["i" if a.dtype.kind == "i" else "f"]
+        return a
+
+    def _form(self, placed, arrays):
+        case, data = self.case, self.data
+        if case["listed"]:
+            placed = [[a[:, n, : data.lengths[n]] for n in range(data.n_series)] for a in placed]
+        if case["view"]:
+            placed = [samples(a) for a in placed]
+        return placed[0] if len(placed) == 1 else tuple(placed)
+
+    def _targets(self, place):
+        case, data = self.case, self.data
+        if case["outputs"] == "last":
+            last = data.starts + data.lengths - 1
+            y = data.y[0][:, np.arange(data.n_series), last].T
+            return y[:, 0] if case["targets"] == 1 and data.n_steps % 2 else y
+        if case["estimator"] == "EstimatorClassifier":
+            return LABELS[data.y[0].astype(int)]
+        if case["outputs"] == "labels":
+            y = [np.where(np.isnan(a), IGNORED, a).astype("int64") for a in data.y]
+        else:
+            y = [a.astype(case["y_dtype"] or case["dtype"]) for a in data.y]
+        return self._form([place(self._fill(a)) for a in y], data.y)
+
+    def validation(self):
+        found = [self.x, self.y, self.weight, self.ends.get("lengths"), self.ends.get("starts")]
+        while found[-1] is None:
+            found.pop()
+        return tuple(found)
+
+
+class Comparison:
+    """Numbers of both sides, and those that differ: ``found`` is a list of texts."""
+
+    def __init__(self, tolerance):
+        self.tolerance, self.found = tolerance, []
+
+    def __call__(self, what, got, wanted):
+        got, wanted = np.asarray(got), np.asarray(wanted)
+        if got.shape != wanted.shape:
+            self.found.append(f"{what}: shape {got.shape}, expected {wanted.shape}")
+        elif got.dtype.kind in "OU":
+            if not (got == wanted).all():
+                self.found.append(f"{what}: {(got != wanted).sum()} of {got.size} labels differ")
+        elif not np.array_equal(np.isnan(got), np.isnan(wanted)):
+            self.found.append(f"{what}: NaN at {np.isnan(got).sum()} places, expected {np.isnan(wanted).sum()}")
+        elif got.size and not np.isnan(wanted).all():
+            error = float(np.nanmax(np.abs(got.astype(float) - wanted)))
+            if not error <= self.tolerance * (1 + float(np.nanmax(np.abs(wanted)))):
+                self.found.append(f"{what}: off by {error:.2e}; {_short(got)}, expected {_short(wanted)}")
+
+
+def _short(a):
+    return np.array2string(np.ravel(a)[:4], precision=6)
+
+
+def run(case):
+    """A list of differences, empty if there are none."""
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return _run(case, folder)
+
+
+def _run(case, folder):
+    place = Place(case["order"], folder)
+    same = Comparison(1e-9 if case["dtype"] in ("float64", ">f8") else 5e-4)
+    orders = ours.Orders() if case["shuffle"] else None
+    train = make_data(case, 1)
+    given = Given(case, train, place)
+    held_out = held_out_given = None
+    if case["validation"]:
+        held_out = make_data(case, 2, more_series=case["data"] % 3, more_steps=case["data"] % 4)
+        held_out_given = Given(case, held_out, place)
+
+    oracle = Oracle(
+        ours.build_net(case),
+        [p.detach().double() for p in ours.build_model(case).parameters()],
+        ours.criterion(case),
+        ours.grouped if case["opt"] == "instance" else ours.OPTIMIZERS[case["opt"]],
+        ours.plain_spec(case),
+        ours.SCHEDULERS.get(case["scheduler"]),
+        equal_lengths=case["loss"] in NO_WEIGHTS,
+    )
+    est = _fit(case, given, held_out_given, orders, folder)
+    rows = None if orders is None else orders.rows(oracle.rows(train, fold=True))
+    oracle.fit(train, case["epochs"], held_out, rows)
+    _same_fit(same, "fit", est, oracle)
+
+    if case["then"] in ("partial_fit", "warm_start"):
+        more = make_data(case, 3, more_series=case["data"] % 2, more_steps=case["data"] % 3)
+        more_given = Given(case, more, place)
+        if orders is not None:
+            orders.forget(more)
+        again = est.partial_fit if case["then"] == "partial_fit" else est.fit
+        again(more_given.x, more_given.y, more_given.weight, **more_given.ends)
+        rows = None if orders is None else orders.rows(oracle.rows(more, fold=True))
+        oracle.fit(more, 1 if case["then"] == "partial_fit" else case["epochs"], None, rows)
+        _same_fit(same, case["then"], est, oracle)
+
+    _same_predictions(same, case, est, oracle, given, "train")
+    other = Given(case, make_data(case, 4, more_series=case["data"] % 4, more_steps=case["data"] % 5), place)
+    _same_predictions(same, case, est, oracle, other, "other")
+    if case["chunks"] and not (case["lengths"] or case["starts"] or case["listed"] or case["view"]):
+        _same_chunks(same, case, est, oracle, other)
+    return same.found
+
+
+def _fit(case, given, held_out, orders, folder):
+    validation = {} if held_out is None else {"validation_data": held_out.validation()}
+    arguments = (given.x, given.y, given.weight)
+
+    def fit(*callbacks):
+        est = ours.build_estimator(case, callbacks, orders)
+        return est.fit(*arguments, **validation, **given.ends)
+
+    if orders is not None:
+        orders.forget(given.data)
+    if case["then"] != "resume":
+        est = fit()
+        if case["then"] == "refit":
+            if orders is not None:
+                orders.forget(given.data)
+            est.fit(*arguments, **validation, **given.ends)
+        return est
+    every, step = 1 + case["data"] % 3, 1 + case["data"] % 11
+    saves = ours.checkpointer(folder + "/checkpoints", every)
+    with contextlib.suppress(ours.Killed):
+        fit(ours.KillAt(step), saves)
+    return fit(ours.checkpointer(folder + "/checkpoints", every))
+
+
+def _same_fit(same, when, est, oracle):
+    same(f"loss_curve_ after {when}", est.loss_curve_, oracle.loss_curve)
+    same(f"validation_loss_curve_ after {when}", est.validation_loss_curve_, oracle.validation_loss_curve)
+    same(f"loss_ after {when}", est.loss_, oracle.loss)
+    same(f"grad_ after {when}", est.grad_, oracle.gradient)
+    same(f"parameters after {when}", net2vec(est), torch.cat([p.detach().reshape(-1) for p in oracle.params]))
+    same(f"n_iter_ after {when}", est.n_iter_, len(oracle.loss_curve))
+    if oracle.scheduler is not None and oracle.spec.schedule_every == "epoch":
+        same(f"lr in history_ after {when}", [record["lr"] for record in est.history_], oracle.learning_rates)
+
+
+def _same_predictions(same, case, est, oracle, given, name):
+    data = given.data
+    outputs, _ = oracle.predict(data)
+    got = est.predict(given.x, **given.ends)
+    what = f"predict of {name}"
+    if case["estimator"] == "EstimatorClassifier":
+        same(what, got, LABELS[outputs[0].argmax(0)][None])
+        same(f"predict_proba of {name}", est.predict_proba(given.x, **given.ends), _softmax(outputs[0]))
+    elif case["outputs"] == "last":
+        rows = outputs[0][:, np.arange(data.n_series), data.starts + data.lengths - 1].T
+        same(what, got, rows.reshape(given.y.shape))
+    elif case["view"]:
+        same(what, got, np.asarray(samples(outputs[0])))
+    else:
+        for k, (g, wanted) in enumerate(zip(_tuple(got), outputs, strict=True)):
+            if case["listed"]:
+                for n, length in enumerate(data.lengths):
+                    same(f"{what}, output {k}, series {n}", g[n], wanted[:, n, :length])
+            else:
+                same(f"{what}, output {k}", g, wanted)
+    score = est.score(given.x, given.y, given.weight, **given.ends)
+    right = accuracy(outputs, data) if case["outputs"] == "labels" else pooled_r2(outputs, data)
+    if not math.isnan(right):
+        same(f"score of {name}", score, right)
+
+
+def _tuple(a):
+    return a if isinstance(a, tuple) else (a,)
+
+
+def _softmax(scores):
+    return np.exp(scores) / np.exp(scores).sum(0)
+
+
+def _same_chunks(same, case, est, oracle, given):
+    """Chunks of time, each with the state of the one before; the state is the model's own."""
+    data = given.data
+    T, rng = data.n_steps, np.random.default_rng(case["data"])
+    cuts = [0, *sorted(rng.choice(np.arange(1, T), size=min(T - 1, int(rng.integers(1, 5))), replace=False)), T]
+    wanted, ends = oracle.predict(data)
+    state, found = None, []
+    predict = est.predict_proba if case["estimator"] == "EstimatorClassifier" and LANDED["state"] else est.predict
+    if predict != est.predict:
+        wanted = [_softmax(wanted[0])]
+    elif case["estimator"] == "EstimatorClassifier":
+        return
+    if case["outputs"] == "last":
+        return
+    for a, b in itertools.pairwise(cuts):
+        x = tuple(part[:, :, a:b] for part in _tuple(given.x))
+        out, state = predict(x if len(x) > 1 else x[0], state=state, return_state=True)
+        if LANDED["state"] and rng.random() < 0.5:
+            state = [s.clone() for s in state]
+        found.append(_tuple(out))
+    for k, parts in enumerate(zip(*found, strict=True)):
+        same(f"chunks, output {k}", np.concatenate(parts, axis=2), wanted[k])
+    if LANDED["state"] and case["net"] != "conv":
+        stacked = oracle.net.stacked(ends)
+        right = [s[0] for s in stacked] if case["net"] in OF_CELLS else stacked
+        if case["net"] == "gru_leaky":
+            right = [stacked[0], *[s[0] for s in stacked[1:]]]
+        same("number of states", len(state), len(right))
+        for k, (got, w) in enumerate(zip(state, right, strict=True)):
+            same(f"state {k}", got, w)

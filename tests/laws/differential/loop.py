@@ -1,0 +1,322 @@
+"""Truncated backpropagation through time as the documents of the package describe it, slowly.
+
+One series at a time, one step at a time, in float64, in plain torch and NumPy: the other side of the comparison.
+Nothing here is imported from the package. Each rule stands where it is followed, as DESIGN.md and the docstrings of
+``Spec``, ``Estimator`` and ``seqloss`` put it.
+"""
+
+import copy
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass
+class Data:
+    """Series as their users see them.
+
+    ``x`` and ``y`` are tuples of arrays (F, N, T), ``y`` in float64 with NaN where there is no target (label targets
+    too). Series ``n`` has the steps ``starts[n]`` to ``starts[n] + lengths[n]``. ``w`` (N, T) are weights, or None.
+    """
+
+    x: tuple
+    y: tuple
+    starts: np.ndarray
+    lengths: np.ndarray
+    w: np.ndarray | None = None
+
+    @property
+    def n_series(self):
+        return self.x[0].shape[1]
+
+    @property
+    def n_steps(self):
+        return self.x[0].shape[2]
+
+    def inputs(self, n, t):
+        """One step of one series; a step whose input is missing in any feature counts as zeros."""
+        found = tuple(torch.tensor(a[:, n, t], dtype=torch.float64) for a in self.x)
+        return tuple(torch.zeros_like(v) if v.isnan().any() else v for v in found)
+
+    def targets(self, n, t):
+        return tuple(torch.tensor(a[:, n, t], dtype=torch.float64) for a in self.y)
+
+    def counts(self, n, t):
+        """Whether a step has at least one target, and a weight that is not 0."""
+        present = any(bool((~np.isnan(a[:, n, t])).any()) for a in self.y)
+        return present and (self.w is None or self.w[n, t] > 0)
+
+
+class Elementwise:
+    """A criterion of differences, averaged over those outputs of a step that have a target."""
+
+    def __init__(self, f):
+        self.f = f
+
+    def window(self, items, n_steps):
+        """The sum of weight times loss over the live steps, divided by their number; outputs are added."""
+        total = 0
+        for k in range(len(items[0][0])):
+            for out, y, w in items:
+                there = ~y[k].isnan()
+                if there.any():
+                    total = total + w * self.f(out[k][there] - y[k][there]).mean() / len(items)
+        return total
+
+
+class Summed(Elementwise):
+    """A criterion that sums: over series and outputs; the mean over the steps of the window."""
+
+    def window(self, items, n_steps):
+        return sum(w * self.f(out[k] - y[k]).sum() for out, y, w in items for k in range(len(out))) / n_steps
+
+
+class CrossEntropy:
+    """Of scores and labels; with class weights a weighted mean, as torch's own."""
+
+    def __init__(self, class_weight=None):
+        self.class_weight = class_weight
+
+    def window(self, items, n_steps):
+        total = 0
+        for k in range(len(items[0][0])):
+            losses, shares = [], []
+            for out, y, w in items:
+                label = int(y[k][0])
+                share = 1.0 if self.class_weight is None else self.class_weight[label]
+                losses.append(w * share * -torch.log_softmax(out[k], 0)[label])
+                shares.append(share)
+            total = total + sum(losses) / sum(shares)
+        return total
+
+
+class Oracle:
+    """A model, an optimizer, and what became of them.
+
+    Parameters
+    ----------
+    net : Net or Convolution
+    initial : list of Tensor
+        In float64; copied.
+    criterion : Elementwise, Summed or CrossEntropy
+    make_optimizer, make_scheduler : callable
+    spec : object
+        With all fields of ``Spec``.
+    equal_lengths : bool
+        A loss of one's own that takes no weights sees rows of equal length only, the longest first.
+    """
+
+    def __init__(self, net, initial, criterion, make_optimizer, spec, make_scheduler=None, equal_lengths=False):
+        self.net, self.criterion, self.spec, self.equal_lengths = net, criterion, spec, equal_lengths
+        self.params = [p.clone().requires_grad_() for p in initial]
+        self.optimizer = make_optimizer(self.params)
+        self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
+        self.loss_curve, self.validation_loss_curve, self.learning_rates = [], [], []
+
+    # -- which steps, in which order -------------------------------------------------------------------
+
+    def rows(self, data, fold):
+        """(series, first step, step after the last): each series, or its pieces."""
+        rows = [(n, int(s), int(s + k)) for n, (s, k) in enumerate(zip(data.starts, data.lengths, strict=True))]
+        longest, pieces = max(b - a for _, a, b in rows), self.spec.batchsize // len(rows)
+        if self.spec.rebatch == "auto":  # only while every piece keeps at least 8 * seqsize steps
+            pieces = min(pieces, longest // (8 * (self.spec.seqsize or longest)))
+        elif not self.spec.rebatch or longest <= pieces:
+            pieces = 1
+        if not fold or pieces < 2:
+            return rows
+        folded = []
+        for n, a, b in rows:  # pieces as numpy.array_split has them
+            for piece in np.array_split(np.arange(a, b), min(pieces, b - a)):
+                folded.append((n, int(piece[0]), int(piece[-1]) + 1))
+        return folded
+
+    def groups(self, rows):
+        """Minibatches of rows."""
+        lengths = sorted({b - a for _, a, b in rows}, reverse=True)
+        kinds = [[r for r in rows if r[2] - r[1] == k] for k in lengths] if self.equal_lengths else [rows]
+        size = self.spec.batchsize
+        return [kind[i : i + size] for kind in kinds for i in range(0, len(kind), size)]
+
+    def windows(self, n_steps):
+        """(start, stop, whether it carries a loss) of each window of a group."""
+        burn, size = min(self.spec.burn_in, n_steps), self.spec.seqsize or n_steps
+        found = [(a, min(a + size, burn), False) for a in range(0, burn, size)]
+        return found + [(a, min(a + size, n_steps), True) for a in range(burn, n_steps, size)]
+
+    def weight_scale(self, data, rows):
+        """Weights have mean 1 over the steps that carry a loss."""
+        if data.w is None:
+            return 1.0
+        used = [data.w[n, t] for n, a, b in rows for t in range(a + self.spec.burn_in, b) if data.counts(n, t)]
+        return len(used) / sum(used)
+
+    # -- one window ----------------------------------------------------------------------------------
+
+    def forward(self, data, group, past, start, stop, lead):
+        """Run each row from its state ``lead`` steps before ``start``; outputs by (row, step).
+
+        ``past[i][t]`` is the detached state of row ``i`` before its step ``t``, as it was last computed.
+        """
+        found = {}
+        for i, (n, a, b) in enumerate(group):
+            end = min(stop, b - a)
+            begin = min(start - lead, end)
+            xs = [data.inputs(n, a + t) for t in range(begin, end)]
+            state = past[i][begin] if begin else self.net.zero_state()
+            outputs, states = self.net.run(self.params, xs, state)
+            for k, s in enumerate(states):
+                past[i][begin + k] = [tuple(v.detach() for v in layer) for layer in s]
+            for t in range(start, end):
+                found[i, t] = outputs[t - begin]
+        return found
+
+    def lead(self, start):
+        """Earlier steps that are computed again. Of a model with state, not those of the burn-in."""
+        first = 0 if self.net.context else self.spec.burn_in
+        return max(0, min(self.spec.overlap, start - first))
+
+    def live_items(self, data, group, outputs, scale):
+        """(outputs, targets, weight) of the steps that count."""
+        items = []
+        for (i, t), out in outputs.items():
+            n, a, _ = group[i]
+            if data.counts(n, a + t):
+                items.append((out, data.targets(n, a + t), 1.0 if data.w is None else data.w[n, a + t] * scale))
+        return items
+
+    # -- training ------------------------------------------------------------------------------------
+
+    def fit(self, data, epochs, validation=None, orders=None):
+        """``orders`` are the rows of each epoch in the order in which a shuffled fit took them."""
+        best, worse, saved = math.inf, 0, None
+        for epoch in range(epochs):
+            self.epoch(data, None if orders is None else orders[epoch])
+            monitored = self.loss_curve[-1]
+            if validation is not None:
+                monitored = self.validation_loss(validation)
+                self.validation_loss_curve.append(monitored)
+            self.learning_rates.append(self.optimizer.param_groups[0]["lr"])
+            if self.scheduler is not None and self.spec.schedule_every == "epoch":
+                plateau = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+                self.scheduler.step(*[monitored] if plateau else [])
+            if monitored < best:
+                best, worse, saved = monitored, 0, copy.deepcopy([p.detach() for p in self.params])
+            else:
+                worse += 1
+            if self.spec.patience is not None and worse >= self.spec.patience:
+                break
+        if self.spec.patience is not None and saved is not None:
+            self.set(saved)
+        return self
+
+    def epoch(self, data, order=None):
+        rows = self.rows(data, fold=True)
+        if order is not None:
+            assert sorted(order) == sorted(rows), "a shuffled epoch takes each row once"
+        scale = self.weight_scale(data, rows)
+        losses, live, self.gradients, waiting = [], [], [], []
+        for group in self.groups(order or rows):
+            past = [{} for _ in group]
+            for start, stop, carries in self.windows(max(b - a for _, a, b in group)):
+                outputs = self.forward(data, group, past, start, stop, self.lead(start) if carries else 0)
+                items = self.live_items(data, group, outputs, scale) if carries else []
+                if not items:  # the state moves on, nothing is learnt
+                    continue
+                loss = self.criterion.window(items, stop - start)
+                waiting.append((torch.autograd.grad(loss, self.params, allow_unused=True), len(items)))
+                losses.append(loss.item())
+                live.append(len(items))
+                if len(waiting) == self.spec.accumulate:
+                    self.update(waiting)
+                    waiting = []
+        if waiting:
+            self.update(waiting)
+        self.loss = float(np.mean(losses))
+        self.loss_curve.append(float(np.average(losses, weights=live)))
+        self.gradient = torch.stack(self.gradients).mean(0)
+
+    def update(self, waiting):
+        """One step of the optimizer on the mean over windows, weighted by their live steps."""
+        total = sum(n for _, n in waiting)
+        for i, p in enumerate(self.params):
+            p.grad = sum((torch.zeros_like(p) if g[i] is None else g[i]) * n / total for g, n in waiting)
+        flat = torch.cat([p.grad.reshape(-1) for p in self.params])
+        self.gradients.append(flat)
+        if self.spec.clip is not None and flat.norm() > self.spec.clip:
+            for p in self.params:
+                p.grad = p.grad * self.spec.clip / (flat.norm() + 1e-6)  # as clip_grad_norm_
+        self.optimizer.step()
+        if self.scheduler is not None and self.spec.schedule_every == "step":
+            self.scheduler.step()
+
+    def set(self, params):
+        with torch.no_grad():
+            for p, value in zip(self.params, params, strict=True):
+                p.copy_(value)
+
+    # -- without training ------------------------------------------------------------------------------
+
+    def validation_loss(self, data):
+        """Never folded. The mean over windows, weighted by live steps."""
+        rows, losses, live = self.rows(data, fold=False), [], []
+        scale = self.weight_scale(data, rows)
+        with torch.no_grad():
+            for group in self.groups(rows):
+                past = [{} for _ in group]
+                for start, stop, carries in self.windows(max(b - a for _, a, b in group)):
+                    lead = self.lead(start) if self.net.context else 0
+                    outputs = self.forward(data, group, past, start, stop, lead)
+                    items = self.live_items(data, group, outputs, scale) if carries else []
+                    if items:
+                        losses.append(self.criterion.window(items, stop - start).item())
+                        live.append(len(items))
+        return float(np.average(losses, weights=live))
+
+    def predict(self, data):
+        """A list of (G, N, T), NaN where there is no step or no input, and the state of all series at their ends."""
+        shape = (data.n_series, data.n_steps)
+        found, ends = [np.full((g, *shape), np.nan) for g in self.net.splits], []
+        with torch.no_grad():
+            for n, (first, length) in enumerate(zip(data.starts, data.lengths, strict=True)):
+                past, size = [{}], self.spec.seqsize or length
+                for start in range(0, length, size):
+                    lead = min(self.spec.overlap, start) if self.net.context else 0
+                    row = (n, int(first), int(first + length))
+                    outputs = self.forward(data, [row], past, start, min(start + size, length), lead)
+                    for (_, t), out in outputs.items():
+                        if all(np.isfinite(a[:, n, first + t]).all() for a in data.x):
+                            for whole, o in zip(found, out, strict=True):
+                                whole[:, n, first + t] = o.numpy()
+                ends.append(past[0].get(length))
+        return found, ends
+
+
+def pooled_r2(predicted, data):
+    """1 - sum w (y - yhat)^2 / sum w (y - mean y)^2 over series, time and features; the mean of several outputs."""
+    scores = []
+    for out, y in zip(predicted, data.y, strict=True):
+        w = np.ones(y.shape) if data.w is None else np.broadcast_to(data.w, y.shape)
+        there = _there(data)[None] & ~np.isnan(y) & ~np.isnan(out) & (w > 0)
+        w = np.where(there, w, 0)
+        y, out = np.where(there, y, 0), np.where(there, out, 0)
+        total = w.sum((1, 2), keepdims=True)
+        mean = (w * y).sum((1, 2), keepdims=True) / np.where(total > 0, total, 1)
+        residual, spread = (w * (y - out) ** 2).sum(), (w * (y - mean) ** 2).sum()
+        scores.append(1 - residual / spread if spread > 1e-12 else math.nan)
+    return float(np.mean(scores))
+
+
+def accuracy(predicted, data):
+    """The weighted share of live steps whose largest score is at the label."""
+    (y,), (out,) = data.y, predicted
+    w = np.ones(y.shape[1:]) if data.w is None else data.w
+    live = _there(data) & ~np.isnan(y[0]) & ~np.isnan(out[0]) & (w > 0)
+    return float((w * (out.argmax(0) == y[0]))[live].sum() / w[live].sum())
+
+
+def _there(data):
+    t = np.arange(data.n_steps)
+    return (t >= data.starts[:, None]) & (t < (data.starts + data.lengths)[:, None])
