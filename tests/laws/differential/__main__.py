@@ -11,6 +11,8 @@ import torch
 from .cases import PLAIN, draw, settle
 from .compare import run
 
+SHOWN = 4  # differences of a case
+
 
 def differences(case):
     """What differs, or how it failed."""
@@ -54,11 +56,11 @@ def main():
         found = differences(case := draw(number))
         if found:
             failed += 1
-            print(f"case {number}:", *found, sep="\n  ")
+            print(f"case {number}:", *found[:SHOWN], sep="\n  ")
             if not arguments.no_shrink:
                 case = shrink(case)
                 print("  simplest:", json.dumps({k: v for k, v in case.items() if v != PLAIN[k]}, default=str))
-                print(" ", *differences(case), sep="\n  ", flush=True)
+                print(" ", *differences(case)[:SHOWN], sep="\n  ", flush=True)
             if failed == arguments.stop_after:
                 break
     print(f"{number - numbers[0] + 1} cases, {failed} differ, {time.perf_counter() - began:.0f} s")

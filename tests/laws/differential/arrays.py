@@ -27,6 +27,8 @@ def make_data(case, seed, more_series=0, more_steps=0):
         y.reshape(-1)[:N_LABELS] = np.arange(N_LABELS)[: y.size]  # each occurs
     else:
         y = np.sin(memory + np.arange(case["targets"])[:, None, None]) + 0.3 * rng.normal(size=(case["targets"], N, T))
+        if case["far"]:
+            y = 50 + 4 * y
         y = y.astype(case["y_dtype"] or case["dtype"]).astype(float)
 
     starts, lengths = np.zeros(N, int), np.full(N, T)

@@ -43,6 +43,8 @@ PLAIN = {
     "then": None,  # "partial_fit", "warm_start", "resume", "refit"
     "chunks": False,
     "estimator": "Estimator",
+    "far": False,  # targets far from 0
+    "kernels": False,  # native ones, where there are any
 }
 
 STACKS = {  # cells, and whether each begins a layer
@@ -66,6 +68,7 @@ STACKS = {  # cells, and whether each begins a layer
     "windowed": [("lstm", True)],  # says that it takes windows
     "stepwise": [("gru", True)],  # takes single steps only
 }
+READY = {"lstm", "gru", "rnn", "lstm2", "gru2", "flstm", "sgru", "mgu2", "hfgru"}  # SequenceRegressor has them
 OF_CELLS = {"lstmcell", "grucell", "rnncell", "leaky"}  # whose states are (B, H)
 NO_WEIGHTS = {"custom", "custom_steps"}  # losses without a fourth argument
 LABELS = {"ce", "ce_weights", "ce_ignore"}
@@ -133,7 +136,9 @@ def draw(seed):
         "validation": bool(one(False, True, p=0.65)),
         "then": one(None, "partial_fit", "warm_start", "resume", "resume", "refit", p=0.5),
         "chunks": bool(one(True, False)),
-        "estimator": str(one("Estimator", "EstimatorRegressor", "EstimatorClassifier", p=0.8)),
+        "estimator": str(one("Estimator", "EstimatorRegressor", "EstimatorClassifier", "SequenceRegressor", p=0.75)),
+        "far": bool(one(False, True, p=0.8)),
+        "kernels": bool(one(True, False)),
     }
     if rng.random() < 0.12:  # few long series, where folding matters
         case.update(
@@ -160,13 +165,22 @@ def settle(case):
     unless(LANDED["context"] or c["net"] != "conv", net="windowed")
     unless(LANDED["burn_in weights"] or not c["burn_in"], weights=None)
 
+    if c["estimator"] == "SequenceRegressor":
+        c.update(inputs="one", loss=None, opt="adamw", accumulate=1, patience=None, scheduler=None, spec_form="Spec")
+        unless(c["net"] in READY, net="lstm2")
+        unless(c["outputs"] == "last", outputs="one")
+        c["y_dtype"] = None
+        unless(c["dtype"] in ("float64", ">f8"), dtype="float64")
+        unless(not c["shuffle"], shuffle=False)
+        unless(LANDED["auto"], batchsize=min(c["batchsize"], 2 * c["n_series"] - 1))
     if c["estimator"] == "EstimatorClassifier":
         c.update(outputs="labels", weights=None, lengths=False, starts=False, missing=None, loss=None, view=False)
+    unless(c["estimator"] == "SequenceRegressor", far=False)
     unless(c["n_series"] * c["n_steps"] > 2 or c["estimator"] != "EstimatorClassifier", estimator="Estimator")
     if c["outputs"] == "labels":
         unless(c["loss"] in LABELS, loss=("ce", "ce_weights", "ce_ignore")[c["data"] % 3])
         c.update(targets=1, y_dtype="int64", nan_inputs=False)
-        unless(c["estimator"] != "EstimatorRegressor", estimator="Estimator")
+        unless(c["estimator"] in ("Estimator", "EstimatorClassifier"), estimator="Estimator")
         unless(c["estimator"] != "EstimatorClassifier", loss=None)
         unless(c["missing"] is None or c["loss"] == "ce_ignore", missing=None)
         unless(c["missing"] != "outputs", missing="steps")
@@ -175,6 +189,7 @@ def settle(case):
     if c["outputs"] == "last":
         c.update(burn_in=0, missing=None, nan_inputs=False, y_dtype="float64", listed=False)
         unless(c["n_steps"] > 1, outputs="one")
+        unless(c["n_steps"] > 3, targets=1)  # (N, G) with G == T could mean all steps
         unless(c["loss"] not in NO_WEIGHTS, loss=None)
         unless(c["weights"] is None, weights="series")
     if c["outputs"] == "two":

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fluxutils_py import net2vec, samples
+from fluxutils_py.nn import native_kernels
 
 from . import ours
 from .arrays import IGNORED, Place, make_data
@@ -106,7 +107,8 @@ def run(case):
     """A list of differences, empty if there are none."""
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("error")
-        return _run(case, folder)
+        with native_kernels(case["kernels"]):
+            return _run(case, folder)
 
 
 def _run(case, folder):
@@ -120,16 +122,18 @@ def _run(case, folder):
         held_out = make_data(case, 2, more_series=case["data"] % 3, more_steps=case["data"] % 4)
         held_out_given = Given(case, held_out, place)
 
+    start = ours.Start()
+    est = _fit(case, given, held_out_given, start, orders, folder)
     oracle = Oracle(
         ours.build_net(case),
-        [p.detach().double() for p in ours.build_model(case).parameters()],
+        start.params,
         ours.criterion(case),
-        ours.grouped if case["opt"] == "instance" else ours.OPTIMIZERS[case["opt"]],
+        ours.make_optimizer(case),
         ours.plain_spec(case),
         ours.SCHEDULERS.get(case["scheduler"]),
         equal_lengths=case["loss"] in NO_WEIGHTS,
+        scaled=case["estimator"] == "SequenceRegressor",
     )
-    est = _fit(case, given, held_out_given, orders, folder)
     rows = None if orders is None else orders.rows(oracle.rows(train, fold=True))
     oracle.fit(train, case["epochs"], held_out, rows)
     _same_fit(same, "fit", est, oracle)
@@ -153,12 +157,12 @@ def _run(case, folder):
     return same.found
 
 
-def _fit(case, given, held_out, orders, folder):
+def _fit(case, given, held_out, start, orders, folder):
     validation = {} if held_out is None else {"validation_data": held_out.validation()}
     arguments = (given.x, given.y, given.weight)
 
     def fit(*callbacks):
-        est = ours.build_estimator(case, callbacks, orders)
+        est = ours.build_estimator(case, [start, *callbacks], orders)
         return est.fit(*arguments, **validation, **given.ends)
 
     if orders is not None:

@@ -7,7 +7,7 @@ Nothing here is imported from the package. Each rule stands where it is followed
 
 import copy
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -45,6 +45,8 @@ class Data:
 
     def counts(self, n, t):
         """Whether a step has at least one target, and a weight that is not 0."""
+        if not self.starts[n] <= t < self.starts[n] + self.lengths[n]:
+            return False
         present = any(bool((~np.isnan(a[:, n, t])).any()) for a in self.y)
         return present and (self.w is None or self.w[n, t] > 0)
 
@@ -106,14 +108,19 @@ class Oracle:
         With all fields of ``Spec``.
     equal_lengths : bool
         A loss of one's own that takes no weights sees rows of equal length only, the longest first.
+    scaled : bool
+        Whether targets are learnt at mean 0 and variance 1, those of the first fit.
     """
 
-    def __init__(self, net, initial, criterion, make_optimizer, spec, make_scheduler=None, equal_lengths=False):
+    def __init__(
+        self, net, initial, criterion, make_optimizer, spec, make_scheduler=None, equal_lengths=False, scaled=False
+    ):
         self.net, self.criterion, self.spec, self.equal_lengths = net, criterion, spec, equal_lengths
         self.params = [p.clone().requires_grad_() for p in initial]
         self.optimizer = make_optimizer(self.params)
         self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
         self.loss_curve, self.validation_loss_curve, self.learning_rates = [], [], []
+        self.scaled, self.target_mean, self.target_scale = scaled, None, None
 
     # -- which steps, in which order -------------------------------------------------------------------
 
@@ -191,6 +198,10 @@ class Oracle:
 
     def fit(self, data, epochs, validation=None, orders=None):
         """``orders`` are the rows of each epoch in the order in which a shuffled fit took them."""
+        if self.scaled:
+            if self.target_mean is None:
+                self.target_mean, self.target_scale = mean_and_scale(data)
+            data, validation = self.standardised(data), validation and self.standardised(validation)
         best, worse, saved = math.inf, 0, None
         for epoch in range(epochs):
             self.epoch(data, None if orders is None else orders[epoch])
@@ -257,6 +268,9 @@ class Oracle:
             for p, value in zip(self.params, params, strict=True):
                 p.copy_(value)
 
+    def standardised(self, data):
+        return replace(data, y=((data.y[0] - self.target_mean) / self.target_scale,))
+
     # -- without training ------------------------------------------------------------------------------
 
     def validation_loss(self, data):
@@ -291,7 +305,22 @@ class Oracle:
                             for whole, o in zip(found, out, strict=True):
                                 whole[:, n, first + t] = o.numpy()
                 ends.append(past[0].get(length))
+        if self.scaled:
+            found = [found[0] * self.target_scale + self.target_mean]
         return found, ends
+
+
+def mean_and_scale(data):
+    """Of each output, (G, 1, 1), over the steps that count, with their weights; the scale of a constant is 1."""
+    found = []
+    for y in data.y[0]:
+        counted = [(n, t) for n in range(data.n_series) for t in range(data.n_steps) if data.counts(n, t)]
+        values = np.array([y[n, t] for n, t in counted if not np.isnan(y[n, t])])
+        w = np.array([1.0 if data.w is None else data.w[n, t] for n, t in counted if not np.isnan(y[n, t])])
+        mean = np.average(values, weights=w)
+        scale = math.sqrt(np.average((values - mean) ** 2, weights=w))
+        found.append((mean, scale if np.ptp(values) else 1.0))
+    return np.array(found).T[:, :, None, None]
 
 
 def pooled_r2(predicted, data):

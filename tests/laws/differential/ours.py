@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fluxutils_py import Estimator, EstimatorClassifier, EstimatorRegressor, Spec
+from fluxutils_py import Estimator, EstimatorClassifier, EstimatorRegressor, SequenceRegressor, Spec
 from fluxutils_py.nn import FLSTM, GRU, HFGRU, LSTM, MGU, RNN, SGRU, Recur
 from fluxutils_py.training import Checkpointer, ForEachNSteps
 
 from .arrays import IGNORED, N_LABELS, N_WORDS
-from .cases import STACKS
+from .cases import LANDED, STACKS
 from .loop import CrossEntropy, Elementwise, Summed
 from .nets import Convolution, Net
 
@@ -199,6 +199,13 @@ LOSSES = {  # for the package; the oracle's criterion
 }
 
 
+def make_optimizer(case):
+    """For the oracle."""
+    if case["opt"] == "instance":
+        return grouped
+    return OPTIMIZERS["ready" if case["estimator"] == "SequenceRegressor" else case["opt"]]
+
+
 def criterion(case):
     return CrossEntropy() if case["estimator"] == "EstimatorClassifier" else LOSSES[case["loss"]][1]
 
@@ -210,6 +217,7 @@ OPTIMIZERS = {
     "adamw": partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1, eps=1e-3),
     "rmsprop": partial(torch.optim.RMSprop, lr=1e-3, eps=1e-3),
     "default": torch.optim.AdamW,
+    "ready": partial(torch.optim.AdamW, lr=2e-2, weight_decay=0.01),
 }
 
 
@@ -225,6 +233,9 @@ SCHEDULERS = {
     "plateau": partial(torch.optim.lr_scheduler.ReduceLROnPlateau, factor=0.3, patience=0),
 }
 
+SEQUENCE_FIELDS = ["epochs", "batchsize", "seqsize", "shuffle", "overlap", "burn_in", "clip"]
+if LANDED["auto"]:
+    SEQUENCE_FIELDS.append("rebatch")
 SPEC_FIELDS = [f.name for f in dataclasses.fields(Spec)]
 
 
@@ -256,6 +267,19 @@ class KillAt:
     def on_step(self, loop):
         if loop.step >= self.step:
             raise Killed
+
+
+class Start:
+    """The parameters with which a fit begins."""
+
+    params = None
+
+    def on_start(self, loop):
+        if self.params is None:
+            self.params = [p.detach().double().clone() for p in loop.shared_data["model"].parameters()]
+
+    def on_step(self, loop):
+        pass
 
 
 class Orders:
@@ -292,7 +316,27 @@ class Orders:
         return found
 
 
+def build_ready(case, callbacks):
+    net = case["net"]
+    spec = {name: case[name] for name in SEQUENCE_FIELDS}
+    cell, layers = net.rstrip("2"), 2 if net.endswith("2") else 1
+    return SequenceRegressor(
+        case["hidden"],
+        layers,
+        cell,
+        **spec,
+        lr=2e-2,
+        n_jobs=case["n_jobs"],
+        callbacks=list(callbacks),
+        warm_start=case["then"] == "warm_start",
+        random_state=case["data"],
+        verbose=False,
+    )
+
+
 def build_estimator(case, callbacks=(), orders=None):
+    if case["estimator"] == "SequenceRegressor":
+        return build_ready(case, callbacks)
     model = build_model(case)
     if orders is not None:
         look = orders.look  # a bound method would be copied with the model
