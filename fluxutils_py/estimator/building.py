@@ -14,7 +14,7 @@ from torch import nn
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.nn import LSTM, wrap_recurrent
-from fluxutils_py.optim import ChainedOptimizer
+from fluxutils_py.optim import ChainedOptimizer, Transform
 
 SIZES = {"n_in": 0, "n_features": 0, "n_out": 1, "n_outputs": 1}  # argument name -> index into (n_in, n_out)
 
@@ -71,6 +71,8 @@ def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, de
     ------
     TypeError
         If ``model`` is none of these, or makes something that is no module.
+    ValueError
+        If there is no such device.
     """
     require_stored(model=model)
     if model is None:
@@ -79,12 +81,14 @@ def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, de
     elif isinstance(model, nn.Module):
         built = copy.deepcopy(model)
     elif callable(model):
+        model = without_numpy(model)
         built = model(**{k: (n_in, n_out)[i] for k, i in SIZES.items() if k in _open_arguments(model)})
         if not isinstance(built, nn.Module):
             raise TypeError(f"model={model!r} must make a torch module, it made {type(built).__name__}")
     else:
         raise TypeError(f"model must be a torch module, a class or function that makes one, or None; got {model!r}")
     built = wrap_recurrent(built)
+    device = check_device(device)
     return built.to(device=device, dtype=dtype) if dtype is not None else built.to(device=device)
 
 
@@ -105,10 +109,15 @@ def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optim
         raise ValueError("the model has no trainable parameters: set requires_grad on those to be learnt")
     if opt is None:
         return adamw(params)
+    if isinstance(opt, Transform):
+        raise TypeError(
+            f"opt={opt!r} changes gradients only: combine it with an optimizer by fluxutils_py.optim.Chain, as in "
+            f"opt=Chain({opt!r}, torch.optim.AdamW)"
+        )
     if isinstance(opt, torch.optim.Optimizer):
         made: Any = rebind(opt, model, built)
     elif callable(opt) and not (isinstance(opt, type) and not issubclass(opt, torch.optim.Optimizer)):
-        made = opt(params)
+        made = without_numpy(opt)(params)
     else:
         raise TypeError(
             "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of one, a function of the "
@@ -122,6 +131,40 @@ def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optim
     if any(id(p) not in own for group in made.param_groups for p in group["params"]):
         raise ValueError(f"opt={opt!r} made an optimizer of other parameters than the ones it was given")
     return made
+
+
+def without_numpy(f: Any) -> Any:
+    """A function, with Python's numbers in place of NumPy's if it is a partial: torch takes these only."""
+    if not isinstance(f, functools.partial):
+        return f
+    arguments = [v.item() if isinstance(v, np.generic) else v for v in f.args]
+    keywords = {k: v.item() if isinstance(v, np.generic) else v for k, v in f.keywords.items()}
+    return functools.partial(f.func, *arguments, **keywords)
+
+
+def check_device(device: Any) -> torch.device | None:
+    """The device of that name; None stays None.
+
+    Raises
+    ------
+    ValueError
+        If there is no such device, in this machine or at all.
+    """
+    if device is None:
+        return None
+    way_out = 'give "cpu", "cuda", "cuda:1", "mps" or the like, or None for where the model is'
+    try:
+        found = torch.device(device.item() if isinstance(device, np.generic) else device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device={device!r} is no device of torch; {way_out}") from None
+    if found.type == "cuda" and not torch.cuda.is_available():
+        built = "torch sees no GPU here" if torch.version.cuda else "this torch is built without CUDA"
+        raise ValueError(f"device={device!r}, but {built}; {way_out}")
+    try:
+        torch.zeros(1, device=found).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ValueError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}; {way_out}") from None
+    return found
 
 
 def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.optim.Optimizer:

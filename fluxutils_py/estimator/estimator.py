@@ -41,7 +41,8 @@ class Estimator(ReadableTables, BaseEstimator):
     opt : optimizer class, functools.partial, callable of the parameters, optimizer of ``model``'s parameters, or None
         None: ``torch.optim.AdamW``, fused where torch offers it.
     spec : Spec, dict, namedtuple, dataclass, object, or None
-        ``epochs``, ``batchsize``, ``seqsize`` and what :class:`fluxutils_py.Spec` lists. None: its defaults.
+        ``epochs``, ``batchsize``, ``seqsize`` and what else :class:`fluxutils_py.Spec` lists; what is left out, and
+        None, mean its defaults.
     comm : "auto", "mpi", "torch", None, or a communicator
         Which processes train, predict and score together; every one makes the same calls with the same arguments, and
         has the same results. "auto": the ranks that ``mpirun``, ``srun`` or ``torchrun`` started; without them, and in

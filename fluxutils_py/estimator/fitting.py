@@ -15,7 +15,7 @@ from torch import nn
 from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series
 from fluxutils_py.data.weights import blocks
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.estimator.building import build_model, build_optimizer, draw_generator, require_stored
+from fluxutils_py.estimator.building import build_model, build_optimizer, draw_generator, require_stored, without_numpy
 from fluxutils_py.estimator.holdout import Part, hold_out
 from fluxutils_py.estimator.layout import Inputs, read_inputs, read_weight, sizes
 from fluxutils_py.estimator.ranks import agree_on_fit, own_device
@@ -272,7 +272,7 @@ class Fit:
             return self.est._scheduler
         if self.spec.scheduler is None:
             return None
-        scheduler = self.spec.scheduler(self.optimizer)
+        scheduler = without_numpy(self.spec.scheduler)(self.optimizer)
         if not hasattr(scheduler, "step"):
             raise TypeError(f"spec.scheduler must make a torch learning-rate scheduler, it made {scheduler!r}")
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau) and self.spec.schedule_every == "step":

@@ -104,7 +104,7 @@ class _Sequence(Estimator):
         patience = int(self.n_iter_no_change) if self.early_stopping else None
         spec = Spec(**{name: getattr(self, name) for name in names}, patience=patience)
         try:
-            read_spec(spec)
+            spec = read_spec(spec)
         except SpecError as error:  # the arguments are ours here
             raise SpecError(str(error).removeprefix("spec.")) from None
         return SimpleNamespace(

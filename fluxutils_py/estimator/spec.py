@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fluxutils_py.errors import SpecError
 
 
@@ -17,8 +19,9 @@ from fluxutils_py.errors import SpecError
 class Spec:
     """How an estimator trains.
 
-    An estimator takes a ``Spec``, or any dict, namedtuple, dataclass or object that has ``epochs``, ``batchsize`` and
-    ``seqsize``, and as many of the others as it likes; more fields are left alone.
+    An estimator takes a ``Spec``, or any dict, namedtuple, dataclass or object with at least one of these fields; those
+    that it leaves out have the defaults here. Other fields are left alone, but for names that look misspelt: an error
+    for ``epochs``, ``batchsize`` and ``seqsize``, else a warning.
 
     Parameters
     ----------
@@ -71,34 +74,42 @@ class Spec:
 
 
 NAMES = [f.name for f in dataclasses.fields(Spec)]
-REQUIRED = ("epochs", "batchsize", "seqsize")
+MAIN = ("epochs", "batchsize", "seqsize")
 
 
 def read_spec(spec: Any) -> Spec:
-    """A checked :class:`Spec` from whatever form the user gave; None is all defaults.
+    """A checked :class:`Spec` from whatever form the user gave; what it leaves out, and None, are the defaults.
 
     Raises
     ------
     SpecError
-        If ``epochs``, ``batchsize`` or ``seqsize`` is missing (with a guess at what was meant), or a value cannot be.
+        If it has none of the known fields, a name looks like a misspelt ``epochs``, ``batchsize`` or ``seqsize``, or a
+        value cannot be.
     """
     if spec is None:
         return Spec()
     fields = spec_fields(spec)
-    for name in REQUIRED:
-        if name not in fields:
-            near = difflib.get_close_matches(name, [f for f in fields if f not in NAMES], 1, 0.6)
+    others = [f for f in fields if f not in NAMES]
+    for name in MAIN:
+        near = difflib.get_close_matches(name, others, 1, 0.6) if name not in fields else []
+        if near:
             raise SpecError(
-                f"spec has no field {name!r} (found: {', '.join(fields) or 'none'})"
-                + (f"; did you mean {name!r} where it says {near[0]!r}?" if near else "")
+                f"spec has no field {name!r} (found: {', '.join(fields)}); did you mean {name!r} where it says "
+                f"{near[0]!r}?"
             )
-    for field in fields.keys() - NAMES:
+    if len(others) == len(fields):
+        raise SpecError(
+            f"spec has none of the fields {', '.join(NAMES)} (found: {', '.join(fields) or 'none'}); None means the "
+            "defaults"
+        )
+    for field in others:
         near = difflib.get_close_matches(field, [n for n in NAMES if n not in fields], 1, 0.8)
         if near:
             warnings.warn(f"spec field {field!r} is not used; did you mean {near[0]!r}?", stacklevel=3)
     known = Spec(**{name: fields[name] for name in NAMES if name in fields})
     _check(known)
-    return known
+    numpys = {k: v.item() for k, v in vars(known).items() if isinstance(v, np.generic)}
+    return dataclasses.replace(known, **numpys)
 
 
 def spec_fields(spec: Any) -> dict[str, Any]:
@@ -131,7 +142,7 @@ def _check(spec: Spec) -> None:
         check_int(f"spec.{name}", getattr(spec, name), least, optional)
     for name in ("shuffle", "rebatch"):
         value = getattr(spec, name)
-        if not isinstance(value, bool) and type(value).__name__ not in ("bool_", "bool"):
+        if not isinstance(value, bool | np.bool_):
             raise SpecError(f"spec.{name} must be True or False, got {value!r}")
     check_positive("spec.clip", spec.clip, optional=True)
     if spec.scheduler is not None and not callable(spec.scheduler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -58,7 +59,7 @@ class _Cell(nn.Module):
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
-        self.n_in, self.n_out = n_in, n_out
+        self.n_in, self.n_out = n_in, n_out = operator.index(n_in), operator.index(n_out)  # also of NumPy's integers
         self.weight_ih = nn.Parameter(torch.empty(self.x_blocks * n_out, n_in))
         self.weight_hh = nn.Parameter(torch.empty(self.h_blocks * n_out, n_out))
         self.bias = nn.Parameter(torch.empty(self.h_blocks * n_out))
@@ -241,7 +242,7 @@ class HFGRUCell(_Cell):
 
     def __init__(self, n_in: int, n_out: int, alpha: float = 1.0) -> None:
         super().__init__(n_in, n_out)
-        self.alpha = alpha
+        self.alpha = float(alpha)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -253,6 +254,8 @@ class _Ready(Recur):
     layer: Callable[..., nn.RNNBase]
 
     def __init__(self, n_in: int, n_out: int, num_layers: int = 1, dropout: float = 0.0, bias: bool = True) -> None:
+        n_in, n_out, num_layers = map(operator.index, (n_in, n_out, num_layers))  # torch refuses NumPy's integers
+        dropout, bias = float(dropout), bool(bias)
         super().__init__(self.layer(n_in, n_out, num_layers, dropout=dropout, bias=bias))
         self.n_in, self.n_out, self.num_layers, self.dropout, self.bias = n_in, n_out, num_layers, dropout, bias
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -50,6 +51,8 @@ class _CellLayer(Recur):
     cell: type[_Cell]
 
     def __init__(self, n_in: int, n_out: int, num_layers: int = 1, dropout: float = 0.0) -> None:
+        n_in, n_out, num_layers = map(operator.index, (n_in, n_out, num_layers))
+        dropout = float(dropout)
         if num_layers < 1:
             raise ValueError(f"num_layers must be 1 or more, got {num_layers}")
         if not 0 <= dropout <= 1:
@@ -121,7 +124,7 @@ class HFGRU(_CellLayer):
     cell = HFGRUCell
 
     def __init__(self, n_in: int, n_out: int, num_layers: int = 1, dropout: float = 0.0, alpha: float = 1.0) -> None:
-        self.alpha = alpha
+        self.alpha = float(alpha)
         super().__init__(n_in, n_out, num_layers, dropout)
 
     def _make(self, n_in: int, n_out: int) -> _Cell:

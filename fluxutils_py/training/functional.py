@@ -72,7 +72,7 @@ def train(
     (300, True)
     """
     params = as_params(params)
-    _run(lambda: gradient(loss(*preparesamples()), params), params, opt, iterations, cb, cby)
+    _run(lambda: gradient(loss(*as_sample(preparesamples())), params), params, opt, iterations, cb, cby)
 
 
 def ptrain(
@@ -112,7 +112,7 @@ def ptrain(
 
     def one() -> tuple[float, Gradients]:
         minibatch = preparesamples()
-        samples = minibatch if bs is None else dividebatch(n, *minibatch, axis=axis)
+        samples = minibatch if bs is None else dividebatch(n, *as_sample(minibatch), axis=axis)
         sizes = [math.prod(np.shape(sample[0])) for sample in samples]  # in proportion to the observations
         return pgradient(loss, params, samples, sizes, threads=threads)
 
@@ -150,7 +150,7 @@ def ttrain(
     params = as_params(params)
     with Threads(torch.get_num_threads() if n is None else n) as threads:
         _run(
-            lambda: tgradient(loss, params, preparesamples, threads.n, threads=threads),
+            lambda: tgradient(loss, params, lambda: as_sample(preparesamples()), threads.n, threads=threads),
             *(params, opt, iterations, cb, cby),
         )
 
@@ -184,7 +184,9 @@ def itrain(
     params = as_params(params)
 
     def one() -> tuple[float, Gradients]:
-        found = threads.map(lambda sample: gradient(loss(*sample), params), preparesamples(), repeatable=True)
+        found = threads.map(
+            lambda sample: gradient(loss(*as_sample(sample)), params), preparesamples(), repeatable=True
+        )
         values, grads = zip(*found, strict=True)
         return tree_reduce(values, float.__add__) / len(values), maskedgrad(grads, tau)
 
@@ -227,6 +229,22 @@ def autotrain(
         stats = parallelization_stats(loss, params, prepare_minibatch, minibatch_size, steps, try_parts, axis=axis)
     parts = min(stats, key=lambda row: row["time"])["parts"]
     ptrain(loss, params, prepare_minibatch, opt, iterations, bs=parts, axis=axis, cb=cb, cby=cby)
+
+
+def as_sample(found: Any) -> Sample:
+    """What a user's function has prepared, if it is a sample.
+
+    Raises
+    ------
+    TypeError
+        If it is no tuple.
+    """
+    if not isinstance(found, tuple | list):
+        raise TypeError(
+            f"preparesamples must return the arguments of loss as a tuple, such as (x, y) or (x,); it returned a "
+            f"{type(found).__name__}"
+        )
+    return tuple(found)
 
 
 def _run(

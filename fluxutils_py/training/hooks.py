@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,7 +94,7 @@ class Hooks:
         Raises
         ------
         TypeError
-            If it is neither, or a class that was not built.
+            If it is neither, a class that was not built, or cannot be called with the loop.
         """
         if isinstance(hook, type):
             raise TypeError(f"callback {hook.__name__} is a class; build it first: {hook.__name__}(...)")
@@ -110,6 +111,7 @@ class Hooks:
                 f"got {hook!r}"
             )
         for event, action in methods.items():
+            _require_one_argument(name if action is hook else f"{name}.on_{event}", action)
             trigger = getattr(hook, "trigger", None) if event == "step" else None
             priority, together = getattr(hook, "priority", 0), getattr(hook, "together", False)
             self.add(event, action, name=name, priority=priority, trigger=trigger, together=together)
@@ -180,6 +182,21 @@ class Hooks:
                 f"the state is of a run with the hooks {', '.join(map(repr, self._unclaimed))}, which this run lacks "
                 f"(it has {', '.join(map(repr, self._stateful)) or 'none'}); add the same hooks under the same names"
             )
+
+
+def _require_one_argument(name: str, action: Any) -> None:
+    """Raise TypeError unless an action can be called with the loop."""
+    try:
+        signature = inspect.signature(action)
+    except (TypeError, ValueError):  # built-in
+        return
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise TypeError(
+            f"the callback {name}{signature} must take one argument, the loop; fluxutils_py.training.cb(f) is a "
+            "callback that calls f()"
+        ) from None
 
 
 class _Triggered:

@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 from fluxutils_py import Estimator, Spec, net2vec, seqloss
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.nn import GRU, LSTM, run_window
+from fluxutils_py.optim import Clip
 
 N, T = 5, 12
 PLAIN = {"epochs": 2, "batchsize": 3, "seqsize": 5, "shuffle": True}
@@ -284,30 +285,29 @@ def without(name):
 
 
 class Slots:
-    __slots__ = ("batchsize", "epochs")
+    __slots__ = ("depth",)
 
     def __init__(self):
-        self.epochs = self.batchsize = 1
+        self.depth = 1
 
 
 @stages
 @table(
-    Case("no epochs", SpecError, "spec has no field 'epochs' (found: batchsize, seqsize, shuffle)",
-         settings=given(spec=without("epochs"))),
-    Case("no batchsize", SpecError, "spec has no field 'batchsize' (found:", settings=given(spec=without("batchsize"))),
-    Case("no seqsize", SpecError, "spec has no field 'seqsize' (found:", settings=given(spec=without("seqsize"))),
-    Case("empty", SpecError, "spec has no field 'epochs' (found: none)", settings=given(spec={})),
+    Case("empty", SpecError, ("spec has none of the fields epochs, batchsize, seqsize", "(found: none)"),
+         settings=given(spec={})),
+    Case("none that is known", SpecError, ("spec has none of the fields", "(found: depth, width)"),
+         settings=given(spec={"depth": 3, "width": 4})),
     Case("misspelt batchsize", SpecError, "did you mean 'batchsize' where it says 'batch_size'?",
          settings=given(spec={**without("batchsize"), "batch_size": 3})),
     Case("misspelt seqsize", SpecError, "did you mean 'seqsize' where it says 'seq_size'?",
          settings=given(spec={**without("seqsize"), "seq_size": 3})),
     Case("misspelt epochs", SpecError, "did you mean 'epochs' where it says 'epoch'?",
          settings=given(spec={**without("epochs"), "epoch": 3})),
-    Case("namedtuple", SpecError, "spec has no field 'seqsize' (found: epochs, batchsize)",
-         settings=given(spec=namedtuple("Sizes", "epochs batchsize")(1, 2))),
-    Case("object", SpecError, "spec has no field 'batchsize' (found: epochs)",
-         settings=given(spec=SimpleNamespace(epochs=1))),
-    Case("slots", SpecError, "spec has no field 'seqsize' (found: epochs, batchsize)", settings=given(spec=Slots())),
+    Case("namedtuple", SpecError, "did you mean 'batchsize' where it says 'batch'?",
+         settings=given(spec=namedtuple("Sizes", "epochs batch")(1, 2))),
+    Case("object", SpecError, "did you mean 'epochs' where it says 'n_epochs'?",
+         settings=given(spec=SimpleNamespace(n_epochs=1, batchsize=4, seqsize=3))),
+    Case("slots", SpecError, "spec has none of the fields", settings=given(spec=Slots())),
     Case("class", SpecError, "spec must be a Spec, dict, namedtuple", settings=given(spec=Spec)),
     Case("number", SpecError, ("with epochs, batchsize and seqsize", "got 10"), settings=given(spec=10)),
     Case("list", SpecError, "got [1, 2, 3]", settings=given(spec=[1, 2, 3])),
@@ -420,10 +420,15 @@ class NoTensor(nn.Module):
     Case("other outputs", ShapeError, "the model gives (5, 3, 2) for targets of shape (5, 3, 1)", loops=True,
          settings=lambda: {"model": Net(2, 2)}),
     Case("number of outputs", ShapeError, "the model gives 1 outputs for 2 targets", data(y=(Y, Y)), loops=True),
-    Case("device", RuntimeError, "device", settings=given(device="abacus")),
+    Case("device", ValueError, "device='abacus' is no device of torch; give", settings=given(device="abacus")),
+    Case("device of another machine", ValueError, "device='cuda:77'", settings=given(device="cuda:77")),
+    Case("device that is a number", ValueError, "device=2.5 is no device of torch", settings=given(device=2.5)),
+    Case("device without memory", ValueError, "device='meta' cannot be used", settings=given(device="meta")),
     # optimizers
     Case("optimizer name", TypeError, ("opt must be an optimizer class such as torch.optim.AdamW", "got 'adam'"),
          settings=given(opt="adam")),
+    Case("transform", TypeError, ("opt=Clip(thresh=0.5) changes gradients only", "Chain(Clip(thresh=0.5), "),
+         settings=given(opt=Clip(0.5))),
     Case("optimizer number", TypeError, "opt must be an optimizer class", settings=given(opt=0.1)),
     Case("other class", TypeError, "opt must be an optimizer class", settings=given(opt=nn.Linear)),
     Case("makes none", TypeError, "must make a torch optimizer, it made NoneType", settings=given(opt=lambda p: None)),

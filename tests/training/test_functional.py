@@ -265,3 +265,12 @@ def test_autotrain_measures_by_itself():
     expected, bare = bare_loop(preparesamples_again, 3, SGD)
     assert distance(model, expected) < 1e-6
     np.testing.assert_allclose(losses, bare, rtol=1e-6)
+
+
+@pytest.mark.parametrize("call", [train, ttrain, lambda *a: ptrain(*a, bs=2)], ids=["train", "ttrain", "ptrain"])
+def test_what_is_no_sample_is_said_to_be_none(call):
+    with pytest.raises(TypeError) as caught:
+        call(lambda x: x.sum(), nn.Linear(3, 1), lambda: torch.zeros(4, 3), SGD, 1)
+    assert str(caught.value) == (
+        "preparesamples must return the arguments of loss as a tuple, such as (x, y) or (x,); it returned a Tensor"
+    )

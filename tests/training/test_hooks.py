@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fluxutils_py.training import Hooks, Loop, StepInfo, StopTraining
+from fluxutils_py.training import Hooks, Loop, StepInfo, StopTraining, cb
 from fluxutils_py.training.hooks import EVENTS
 
 
@@ -233,3 +233,30 @@ def test_an_action_may_say_itself_that_ranks_do_it_together():
     loop.on_step("alone", lambda loop: done.append("alone"), priority=5)
     loop.run_steps([1], 1)
     assert done == ["alone", "together"]
+
+
+class OnEpochOfNothing:
+    def on_epoch(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("hook", "name"),
+    [
+        (lambda: None, "<lambda>()"),
+        (lambda loop, other: None, "<lambda>(loop, other)"),
+        (OnEpochOfNothing(), "OnEpochOfNothing.on_epoch()"),
+    ],
+)
+def test_a_callback_that_does_not_take_the_loop_is_refused(hook, name):
+    with pytest.raises(TypeError) as caught:
+        Hooks().attach(hook)
+    assert str(caught.value) == (
+        f"the callback {name} must take one argument, the loop; fluxutils_py.training.cb(f) is a callback that calls "
+        "f()"
+    )
+
+
+def test_a_callback_may_take_more_arguments_that_have_defaults():
+    for hook in (lambda loop, n=3: None, lambda *args: None, print, cb(lambda: None)):
+        Hooks().attach(hook)
