@@ -12,6 +12,7 @@ __all__ = [
     "RankError",
     "RemoteError",
     "ShapeError",
+    "SingleStepWarning",
     "SpecError",
 ]
 
@@ -75,4 +76,11 @@ class RemoteError(FluxUtilsError, RuntimeError):
 
     The rank that failed raises its own error. Model and parameters are alike on all ranks afterwards, and training
     can be started again.
+    """
+
+
+class SingleStepWarning(UserWarning):
+    """The rows of a data frame are taken for series of one step each, though they look like steps that follow in time.
+
+    A recurrent model then carries nothing from row to row. The message says how to give the rows as steps.
     """

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fluxutils_py.data.featurenames import feature_names_of
 from fluxutils_py.data.indexing import ArrayFace, picks
 from fluxutils_py.data.lazy import Function, portable, read
 from fluxutils_py.data.series import in_memory
@@ -32,6 +33,8 @@ class ForwardFilled(ArrayFace):
     ----------
     shape : tuple of int
     dtype : numpy.dtype
+    feature_names : tuple of str or None
+        Those of the source.
     """
 
     def __init__(self, source: Any, start: np.ndarray, convert: Function) -> None:
@@ -44,6 +47,10 @@ class ForwardFilled(ArrayFace):
     def at_hand(self) -> bool:
         """Whether reading never waits for a disk."""
         return getattr(self.source, "at_hand", in_memory(self.source))
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        return feature_names_of(self.source)
 
     def __repr__(self) -> str:
         return f"ForwardFilled(shape={self.shape}, dtype={self.dtype}, of {type(self.source).__name__})"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple, Self
 
 import h5py
 import numpy as np
 
+from fluxutils_py.data.featurenames import Names, feature_names_of
 from fluxutils_py.data.hdf5lazy import H5Lazy
 from fluxutils_py.data.indexing import chosen, picks, runs
 from fluxutils_py.data.lazy import Function, Index, LazyArray, portable, select
@@ -37,6 +38,8 @@ class SequenceView:
     Attributes
     ----------
     shape : (rows, columns)
+    feature_names : tuple of str or None
+        Names of the F features, not of the columns.
     native : array of shape (F, N, T)
         What the rows hold: a NumPy view, or an array that reads lazily.
     """
@@ -45,12 +48,24 @@ class SequenceView:
     axis: int  # of the native array, along which there are rows
     device = "cpu"  # what scikit-learn's array API dispatch asks for
 
-    def __init__(self, array: Any, index: Index | None = None, functions: tuple[Function, ...] = ()) -> None:
+    def __init__(
+        self,
+        array: Any,
+        index: Index | None = None,
+        functions: tuple[Function, ...] = (),
+        names: Names | None = None,
+    ) -> None:
         self.array = array
         self.index: Index = range(array.shape[self.axis]) if index is None else index
         self.functions = functions
         self._per_step = LazyArray(array, range(0), range(0), functions)  # for its F and dtype
         self.dtype: np.dtype = self._per_step.dtype
+        self._names = names
+
+    @property
+    def feature_names(self) -> Names | None:
+        names = feature_names_of(self.array) if self._names is None else self._names
+        return names if names is not None and len(names) == self.n_features else None
 
     @property
     def native(self) -> Any:
@@ -84,11 +99,11 @@ class SequenceView:
         which, columns = picks(key, self.shape)
         if isinstance(which, int):
             row = np.asarray(self._with(self.index[which : which + 1]))[0]
-            return row[columns if isinstance(columns, int) else np.asarray(columns)]
+            return row[columns if isinstance(columns, int) else np.asarray(columns, dtype=np.intp)]
         rows = self._with(chosen(self.index, which))
         if isinstance(columns, range) and columns == range(self.shape[1]):
             return rows
-        return np.asarray(rows)[:, columns if isinstance(columns, int) else np.asarray(columns)]
+        return np.asarray(rows)[:, columns if isinstance(columns, int) else np.asarray(columns, dtype=np.intp)]
 
     def __iter__(self) -> Iterator[np.ndarray]:
         return (self[i] for i in range(len(self)))
@@ -110,7 +125,7 @@ class SequenceView:
         return np.array(self)
 
     def __reduce__(self) -> Any:
-        return type(self), (portable(self.array), self.index, self.functions)
+        return type(self), (portable(self.array), self.index, self.functions, self.feature_names)
 
     def map(self, function: Function) -> Self:
         """The same view of a function of the array, applied to what is read.
@@ -133,7 +148,7 @@ class SequenceView:
         return self._rebuilt(index, self.functions)
 
     def _rebuilt(self, index: Index, functions: tuple[Function, ...], array: Any = None) -> Self:
-        return type(self)(self.array if array is None else array, index, functions)
+        return type(self)(self.array if array is None else array, index, functions, self._names)
 
     def _native(self, index: Index) -> Any:
         raise NotImplementedError
@@ -177,9 +192,14 @@ class TimestepsView(SequenceView):
     axis = 2
 
     def __init__(
-        self, array: Any, index: Index | None = None, functions: tuple[Function, ...] = (), context: int = 0
+        self,
+        array: Any,
+        index: Index | None = None,
+        functions: tuple[Function, ...] = (),
+        names: Names | None = None,
+        context: int = 0,
     ) -> None:
-        super().__init__(array, index, functions)
+        super().__init__(array, index, functions, names)
         self.context = context
         if len(self.index) > 1 and not (np.diff(np.asarray(self.index)) > 0).all():
             raise ValueError(
@@ -189,10 +209,10 @@ class TimestepsView(SequenceView):
             )
 
     def __reduce__(self) -> Any:
-        return type(self), (portable(self.array), self.index, self.functions, self.context)
+        return type(self), (portable(self.array), self.index, self.functions, self.feature_names, self.context)
 
     def _rebuilt(self, index: Index, functions: tuple[Function, ...], array: Any = None) -> Self:
-        return type(self)(self.array if array is None else array, index, functions, self.context)
+        return type(self)(self.array if array is None else array, index, functions, self._names, self.context)
 
     def _native(self, index: Index) -> Any:
         return select(self.array, None, index, self.functions)
@@ -219,7 +239,7 @@ class TimestepsView(SequenceView):
         return rows.reshape(len(rows), n_features, n).transpose(1, 2, 0)
 
 
-def samples(x: Any) -> SamplesView:
+def samples(x: Any, *, feature_names: Sequence[str] | None = None) -> SamplesView:
     """An (F, N, T) array as a matrix of one row per series, for anything that splits, shuffles or counts samples.
 
     scikit-learn sees ``(N, F * T)`` (column ``f * T + t``); estimators of this package see ``(F, N, T)`` again.
@@ -230,6 +250,9 @@ def samples(x: Any) -> SamplesView:
     ----------
     x : array of shape (F, N, T)
         NumPy array or memory map, h5py dataset, torch tensor, or what ``h5mmap`` returns. Not copied.
+    feature_names : sequence of F str, optional
+        Estimators and transformers that are fitted on the view have them as ``feature_names_in_``, and refuse others
+        afterwards. None: those that the array has as its attribute ``feature_names``, if any.
 
     Returns
     -------
@@ -251,10 +274,11 @@ def samples(x: Any) -> SamplesView:
     >>> np.asarray(v)[0]
     array([ 0.,  1.,  2.,  3., 12., 13., 14., 15.])
     """
-    return SamplesView(_three_axes(x, "samples"))
+    array = _three_axes(x, "samples")
+    return SamplesView(array, names=_checked_names(feature_names, array))
 
 
-def timesteps(x: Any, context: int = 0) -> TimestepsView:
+def timesteps(x: Any, context: int = 0, *, feature_names: Sequence[str] | None = None) -> TimestepsView:
     """An (F, N, T) array as a matrix of one row per time step, for splitting in time.
 
     scikit-learn sees ``(T, F * N)`` (column ``f * N + n``); estimators of this package see ``(F, N, T)`` again. Where
@@ -268,6 +292,8 @@ def timesteps(x: Any, context: int = 0) -> TimestepsView:
         Before the first step of each stretch is predicted, the state is warmed by up to so many earlier steps of
         ``x``, also by those that a split has put elsewhere. Inputs only: of targets, nothing leaks. With 0, every
         stretch starts from the zero state. Training always does.
+    feature_names : sequence of F str, optional
+        As in :func:`samples`.
 
     Returns
     -------
@@ -290,7 +316,17 @@ def timesteps(x: Any, context: int = 0) -> TimestepsView:
     """
     if isinstance(context, bool) or not isinstance(context, int | np.integer) or context < 0:
         raise ValueError(f"context must be a number of steps, 0 or more, got {context!r}")
-    return TimestepsView(_three_axes(x, "timesteps"), context=int(context))
+    array = _three_axes(x, "timesteps")
+    return TimestepsView(array, names=_checked_names(feature_names, array), context=int(context))
+
+
+def _checked_names(names: Any, array: Any) -> Names | None:
+    if names is None:
+        return None
+    found = () if isinstance(names, str) else tuple(names)
+    if len(found) != array.shape[0] or not all(isinstance(n, str) for n in found):
+        raise DataError(f"feature_names must be {array.shape[0]} strings, one per feature; got {names!r}")
+    return tuple(str(n) for n in found)
 
 
 def _three_axes(x: Any, name: str) -> Any:

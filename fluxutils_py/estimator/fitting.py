@@ -16,6 +16,7 @@ from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series
 from fluxutils_py.data.weights import blocks
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, draw_generator, require_stored, without_numpy
+from fluxutils_py.estimator.frames import warn_of_single_steps
 from fluxutils_py.estimator.holdout import Part, hold_out
 from fluxutils_py.estimator.layout import Inputs, read_inputs, read_weight, sizes
 from fluxutils_py.estimator.ranks import agree_on_fit, own_device
@@ -118,6 +119,7 @@ class Fit:
         self.target_scale = self._find_target_scale(weight, lengths, parts[0])
         self.windows = self._cut(self.inputs, self.targets, weight, lengths, parts[0])
         self.model, self.optimizer = self._build()
+        warn_of_single_steps(x, self.inputs, self.model)
         first = next(self.model.parameters())
         self.dtype, self.device = first.dtype, first.device
         self.batches = self._batches(self.windows, self.rng if self.spec.shuffle else None)

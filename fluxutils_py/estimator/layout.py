@@ -32,6 +32,7 @@ from fluxutils_py.data import (
     TimestepsView,
     as_series,
 )
+from fluxutils_py.data.featurenames import feature_names_of
 from fluxutils_py.data.series import refuse_mask
 from fluxutils_py.errors import DataError, ShapeError
 
@@ -50,7 +51,7 @@ class Inputs:
     columns : int, or tuple of int for several inputs
         What scikit-learn calls the number of features.
     names : ndarray of str, optional
-        Of the columns of a data frame.
+        Of the columns of a data frame, or of the features of a view or an array.
     """
 
     series: tuple[Series, ...]
@@ -111,7 +112,8 @@ def read_inputs(x: Any, est: Any, *, fitted: bool, name: str = "x") -> Inputs:
         inputs = _read_view(x, name)
     elif is_native(x):
         series = as_series(x, name)
-        inputs = Inputs(series, "native", sizes(series))
+        names = feature_names_of(x) if len(series) == 1 and hasattr(x, "shape") else None
+        inputs = Inputs(series, "native", sizes(series), _as_names(names))
     else:
         inputs = _read_rows(x, est, fitted, name)
     if fitted and sizes(inputs.series) != est._n_inputs:
@@ -120,7 +122,17 @@ def read_inputs(x: Any, est: Any, *, fitted: bool, name: str = "x") -> Inputs:
             f"{est._n_inputs}; if a splitter cut it, note that arrays of shape (F, N, T) are cut along F: hand "
             "samples(x) or timesteps(x) to whatever splits"
         )
+    known = getattr(est, "feature_names_in_", None) if fitted else None
+    if known is not None and inputs.names is not None and not np.array_equal(known, inputs.names):
+        raise DataError(
+            f"the features of {name} are {', '.join(inputs.names)}, but {type(est).__name__} was fitted on "
+            f"{', '.join(known)}; bring them into that order"
+        )
     return inputs
+
+
+def _as_names(names: tuple[str, ...] | None) -> np.ndarray | None:
+    return None if names is None else np.array(names, dtype=object)
 
 
 def require_array(value: Any, name: str, forms: str) -> None:
@@ -157,7 +169,7 @@ def _read_view(view: SequenceView, name: str) -> Inputs:
     if len(view) == 0:
         raise ValueError(f"Found array with 0 sample(s) (shape={view.shape}) while a minimum of 1 is required.")
     form = "timesteps" if isinstance(view, TimestepsView) else "samples"
-    return Inputs((Series(view.native, name),), form, view.shape[1], None, view)
+    return Inputs((Series(view.native, name),), form, view.shape[1], _as_names(view.feature_names), view)
 
 
 def _read_rows(x: Any, est: Any, fitted: bool, name: str) -> Inputs:

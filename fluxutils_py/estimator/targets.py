@@ -72,7 +72,8 @@ def read_targets(
         raise ShapeError(
             f"the rows of the matrix {inputs.series[0].name} are series of {inputs.T} step{'s' * (inputs.T > 1)}, but "
             f"{name} has {targets.series[0].T} steps; if it is of one series or of one feature, add the missing "
-            "axis: x[:, None] or x[None]"
+            "axis: x[:, None] or x[None]; if StandardScaler or SimpleImputer made it of samples(x) or timesteps(x), "
+            "take SequenceScaler or SequenceImputer, which keep the steps"
         )
     require_aligned(inputs.series[0], targets.series[0])
     if kind == "labels" and any(s.F != 1 for s in targets.series):

@@ -50,7 +50,9 @@ class _Transforming:
         """
         found = self._apply(x, self)
         is_matrix = isinstance(found, np.ndarray) and found.ndim == 2
-        return _wrap_data_with_container("transform", found, x, self) if is_matrix else found
+        if not is_matrix or found.shape[1] != len(self.get_feature_names_out()):  # type: ignore[attr-defined]
+            return found
+        return _wrap_data_with_container("transform", found, x, self)
 
     def fit_transform(self, x: Any, y: Any = None, *args: Any, **settings: Any) -> Any:
         """``fit`` with these arguments, then ``transform(x)``."""
@@ -111,6 +113,24 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
         check_int("n_series", n_series, 1)
         n_features = int(self._n_inputs)
         return TransformerStream(self._function(n_features, inverse=False), (n_features, int(n_series)), state)
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Names of the features that come out: those that went in.
+
+        Parameters
+        ----------
+        input_features : array-like of str, optional
+            To be the names that were fitted; of data without names, theirs.
+
+        Returns
+        -------
+        ndarray of str
+            Of named sequences, (F,); of a matrix, or a view without names, one per column.
+        """
+        names = getattr(self, "feature_names_in_", None)
+        if names is not None and (input_features is None or np.array_equal(names, input_features)):
+            return np.asarray(names)
+        return super().get_feature_names_out(input_features)
 
     def _remember(self, inputs: Inputs) -> None:
         """Set the attributes that say what was fitted."""
