@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fluxutils_py import Estimator, Spec, net2vec, seqloss
+from fluxutils_py import Estimator, SequenceRegressor, Spec, net2vec, seqloss
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import assert_replica_integrity, get_communicator
 
@@ -130,6 +130,11 @@ class Task:
     def continued(self):
         est = self.est(shuffle=True).fit(self.x, self.y)
         return est.partial_fit(self.x, self.y).set_params(warm_start=True).fit(self.x, self.y)
+
+    def scaled_targets(self):
+        settings = {"epochs": 2, "batchsize": B * self.factor, "seqsize": 6, "random_state": 1, "comm": self.comm}
+        est = SequenceRegressor(4, early_stopping=True, **settings)
+        return est.fit(self.x, 50 + 7 * self.holes, self.weight, lengths=self.lengths)
 
     def threads_too(self):
         return self.est(n_jobs=2).fit(self.x, self.y)
