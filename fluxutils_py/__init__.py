@@ -22,6 +22,7 @@ from fluxutils_py.estimator import (
     Spec,
     WinsorScaler,
     flatten_steps,
+    load,
     pooled_scorer,
 )
 from fluxutils_py.nn import (
@@ -57,6 +58,7 @@ __all__ = [
     "h5create",
     "h5mmap",
     "h5save",
+    "load",
     "loadstates",
     "namedparams",
     "net2grad",

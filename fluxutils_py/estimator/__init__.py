@@ -3,6 +3,7 @@
 from fluxutils_py.estimator.display import LossCurveDisplay
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.imputer import SequenceImputer
+from fluxutils_py.estimator.loading import load
 from fluxutils_py.estimator.pooled import flatten_steps, pooled_scorer
 from fluxutils_py.estimator.scaler import SequenceScaler
 from fluxutils_py.estimator.sequence import SequenceClassifier, SequenceRegressor
@@ -22,5 +23,6 @@ __all__ = [
     "Spec",
     "WinsorScaler",
     "flatten_steps",
+    "load",
     "pooled_scorer",
 ]

@@ -72,7 +72,9 @@ class Estimator(ReadableTables, BaseEstimator):
         function (those of an instance were drawn when it was built). The global generators of torch and NumPy are
         left as they were. None: different each time.
     verbose : "auto" or bool
-        Whether to show a progress bar; "auto": on a terminal or in a notebook.
+        Whether to tell of progress. On a terminal and in a notebook it is a bar. Elsewhere it is a line for each epoch
+        in the log, ``logging.getLogger("fluxutils_py")``, of level INFO, from rank 0; with True it goes to stderr where
+        logging is not set up to show it. False: neither.
     target : "auto", "step" or "series"
         What a plain vector or matrix ``y`` holds, if the inputs are series of several steps. "series": one row per
         series, (N,) or (N, G), learnt at its last step. "step": all steps, (N, G * T), as ``samples(y)`` looks once

@@ -26,7 +26,7 @@ from fluxutils_py.estimator.targets import MISSING, Targets
 from fluxutils_py.estimator.targetscale import TargetScale
 from fluxutils_py.nn import SeqLoss, as_loss, reset, seeded, takes_weights, takes_windows
 from fluxutils_py.parallel import Sync, Threads, n_threads
-from fluxutils_py.reporting import ProgressBar, watched
+from fluxutils_py.reporting.progress import progress_hook
 from fluxutils_py.training import (
     EarlyStopping,
     Hooks,
@@ -105,7 +105,7 @@ class Fit:
         known = est._per_series if self.resume else None
         self.targets = est._read_targets(y, self.inputs, lengths, self.classes, unknown, per_series=known)
         self.x, self.y = self.inputs.series, self.targets.series
-        self.callbacks, self.shown = as_callbacks(self.settings.callbacks), watched(self.settings.verbose)
+        self.callbacks, self.progress = as_callbacks(self.settings.callbacks), progress_hook(self.settings.verbose)
         # of copies: the originals move on only when something has been learnt
         self.rng: np.random.Generator = self.sync.share(
             copy.deepcopy(est._rng) if self.resume else draw_generator(copy.deepcopy(self.settings.random_state))
@@ -342,8 +342,8 @@ class Fit:
             watchers.append(Schedule(self.scheduler, self.spec.schedule_every, lambda: self.step.updates))
         if self.spec.patience is not None:
             watchers.append(EarlyStopping(self.model, int(self.spec.patience)))
-        if self.shown and self.sync.rank == 0:
-            watchers.append(ProgressBar())
+        if self.progress is not None and self.sync.rank == 0:
+            watchers.append(self.progress)
         self.callbacks = with_checkpoints(self.callbacks, self, loop)
         for hook in (*watchers, *self.callbacks):
             loop.hooks.attach(hook)

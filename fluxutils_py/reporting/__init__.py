@@ -3,7 +3,7 @@
 from fluxutils_py.audience import watched
 from fluxutils_py.reporting.multidirectory import MultiDirectorySummaryWriter
 from fluxutils_py.reporting.points import Point, PointsWriter, load_points
-from fluxutils_py.reporting.progress import ProgressBar
+from fluxutils_py.reporting.progress import EpochLog, ProgressBar
 from fluxutils_py.reporting.publish import PublishTrainingProgress, publish_trainer_env_info
 from fluxutils_py.reporting.summaries import (
     ImageSummary,
@@ -19,6 +19,7 @@ from fluxutils_py.reporting.tensorboard import TensorBoard
 from fluxutils_py.reporting.writers import NullSummaryWriter, SummaryWriter, ThreadedSummaryWriter, Writer
 
 __all__ = [
+    "EpochLog",
     "ImageSummary",
     "MplImageSummary",
     "MultiDirectorySummaryWriter",

@@ -1,11 +1,60 @@
-"""A progress bar for whoever is watching."""
+"""A progress bar for whoever is watching, and lines in a log for those who look later."""
 
 from __future__ import annotations
 
+import logging
+import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
+from fluxutils_py.audience import watched
 from fluxutils_py.reporting.tables import number, shown
+
+LOG = logging.getLogger("fluxutils_py")
+NOT_SHOWN = ("epoch", "window_loss", "seconds")  # of the record of an epoch, among its other numbers
+
+
+def progress_hook(verbose: Any) -> ProgressBar | EpochLog | None:
+    """The hook that tells people of a run, for the argument ``verbose`` of an estimator; None for none.
+
+    On a terminal and in a notebook, a bar. Elsewhere, a line for each epoch in the log; where ``verbose`` is true and
+    logging is not set up to show it, on stderr. False: nothing.
+    """
+    if not watched(verbose) and verbose != "auto":
+        return None
+    return ProgressBar() if watched("auto") else EpochLog(insist=verbose != "auto")
+
+
+class EpochLog:
+    """A hook that logs a line after each epoch, to the logger ``fluxutils_py``, of level INFO.
+
+    Parameters
+    ----------
+    insist : bool
+        Write the line to stderr where the logger would drop it: no handler, or another level.
+
+    Notes
+    -----
+    The line has all numbers of the epoch's record, such as ``epoch 3: loss 0.1234, validation_loss 0.2, 1.2 s``.
+    """
+
+    name, priority = "epoch log", 100
+
+    def __init__(self, insist: bool = False) -> None:
+        self.insist = insist
+
+    def on_epoch(self, loop: Any) -> None:
+        if LOG.isEnabledFor(logging.INFO) and LOG.hasHandlers():
+            LOG.info(epoch_line(loop.record))
+        elif self.insist and sys.stderr is not None:
+            print(epoch_line(loop.record), file=sys.stderr, flush=True)
+
+
+def epoch_line(record: Mapping[str, Any]) -> str:
+    """The record of an epoch as a line of text: its number, the numbers in it, and how long it took."""
+    numbers = [f"{k} {shown(v)}" for k, v in record.items() if k not in NOT_SHOWN and number(v) is not None]
+    return f"epoch {record['epoch']}: {', '.join(numbers)}, {record['seconds']:.1f} s"
 
 
 class ProgressBar:

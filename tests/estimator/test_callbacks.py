@@ -1,7 +1,9 @@
 """Callbacks, schedules, early stopping and the record of training."""
 
 import copy
+import logging
 import math
+import re
 import sys
 from functools import partial
 from types import SimpleNamespace
@@ -631,7 +633,12 @@ def test_the_history_is_a_table_of_loss_validation_loss_and_learning_rate():
 # -- verbose ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_progress_bar_shows_epoch_step_and_losses(capsys):
+def on_a_terminal(monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+
+
+def test_the_progress_bar_shows_epoch_step_and_losses(capsys, monkeypatch):
+    on_a_terminal(monkeypatch)
     make(verbose=True).fit(X, Y, validation_data=(XV, YV))
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -648,16 +655,56 @@ def test_nothing_is_shown_where_nobody_looks(verbose, capsys):
 
 
 def test_auto_shows_on_a_terminal(capsys, monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    on_a_terminal(monkeypatch)
     make(verbose="auto").fit(X, Y)
     assert "epoch=3" in capsys.readouterr().err
 
 
-def test_the_bar_is_closed_after_an_error(capsys):
+def test_the_bar_is_closed_after_an_error(capsys, monkeypatch):
+    on_a_terminal(monkeypatch)
     with pytest.raises(ZeroDivisionError):
         make(fails, verbose=True).fit(X, Y)
     assert capsys.readouterr().err.endswith("\n")
 
 
-def test_the_bar_does_not_change_the_result(capsys):
+def test_the_bar_does_not_change_the_result(capsys, monkeypatch):
+    on_a_terminal(monkeypatch)
     assert torch.equal(net2vec(make(verbose=True).fit(X, Y)), net2vec(make().fit(X, Y)))
+
+
+@pytest.mark.parametrize("verbose", [True, "auto", 1])
+def test_off_a_terminal_each_epoch_is_a_line_in_the_log(verbose, capsys, caplog):
+    with caplog.at_level(logging.INFO, "fluxutils_py"):
+        est = make(verbose=verbose, opt=partial(SGD, lr=0.1), scheduler=partial(lr_scheduler.StepLR, step_size=1))
+        est.fit(X, Y, validation_data=(XV, YV))
+    assert [(r.name, r.levelname) for r in caplog.records] == [("fluxutils_py", "INFO")] * 3
+    first, last = est.history_[0], est.history_[-1]
+    numbers = ", ".join(f"{name} {first[name]:.4g}" for name in ("loss", "validation_loss", "lr"))
+    assert re.fullmatch(rf"epoch 1: {re.escape(numbers)}, \d+\.\d s", caplog.messages[0])
+    assert caplog.messages[-1].startswith(f"epoch 3: loss {last['loss']:.4g}, ")
+    assert capsys.readouterr() == ("", "")  # nothing twice
+
+
+def test_what_logging_would_drop_is_written_to_stderr_if_one_insists(capsys):
+    make(verbose=True).fit(X, Y)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.split(": loss")[0] for line in err.splitlines()] == ["epoch 1", "epoch 2", "epoch 3"]
+
+
+def test_what_callbacks_add_to_the_record_is_in_the_line(caplog):
+    class Adds:
+        def on_epoch(self, loop):
+            loop.record.update(pieces=4, note="text", r2=0.5)
+
+    with caplog.at_level(logging.INFO, "fluxutils_py"):
+        make(Adds(), verbose="auto").fit(X, Y)
+    assert ", pieces 4, r2 0.5, " in caplog.messages[0]
+
+
+def test_nothing_is_logged_on_a_terminal_or_without_verbose(caplog, capsys, monkeypatch):
+    on_a_terminal(monkeypatch)
+    with caplog.at_level(logging.INFO, "fluxutils_py"):
+        make(verbose=True).fit(X, Y)
+        make(verbose=False).fit(X, Y)
+    assert caplog.messages == []

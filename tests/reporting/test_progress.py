@@ -167,7 +167,8 @@ def data(rng):
 SPEC = {"epochs": 3, "batchsize": 2, "seqsize": 4, "rebatch": False}
 
 
-def test_a_verbose_fit_shows_a_bar_on_stderr(capsys, data):
+def test_a_verbose_fit_shows_a_bar_on_stderr(capsys, data, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     est = Estimator(spec=SPEC, verbose=True, random_state=0).fit(*data, validation_data=data)
     out, err = capsys.readouterr()
     assert out == ""
