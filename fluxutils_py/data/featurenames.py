@@ -8,6 +8,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from fluxutils_py.data.hdf5file import describe, faults_named
+from fluxutils_py.data.hdf5heaps import read_attribute
 from fluxutils_py.errors import H5DataError
 
 Names = tuple[str, ...]
@@ -57,7 +59,8 @@ def pick_names(names: Names | None, key: Any, ndim: int) -> Names | None:
 
 def read_names(dataset: h5py.Dataset, n_features: int) -> Names | None:
     """The names that stand beside a dataset; None for an attribute of that name that is something else."""
-    found = dataset.attrs.get("feature_names")
+    with faults_named(describe(dataset.file.filename, dataset.name)):
+        found = read_attribute(dataset, "feature_names")
     if not isinstance(found, np.ndarray) or found.shape != (n_features,):
         return None
     names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in found.tolist()]

@@ -18,6 +18,7 @@ from fluxutils_py.data.hdf5file import (
     check_path,
     describe,
     face,
+    faults_named,
     file_order,
     find_dataset,
     open_file,
@@ -130,7 +131,7 @@ def h5mmap(
 def _map_or_reason(path: str | os.PathLike[str], name: str, axes: str | None, mode: str, swmr: bool) -> Any:
     """The map of a dataset, or a sentence that says why there can be none. One open file: one version of the data."""
     where = describe(path, name)
-    with contextlib.closing(open_file(path, swmr=swmr)) as file:
+    with contextlib.closing(open_file(path, swmr=swmr)) as file, faults_named(where):
         if file.mode != "r":  # open for writing in this process: the map would miss what is not written yet
             file.flush()
         dataset = find_dataset(file, path, name)

@@ -25,6 +25,7 @@ from fluxutils_py.data.hdf5file import (
     plain_dtype,
     why_not_mapped,
 )
+from fluxutils_py.data.hdf5heaps import read_attribute
 from fluxutils_py.data.hdf5write import ALIGN, allocate
 from fluxutils_py.errors import H5DataError
 
@@ -173,7 +174,7 @@ def _misfit(
 ) -> str | None:
     """What keeps a dataset from serving in place of a new one; None if it serves."""
     there = find_dataset(file, path, name)
-    noted = there.attrs.get("axes")
+    noted = read_attribute(there, "axes")
     found = f"shape {there.shape} of {plain_dtype(there)}" + (f" in the order {noted}" if axes else "")
     wanted = f"shape {shape} of {dtype}" + (f" in the order {axes}" if axes else "")
     if found != wanted:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import h5py
 import numpy as np
 
+from fluxutils_py.data.hdf5heaps import heap_damage, read_attribute
 from fluxutils_py.errors import H5DataError
 
 LETTERS = "FNT"
+ATTRIBUTES = ("axes", "feature_names")  # that are read
+DAMAGED = "cannot be read, as the file is damaged ({}); copy or write it again"
 CACHE_BYTES, CACHE_SLOTS = 64 << 20, 10007  # of chunks: HDF5's own 1 MiB holds none of the usual size
 
 
@@ -49,14 +54,38 @@ def find_dataset(file: h5py.File, path: str | os.PathLike[str], name: str) -> h5
         If there is none, or it holds something else.
     """
     check_name(path, name)
+    where = describe(path, name)
+    _require_sound_heap(file, name, where)
     try:
         found = _open(file, name)
     except (KeyError, OSError, RuntimeError, ValueError) as error:
-        raise H5DataError(f"{describe(path, name)} {_why_missing(file, name, error)}") from error
-    problem = _not_numbers(found)
+        with faults_named(where):
+            why = _why_missing(file, name, error)
+        raise H5DataError(f"{where} {why}") from error
+    with faults_named(where):
+        if isinstance(found, h5py.Dataset) and found.file.filename != file.filename:  # through an external link
+            _require_sound_heap(found.file, found.name, where)
+        problem = _not_numbers(found)
     if problem is not None:
-        raise H5DataError(f"{describe(path, name)} {problem}")
+        raise H5DataError(f"{where} {problem}")
     return found
+
+
+@contextlib.contextmanager
+def faults_named(where: str) -> Iterator[None]:
+    """Errors of h5py, which names neither file nor dataset, as an H5DataError that does."""
+    try:
+        yield
+    except (H5DataError, FileNotFoundError):
+        raise
+    except (KeyError, OSError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise H5DataError(f"{where} {DAMAGED.format(error)}") from error
+
+
+def _require_sound_heap(file: h5py.File, name: str, where: str) -> None:
+    damage = heap_damage(file, name, ATTRIBUTES)
+    if damage is not None:
+        raise H5DataError(f"{where} {DAMAGED.format(damage)}")
 
 
 def check_path(path: Any, argument: str = "path") -> str:
@@ -96,7 +125,8 @@ def axis_letters(dataset: h5py.Dataset, axes: str | None, where: str) -> str | N
     H5DataError
         If the order of three axes is not known, or not possible.
     """
-    noted = dataset.attrs.get("axes")
+    with faults_named(where):
+        noted = read_attribute(dataset, "axes")
     noted = noted.decode(errors="replace") if isinstance(noted, bytes) else noted
     known = noted if isinstance(noted, str) and is_order(noted, dataset.ndim) else None
     if axes is None:

@@ -9,7 +9,16 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.featurenames import read_names
-from fluxutils_py.data.hdf5file import axis_letters, check_path, describe, face, find_dataset, open_file, plain_dtype
+from fluxutils_py.data.hdf5file import (
+    axis_letters,
+    check_path,
+    describe,
+    face,
+    faults_named,
+    find_dataset,
+    open_file,
+    plain_dtype,
+)
 from fluxutils_py.data.hdf5identity import FileIdentity, FileReplaced, identity_now, identity_of, require_same_file
 from fluxutils_py.data.hdf5sources import check_room_for_files, check_sources
 from fluxutils_py.data.indexing import ArrayFace, picks
@@ -63,12 +72,13 @@ class H5Lazy(ArrayFace):
         try:
             dataset = find_dataset(file, path, name)
             where = describe(path, name)
-            self._axes = face(axis_letters(dataset, axes, where), dataset.ndim)
-            self.dtype = plain_dtype(dataset)
-            self.shape = tuple(int(dataset.shape[i]) for i in self._axes)
-            self.feature_names = read_names(dataset, self.shape[0]) if len(self.shape) == 3 else None
-            self._virtual = dataset.is_virtual
-            check_sources(dataset, where)
+            with faults_named(where):
+                self._axes = face(axis_letters(dataset, axes, where), dataset.ndim)
+                self.dtype = plain_dtype(dataset)
+                self.shape = tuple(int(dataset.shape[i]) for i in self._axes)
+                self.feature_names = read_names(dataset, self.shape[0]) if len(self.shape) == 3 else None
+                self._virtual = dataset.is_virtual
+                check_sources(dataset, where)
         except BaseException:
             file.close()
             raise

@@ -12,7 +12,7 @@ import numpy as np
 
 from fluxutils_py.audience import progress
 from fluxutils_py.data.featurenames import read_names
-from fluxutils_py.data.hdf5file import axis_letters, describe, face, find_dataset, open_file, plain_dtype
+from fluxutils_py.data.hdf5file import axis_letters, describe, face, faults_named, find_dataset, open_file, plain_dtype
 from fluxutils_py.data.hdf5sources import check_sources
 from fluxutils_py.errors import H5DataError
 
@@ -44,7 +44,7 @@ def survey(
     groups: dict[str, str] = {}
     with progress(verbose, f"h5concat {os.path.basename(shown)}: looking", len(paths), "file") as done:
         for path in paths:
-            with open_file(path) as file:
+            with open_file(path) as file, faults_named(path):
                 datasets, groups_here = _names_in(file, path, names)
                 for name in groups_here:
                     groups.setdefault(name, path)

@@ -1,0 +1,125 @@
+"""A look at strings and lists in an HDF5 file before HDF5 reads them: in a damaged file it may go on for ever."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import h5py
+
+HEAP = b"GCOL\x01"  # how a global heap begins, in which HDF5 keeps strings of any length
+WRAP = 1 << 64
+LONGEST = 1 << 20  # bytes of a string in an attribute
+
+
+def heap_damage(file: h5py.File, name: str, attributes: Sequence[str]) -> str | None:
+    """What is wrong with the heap that a dataset and some of its attributes need; None if nothing is.
+
+    All else that may be wrong is left to HDF5, which finds it by itself.
+    """
+    if file.driver != "sec2" or file.id.get_create_plist().get_sizes() != (8, 8):
+        return None
+    guard = GuardedFile(file.id.get_vfd_handle())
+    try:
+        with h5py.File(guard, "r") as guarded:
+            dataset = guarded[name]
+            for attribute in attributes:
+                if h5py.h5a.exists(dataset.id, attribute.encode()):
+                    count = dataset.attrs.get_id(attribute).get_space().get_simple_extent_npoints()
+                    guard.require_short(attribute.encode() + b"\0", count)
+                    read_attribute(dataset, attribute)
+    except (KeyError, OSError, RuntimeError, TypeError, UnicodeError, ValueError):
+        pass
+    return guard.damage
+
+
+def read_attribute(dataset: h5py.Dataset, name: str) -> Any:
+    """An attribute that holds text or numbers; None for any other, and where there is none of that name.
+
+    HDF5 dies of some damaged types, which are then no strings any more but lists.
+    """
+    if not h5py.h5a.exists(dataset.id, name.encode()):
+        return None
+    kind = dataset.attrs.get_id(name).get_type()
+    plain = isinstance(kind, h5py.h5t.TypeStringID | h5py.h5t.TypeIntegerID | h5py.h5t.TypeFloatID)
+    return dataset.attrs[name] if plain else None
+
+
+class GuardedFile(io.RawIOBase):
+    """A file for HDF5 to read from that fails where it would be read without end.
+
+    HDF5 2.0 walks through a heap by the sizes that its objects give, and stands still at a free one of size 0: a zero
+    in the wrong place stops the process for good, and nothing can interrupt it. For a string it takes as much memory
+    as the length beside its place in the heap says, up to 4 GB, before it compares the length of the string itself.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor, self.size, self.place = descriptor, os.fstat(descriptor).st_size, 0
+        self.seen: list[bytes] = []
+        self.damage: str | None = None
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self.place = offset + (0, self.place, self.size)[whence]
+        return self.place
+
+    def tell(self) -> int:
+        return self.place
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        n_read = os.preadv(self.descriptor, [buffer], self.place)
+        margin = len(HEAP) - 1  # HDF5 may have the first bytes already, or ask for the last ones later
+        start = max(0, self.place - margin)
+        around = os.pread(self.descriptor, n_read + self.place - start + margin, start)
+        at = around.find(HEAP)
+        while at >= 0:
+            if self._has_no_end(start + at):
+                self._fail(f"the heap at byte {start + at} has no end")
+            at = around.find(HEAP, at + 1)
+        self.seen.append(around)
+        self.place += n_read
+        return n_read
+
+    def require_short(self, name: bytes, count: int) -> None:
+        """Check the lengths of the strings of an attribute whose message in the file was just read."""
+        for block in self.seen:
+            at = block.find(name)
+            while at >= 0:
+                for version, header, unit in ((1, 8, 8), (2, 8, 1), (3, 9, 1)):
+                    if at >= header and block[at - header] == version:
+                        sizes = struct.unpack_from("<HHH", block, at - header + 2)
+                        data = at + sum(-(-size // unit) * unit for size in sizes)
+                        is_strings = block[at + -(-sizes[0] // unit) * unit] & 15 == 9  # a type of any length
+                        if sizes[0] == len(name) and is_strings:
+                            self._require_short(block[data : data + 16 * count])
+                at = block.find(name, at + 1)
+
+    def _require_short(self, places: bytes) -> None:
+        for length, _, _ in struct.iter_unpack("<IQI", places[: len(places) // 16 * 16]):
+            if length > LONGEST:
+                self._fail(f"a string in an attribute is said to have {length} bytes")
+
+    def _has_no_end(self, heap: int) -> bool:
+        size = struct.unpack("<Q", os.pread(self.descriptor, 8, heap + 8).ljust(8, b"\0"))[0]
+        if size > self.size - heap:
+            return False  # HDF5 looks for that
+        image, place = os.pread(self.descriptor, size, heap), 16
+        while place + 16 <= len(image):
+            index, length = struct.unpack_from("<H6xQ", image, place)
+            step = length if index == 0 else (16 + (length + 7) // 8 * 8) % WRAP
+            if not 0 < step < WRAP - place:
+                return True
+            place += step
+        return False
+
+    def _fail(self, damage: str) -> None:
+        self.damage = damage
+        raise OSError(damage)
