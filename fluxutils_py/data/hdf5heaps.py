@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import h5py
+import numpy as np
 
 HEAP = b"GCOL\x01"  # how a global heap begins, in which HDF5 keeps strings of any length
 WRAP = 1 << 64
@@ -22,7 +23,7 @@ def heap_damage(file: h5py.File, name: str, attributes: Sequence[str]) -> str | 
     """
     if file.driver != "sec2" or file.id.get_create_plist().get_sizes() != (8, 8):
         return None
-    guard = GuardedFile(file.id.get_vfd_handle())
+    guard = GuardedFile(file.id.get_vfd_handle(), file.userblock_size)
     try:
         with h5py.File(guard, "r") as guarded:
             dataset = guarded[name]
@@ -54,10 +55,12 @@ class GuardedFile(io.RawIOBase):
     HDF5 2.0 walks through a heap by the sizes that its objects give, and stands still at a free one of size 0: a zero
     in the wrong place stops the process for good, and nothing can interrupt it. For a string it takes as much memory
     as the length beside its place in the heap says, up to 4 GB, before it compares the length of the string itself.
+    And it takes the list of a virtual dataset's sources apart, and dies of it, before it looks at the checksum.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, base: int) -> None:
         self.descriptor, self.size, self.place = descriptor, os.fstat(descriptor).st_size, 0
+        self.base = base  # from which addresses in the file count
         self.seen: list[bytes] = []
         self.damage: str | None = None
 
@@ -117,9 +120,43 @@ class GuardedFile(io.RawIOBase):
             step = length if index == 0 else (16 + (length + 7) // 8 * 8) % WRAP
             if not 0 < step < WRAP - place:
                 return True
+            if index and self._is_list_of_sources(heap, index):
+                self._require_checksum(image[place + 16 : place + 16 + length], heap)
             place += step
         return False
+
+    def _is_list_of_sources(self, heap: int, index: int) -> bool:
+        """Whether a virtual dataset whose header was just read says that its sources are there."""
+        place = struct.pack("<QI", heap - self.base, index)
+        return any(bytes([version, 3]) + place in block for version in (4, 5) for block in self.seen)
+
+    def _require_checksum(self, block: bytes, heap: int) -> None:
+        if len(block) < 4 or lookup3(block[:-4]) != int.from_bytes(block[-4:], "little"):
+            self._fail(f"the list of sources in the heap at byte {heap} has a wrong checksum")
 
     def _fail(self, damage: str) -> None:
         self.damage = damage
         raise OSError(damage)
+
+
+def lookup3(data: bytes) -> int:
+    """The checksum of HDF5's metadata. Source: Bob Jenkins, lookup3.c, hashlittle, 2006."""
+    mask = 0xFFFFFFFF
+    a = b = c = (0xDEADBEEF + len(data)) & mask
+    if not data:
+        return c
+    words = [int(word) for word in np.frombuffer(data.ljust(-(-len(data) // 12) * 12, b"\0"), "<u4")]
+
+    def rotated(x: int, k: int) -> int:
+        return (x << k | x >> (32 - k)) & mask
+
+    for i in range(0, len(words) - 3, 3):
+        a, b, c = (a + words[i]) & mask, (b + words[i + 1]) & mask, (c + words[i + 2]) & mask
+        for k in (4, 6, 8, 16, 19, 4):
+            a, c = ((a - c) & mask) ^ rotated(c, k), (c + b) & mask
+            a, b, c = b, c, a
+    a, b, c = (a + words[-3]) & mask, (b + words[-2]) & mask, (c + words[-1]) & mask
+    for k in (14, 11, 25, 16, 4, 14, 24):
+        c = ((c ^ b) - rotated(b, k)) & mask
+        a, b, c = b, c, a
+    return b

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.data import h5mmap, h5save
+from fluxutils_py.data.hdf5heaps import lookup3
 from fluxutils_py.errors import H5DataError
 
 F, N, T = 3, 5, 7
@@ -40,9 +41,10 @@ PROGRAM = """if True:
                 found.close()
         if np.array_equal(values, x):
             return "right"
-        with h5py.File(path) as file:  # damage to the numbers themselves, or to their type, cannot be known
+        with h5py.File(path) as file:  # damage that HDF5 does not see: to the numbers themselves, their type, a chunk
             expected = file["x"][()].T
-        assert np.array_equal(values, expected, equal_nan=True)
+        assert (values.shape, values.dtype) == (expected.shape, expected.dtype)
+        assert not np.array_equal(expected, x)
         return "as h5py"
 
     for i in range(n_mutations):
@@ -73,6 +75,12 @@ def sound_files(folder):
         dataset.attrs["axes"] = "TNF"
     with h5py.File(folder / "growing", "w", libver="latest") as file:
         file.create_dataset("x", data=X.T, chunks=(2, 3, 2), maxshape=(None, N, F)).attrs["axes"] = "TNF"
+
+    layout = h5py.VirtualLayout((T, N, F), "f4")
+    layout[:4] = h5py.VirtualSource("h5save", "x", (T, N, F))[:4]
+    layout[4:] = h5py.VirtualSource("gzip", "x", (T, N, F))[4:]
+    with h5py.File(folder / "virtual", "w") as file:
+        file.create_virtual_dataset("x", layout).attrs["axes"] = "TNF"
 
 
 def test_a_damaged_file_gives_right_data_or_an_error_in_time(tmp_path):
@@ -150,6 +158,27 @@ def h5mmap_error(path):
         h5mmap(path, "x")
     assert str(caught.value).startswith(f"{path}: dataset 'x' ")
     return str(caught.value)
+
+
+def test_a_list_of_sources_with_a_wrong_checksum(tmp_path):
+    """HDF5 itself dies of it."""
+    sound_files(tmp_path / "files")
+    path = tmp_path / "files" / "virtual"
+    assert np.array_equal(h5mmap(path, "x"), X)
+    data = bytearray(path.read_bytes())
+    heap = data.index(b"GCOL")
+    at = data.index(b"gzip", heap)
+    data[at] ^= 1
+    path.write_bytes(data)
+    assert h5mmap_error(path) == (
+        f"{path}: dataset 'x' cannot be read, as the file is damaged (the list of sources in the heap at byte {heap} "
+        "has a wrong checksum); copy or write it again"
+    )
+
+
+def test_the_checksum_is_that_of_its_author():
+    assert lookup3(b"") == 0xDEADBEEF
+    assert lookup3(b"Four score and seven years ago") == 0x17770551  # both from lookup3.c
 
 
 def test_a_text_that_looks_like_a_heap_is_none(tmp_path):
