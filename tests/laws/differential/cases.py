@@ -80,7 +80,7 @@ LANDED = {
     "listed": False,
     "outputs": False,  # masks of single outputs
     "context": False,  # overlap of models without state
-    "state": False,  # the state of predict is a plain list
+    "proba state": False,  # predict_proba takes and returns the state
     "burn_in weights": False,
 }
 
@@ -236,4 +236,6 @@ def settle(case):
 def longest_row(c):
     """The fewest steps that some row of a fit has at least; ``burn_in`` must be below."""
     pieces = c["batchsize"] // c["n_series"]
+    if c["rebatch"] == "auto":
+        pieces = min(pieces, c["n_steps"] // (8 * c["seqsize"])) if c["seqsize"] else 1
     return c["n_steps"] // pieces if c["rebatch"] is not False and 2 <= pieces < c["n_steps"] else c["n_steps"]

@@ -152,7 +152,7 @@ def _run(case, folder):
     _same_predictions(same, case, est, oracle, given, "train")
     other = Given(case, make_data(case, 4, more_series=case["data"] % 4, more_steps=case["data"] % 5), place)
     _same_predictions(same, case, est, oracle, other, "other")
-    if case["chunks"] and not (case["lengths"] or case["starts"] or case["listed"] or case["view"]):
+    if case["outputs"] != "last" and not case["view"]:
         _same_chunks(same, case, est, oracle, other)
     return same.found
 
@@ -188,6 +188,8 @@ def _same_fit(same, when, est, oracle):
     same(f"grad_ after {when}", est.grad_, oracle.gradient)
     same(f"parameters after {when}", net2vec(est), torch.cat([p.detach().reshape(-1) for p in oracle.params]))
     same(f"n_iter_ after {when}", est.n_iter_, len(oracle.loss_curve))
+    if LANDED["auto"] and when == "fit":
+        same(f"folds after {when}", est.history_[0]["folds"], oracle.folds)
     if oracle.scheduler is not None and oracle.spec.schedule_every == "epoch":
         same(f"lr in history_ after {when}", [record["lr"] for record in est.history_], oracle.learning_rates)
 
@@ -229,30 +231,34 @@ def _softmax(scores):
 def _same_chunks(same, case, est, oracle, given):
     """Chunks of time, each with the state of the one before; the state is the model's own."""
     data = given.data
-    T, rng = data.n_steps, np.random.default_rng(case["data"])
-    cuts = [0, *sorted(rng.choice(np.arange(1, T), size=min(T - 1, int(rng.integers(1, 5))), replace=False)), T]
-    wanted, ends = oracle.predict(data)
-    state, found = None, []
-    predict = est.predict_proba if case["estimator"] == "EstimatorClassifier" and LANDED["state"] else est.predict
-    if predict != est.predict:
-        wanted = [_softmax(wanted[0])]
-    elif case["estimator"] == "EstimatorClassifier":
-        return
-    if case["outputs"] == "last":
-        return
-    for a, b in itertools.pairwise(cuts):
-        x = tuple(part[:, :, a:b] for part in _tuple(given.x))
-        out, state = predict(x if len(x) > 1 else x[0], state=state, return_state=True)
-        if LANDED["state"] and rng.random() < 0.5:
-            state = [s.clone() for s in state]
-        found.append(_tuple(out))
-    for k, parts in enumerate(zip(*found, strict=True)):
-        same(f"chunks, output {k}", np.concatenate(parts, axis=2), wanted[k])
-    if LANDED["state"] and case["net"] != "conv":
-        stacked = oracle.net.stacked(ends)
-        right = [s[0] for s in stacked] if case["net"] in OF_CELLS else stacked
+    outputs, ends = oracle.predict(data)
+    predict, state = est.predict, None
+    if case["estimator"] == "EstimatorClassifier":
+        if not LANDED["proba state"]:
+            return
+        predict, outputs = est.predict_proba, [_softmax(outputs[0])]
+    if given.ends or case["listed"]:
+        _, state = predict(given.x, return_state=True, **given.ends)
+    else:
+        T, rng, found = data.n_steps, np.random.default_rng(case["data"]), []
+        n_cuts = min(T - 1, int(rng.integers(0, 5))) if case["chunks"] else 0
+        cuts = [0, *sorted(rng.choice(np.arange(1, T), size=n_cuts, replace=False)), T]
+        for a, b in itertools.pairwise(cuts):
+            x = tuple(part[:, :, a:b] for part in _tuple(given.x))
+            out, state = predict(x if len(x) > 1 else x[0], state=state, return_state=True)
+            if rng.random() < 0.5:  # any copy is as good
+                state = [s.clone() for s in state]
+            found.append(_tuple(out))
+        for k, parts in enumerate(zip(*found, strict=True)):
+            same(f"chunks, output {k}", np.concatenate(parts, axis=2), outputs[k])
+    if case["net"] == "conv":  # the last inputs that the next step may see
+        wanted = [a[:, :, max(0, data.n_steps - case["overlap"]) :].transpose(2, 1, 0) for a in data.x]
+        if given.ends or case["listed"] or case["nan_inputs"]:
+            return
+    else:
+        wanted = [s[0] if case["net"] in OF_CELLS else s for s in oracle.net.stacked(ends)]
         if case["net"] == "gru_leaky":
-            right = [stacked[0], *[s[0] for s in stacked[1:]]]
-        same("number of states", len(state), len(right))
-        for k, (got, w) in enumerate(zip(state, right, strict=True)):
-            same(f"state {k}", got, w)
+            wanted[1:] = [s[0] for s in wanted[1:]]
+    same("number of states", len(state), len(wanted))
+    for k, (got, right) in enumerate(zip(state, wanted, strict=True)):
+        same(f"state {k}", got, right)

@@ -43,36 +43,34 @@ class Data:
     def targets(self, n, t):
         return tuple(torch.tensor(a[:, n, t], dtype=torch.float64) for a in self.y)
 
-    def counts(self, n, t):
-        """Whether a step has at least one target, and a weight that is not 0."""
-        if not self.starts[n] <= t < self.starts[n] + self.lengths[n]:
-            return False
-        present = any(bool((~np.isnan(a[:, n, t])).any()) for a in self.y)
-        return present and (self.w is None or self.w[n, t] > 0)
+    def share(self, n, t):
+        """How much a step counts: 1, 0 without a target or with a weight of 0, the share of its outputs in between."""
+        if not self.starts[n] <= t < self.starts[n] + self.lengths[n] or (self.w is not None and self.w[n, t] == 0):
+            return 0.0
+        return float(np.mean([np.mean(~np.isnan(a[:, n, t])) for a in self.y]))
 
 
 class Elementwise:
-    """A criterion of differences, averaged over those outputs of a step that have a target."""
+    """A criterion of differences, of which a step has the mean over its outputs; those without a target add nothing."""
 
     def __init__(self, f):
         self.f = f
 
     def window(self, items, n_steps):
-        """The sum of weight times loss over the live steps, divided by their number; outputs are added."""
+        """The sum of weight times loss over the live steps, divided by their number; several targets are added."""
         total = 0
-        for k in range(len(items[0][0])):
-            for out, y, w in items:
+        for out, y, w, _ in items:
+            for k in range(len(y)):
                 there = ~y[k].isnan()
-                if there.any():
-                    total = total + w * self.f(out[k][there] - y[k][there]).mean() / len(items)
-        return total
+                total = total + w * self.f(out[k][there] - y[k][there]).sum() / len(y[k])
+        return total / sum(share for *_, share in items)
 
 
 class Summed(Elementwise):
     """A criterion that sums: over series and outputs; the mean over the steps of the window."""
 
     def window(self, items, n_steps):
-        return sum(w * self.f(out[k] - y[k]).sum() for out, y, w in items for k in range(len(out))) / n_steps
+        return sum(w * self.f(out[k] - y[k]).sum() for out, y, w, _ in items for k in range(len(out))) / n_steps
 
 
 class CrossEntropy:
@@ -85,7 +83,7 @@ class CrossEntropy:
         total = 0
         for k in range(len(items[0][0])):
             losses, shares = [], []
-            for out, y, w in items:
+            for out, y, w, _ in items:
                 label = int(y[k][0])
                 share = 1.0 if self.class_weight is None else self.class_weight[label]
                 losses.append(w * share * -torch.log_softmax(out[k], 0)[label])
@@ -119,7 +117,7 @@ class Oracle:
         self.params = [p.clone().requires_grad_() for p in initial]
         self.optimizer = make_optimizer(self.params)
         self.scheduler = None if make_scheduler is None else make_scheduler(self.optimizer)
-        self.loss_curve, self.validation_loss_curve, self.learning_rates = [], [], []
+        self.loss_curve, self.validation_loss_curve, self.learning_rates, self.folds = [], [], [], 1
         self.scaled, self.target_mean, self.target_scale = scaled, None, None
 
     # -- which steps, in which order -------------------------------------------------------------------
@@ -127,18 +125,19 @@ class Oracle:
     def rows(self, data, fold):
         """(series, first step, step after the last): each series, or its pieces."""
         rows = [(n, int(s), int(s + k)) for n, (s, k) in enumerate(zip(data.starts, data.lengths, strict=True))]
-        longest, pieces = max(b - a for _, a, b in rows), self.spec.batchsize // len(rows)
-        if self.spec.rebatch == "auto":  # only while every piece keeps at least 8 * seqsize steps
-            pieces = min(pieces, longest // (8 * (self.spec.seqsize or longest)))
-        elif not self.spec.rebatch or longest <= pieces:
-            pieces = 1
-        if not fold or pieces < 2:
-            return rows
-        folded = []
-        for n, a, b in rows:  # pieces as numpy.array_split has them
-            for piece in np.array_split(np.arange(a, b), min(pieces, b - a)):
-                folded.append((n, int(piece[0]), int(piece[-1]) + 1))
-        return folded
+        return [piece for row in rows for piece in self.pieces(row, len(rows))] if fold else rows
+
+    def pieces(self, row, n_rows):
+        """A row, or where there are few long ones, what time is cut into: each begins from the zero state."""
+        n, a, b = row
+        wanted, seqsize = self.spec.batchsize // n_rows, self.spec.seqsize
+        if self.spec.rebatch == "auto":  # every piece keeps at least 8 * seqsize steps
+            wanted = min(wanted, (b - a) // (8 * seqsize)) if seqsize else 1
+        elif not self.spec.rebatch or b - a <= wanted:
+            wanted = 1
+        cut = np.array_split(np.arange(a, b), max(wanted, 1))
+        self.folds = max(self.folds, len(cut))
+        return [(n, int(piece[0]), int(piece[-1]) + 1) for piece in cut]
 
     def groups(self, rows):
         """Minibatches of rows."""
@@ -157,8 +156,8 @@ class Oracle:
         """Weights have mean 1 over the steps that carry a loss."""
         if data.w is None:
             return 1.0
-        used = [data.w[n, t] for n, a, b in rows for t in range(a + self.spec.burn_in, b) if data.counts(n, t)]
-        return len(used) / sum(used)
+        steps = [(n, t) for n, a, b in rows for t in range(a + self.spec.burn_in, b)]
+        return sum(data.share(n, t) for n, t in steps) / sum(data.share(n, t) * data.w[n, t] for n, t in steps)
 
     # -- one window ----------------------------------------------------------------------------------
 
@@ -186,12 +185,13 @@ class Oracle:
         return max(0, min(self.spec.overlap, start - first))
 
     def live_items(self, data, group, outputs, scale):
-        """(outputs, targets, weight) of the steps that count."""
+        """(outputs, targets, weight, share) of the steps that count."""
         items = []
         for (i, t), out in outputs.items():
             n, a, _ = group[i]
-            if data.counts(n, a + t):
-                items.append((out, data.targets(n, a + t), 1.0 if data.w is None else data.w[n, a + t] * scale))
+            if share := data.share(n, a + t):
+                weight = 1.0 if data.w is None else data.w[n, a + t] * scale
+                items.append((out, data.targets(n, a + t), weight, share))
         return items
 
     # -- training ------------------------------------------------------------------------------------
@@ -237,9 +237,9 @@ class Oracle:
                 if not items:  # the state moves on, nothing is learnt
                     continue
                 loss = self.criterion.window(items, stop - start)
-                waiting.append((torch.autograd.grad(loss, self.params, allow_unused=True), len(items)))
                 losses.append(loss.item())
-                live.append(len(items))
+                live.append(sum(share for *_, share in items))
+                waiting.append((torch.autograd.grad(loss, self.params, allow_unused=True), live[-1]))
                 if len(waiting) == self.spec.accumulate:
                     self.update(waiting)
                     waiting = []
@@ -286,7 +286,7 @@ class Oracle:
                     items = self.live_items(data, group, outputs, scale) if carries else []
                     if items:
                         losses.append(self.criterion.window(items, stop - start).item())
-                        live.append(len(items))
+                        live.append(sum(share for *_, share in items))
         return float(np.average(losses, weights=live))
 
     def predict(self, data):
@@ -314,7 +314,7 @@ def mean_and_scale(data):
     """Of each output, (G, 1, 1), over the steps that count, with their weights; the scale of a constant is 1."""
     found = []
     for y in data.y[0]:
-        counted = [(n, t) for n in range(data.n_series) for t in range(data.n_steps) if data.counts(n, t)]
+        counted = [(n, t) for n in range(data.n_series) for t in range(data.n_steps) if data.share(n, t)]
         values = np.array([y[n, t] for n, t in counted if not np.isnan(y[n, t])])
         w = np.array([1.0 if data.w is None else data.w[n, t] for n, t in counted if not np.isnan(y[n, t])])
         mean = np.average(values, weights=w)

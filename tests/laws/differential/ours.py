@@ -170,12 +170,12 @@ def custom_steps(model, xs, ys):
 
 
 def custom_ws(model, xs, ys, ws):
-    live = ws > 0
-    total = 0
-    for k, (out, y) in enumerate(_pairs(_call(model, xs), ys)):
-        w = ws[k] if isinstance(ws, tuple) else ws
-        total = total + (quartic(out - y).mean(-1, keepdim=True) * w).sum() / live.sum()
-    return total
+    """``ws`` has one column, or one for each output of each target."""
+    pairs = _pairs(_call(model, xs), ys)
+    sizes = [y.shape[-1] for _, y in pairs]
+    columns = ws.split(sizes, -1) if ws.shape[-1] > 1 else [ws] * len(sizes)
+    n_live = sum(float((w > 0).double().mean(-1).sum()) for w in columns) / len(columns)
+    return sum((quartic(out - y) * w).sum() / n for (out, y), w, n in zip(pairs, columns, sizes, strict=True)) / n_live
 
 
 LOSSES = {  # for the package; the oracle's criterion
