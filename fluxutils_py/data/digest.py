@@ -71,7 +71,7 @@ def _digest(
 ) -> str:
     found = hashlib.sha256()
     for series, steps in places:
-        live = _live(rows, series, steps)
+        live = rows.covered(series, steps)
         if live is not None and not live.any():
             continue
         block = read(series, steps)  # (F, B, S)
@@ -79,21 +79,6 @@ def _digest(
             block = np.where(live, block, block.dtype.type(0))
         found.update(_bytes(block.transpose(2, 1, 0)))  # time-major: contiguous where that is the fast layout
     return found.hexdigest()[:12]
-
-
-def _live(rows: Rows, series: slice, steps: slice) -> np.ndarray | None:
-    """Which steps of a rectangle some row walks through, of shape (B, S); None if it is all of them."""
-    size, length = series.stop - series.start, steps.stop - steps.start
-    here = rows[(rows.series >= series.start) & (rows.series < series.stop)]
-    begin = np.clip(here.start - steps.start, 0, length)
-    end = np.clip(here.start + here.length - steps.start, 0, length)
-    if (end - begin).sum() == size * length and len(np.unique(here.series)) == len(here):
-        return None
-    edges = np.zeros((size, length + 1), int)
-    np.add.at(edges, (here.series - series.start, begin), 1)
-    np.add.at(edges, (here.series - series.start, end), -1)
-    live = edges.cumsum(1)[:, :-1] > 0
-    return None if live.all() else live
 
 
 def _bytes(a: np.ndarray) -> memoryview:

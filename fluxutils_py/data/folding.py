@@ -18,13 +18,14 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any: ...
 def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
     """Fold the time of few long series so that a minibatch is full.
 
-    If ``batchsize`` is at least twice the number ``N`` of series, each is cut in time into ``n = batchsize // N`` folds
-    (at most one per step); row ``b * n + k`` of the result holds fold ``k`` of series ``b``. Otherwise ``x`` comes back
+    If ``batchsize`` is at least twice the number ``N`` of series, and ``T > n = batchsize // N``, each series is cut in
+    time into ``n`` folds; row ``b * n + k`` of the result holds fold ``k`` of series ``b``. Otherwise ``x`` comes back
     as it is. Nothing is dropped: if ``n`` does not divide ``T``, fold lengths are those of ``numpy.array_split``, and
     the shorter folds end in one step that does not count, filled with NaN.
 
-    An estimator does this by itself while fitting (``Spec.rebatch``), without a copy of anything; on arrays it is for
-    loops of one's own.
+    A model that is trained on folds remembers nothing from before a fold's first step. An estimator folds by itself
+    while fitting, without a copy of anything, and by default only into long folds (``Spec.rebatch``); on arrays this is
+    for loops of one's own.
 
     Parameters
     ----------
@@ -150,8 +151,8 @@ def _fold(x: Any, batchsize: int, fill: float | None) -> Any:
     if len(shape) not in (2, 3):
         raise ShapeError(f"rebatch takes arrays of shape (F, N, T) or (N, T), got {shape}")
     *features, n_series, n_steps = shape
-    n = min(batchsize // n_series, n_steps) if n_series else 0
-    if n < 2:
+    n = batchsize // n_series if n_series else 0
+    if n < 2 or n_steps <= n:
         return x
     size, longer = divmod(n_steps, n)
     if longer and fill is None:

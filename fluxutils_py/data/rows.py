@@ -17,17 +17,22 @@ class Rows:
     Attributes
     ----------
     series, start, length : ndarray of int, shape (B,)
+    folds : int
+        Into how many rows a series was cut at most, by :meth:`folded`.
     """
 
     series: np.ndarray
     start: np.ndarray
     length: np.ndarray
+    folds: int = 1
 
     @classmethod
-    def whole(cls, n_series: int, n_steps: int, lengths: np.ndarray | None = None) -> Rows:
-        """One row per series, each from its first step to its end (``lengths``, by default ``n_steps``)."""
-        length = np.full(n_series, n_steps) if lengths is None else np.asarray(lengths)
-        return cls(np.arange(n_series), np.zeros(n_series, int), length)
+    def whole(
+        cls, n_series: int, n_steps: int, lengths: np.ndarray | None = None, starts: np.ndarray | None = None
+    ) -> Rows:
+        """One row per series, of ``lengths`` steps (default: to step ``n_steps``) from ``starts`` on (default: 0)."""
+        start = np.zeros(n_series, int) if starts is None else np.asarray(starts)
+        return cls(np.arange(n_series), start, n_steps - start if lengths is None else np.asarray(lengths))
 
     def __len__(self) -> int:
         return len(self.series)
@@ -67,12 +72,19 @@ class Rows:
     def shortest(self) -> int:
         return int(self.length.min())
 
-    def folded(self, batchsize: int) -> Rows:
+    def folded(self, batchsize: int, least: int | None = None) -> Rows:
         """Fold the time of few long rows so that a minibatch is full.
 
         If there are at most half as many rows as ``batchsize``, each is cut in time into ``n = batchsize // len(rows)``
-        consecutive rows (at most one per step), whose lengths differ by at most one as in ``numpy.array_split``:
-        nothing is dropped. Row ``b * n + k`` holds fold ``k`` of row ``b``. Otherwise the rows come back as they are.
+        consecutive rows, whose lengths differ by at most one as in ``numpy.array_split``: nothing is dropped. Row
+        ``b * n + k`` holds fold ``k`` of row ``b``. A row of ``n`` steps or fewer stays whole. Otherwise the rows come
+        back as they are.
+
+        Parameters
+        ----------
+        batchsize : int
+        least : int, optional
+            Cut each row into the most folds of at least so many steps, at most ``n``.
 
         Notes
         -----
@@ -84,17 +96,36 @@ class Rows:
         >>> r.series.tolist(), r.start.tolist(), r.length.tolist()
         ([0, 0, 1, 1], [0, 3, 0, 3], [3, 2, 3, 2])
         """
-        n = min(batchsize // len(self), self.longest)
+        n = batchsize // len(self)
         if n < 2:
             return self
-        folds = np.minimum(n, np.maximum(self.length, 1))  # a short series has fewer folds
+        folds = np.where(self.length > n, n, 1) if least is None else np.clip(self.length // least, 1, n)
+        if folds.max() == 1:
+            return self
         k = np.concatenate([np.arange(f) for f in folds])
         b = np.repeat(np.arange(len(self)), folds)
         size, longer = self.length[b] // folds[b], self.length[b] % folds[b]  # the first `longer` have one step more
-        return Rows(self.series[b], self.start[b] + k * size + np.minimum(k, longer), size + (k < longer))
+        return Rows(
+            self.series[b], self.start[b] + k * size + np.minimum(k, longer), size + (k < longer), int(folds.max())
+        )
 
     def live(self, start: int, stop: int) -> np.ndarray | None:
         """Which steps exist: bool of shape (S, B), or None if all do."""
         if stop <= self.shortest:
             return None
         return np.arange(start, stop)[:, None] < self.length[None, :]
+
+    def covered(self, series: slice, steps: slice, skip: int = 0) -> np.ndarray | None:
+        """Which of some series' steps the rows walk through behind their first ``skip``: bool (N, T), None if all."""
+        size, length = series.stop - series.start, steps.stop - steps.start
+        here = self[(self.series >= series.start) & (self.series < series.stop)]
+        stop = here.start + here.length
+        begin = np.clip(np.minimum(here.start + skip, stop) - steps.start, 0, length)
+        end = np.clip(stop - steps.start, 0, length)
+        if (end - begin).sum() == size * length and len(np.unique(here.series)) == len(here):
+            return None
+        edges = np.zeros((size, length + 1), int)
+        np.add.at(edges, (here.series - series.start, begin), 1)
+        np.add.at(edges, (here.series - series.start, end), -1)
+        found = edges.cumsum(1)[:, :-1] > 0
+        return None if found.all() else found

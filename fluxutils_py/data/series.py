@@ -86,6 +86,14 @@ class Series:
         found.dtype = function(np.zeros((self.F, 1, 1), self.dtype)).dtype
         return found
 
+    def absent(self, values: np.ndarray) -> np.ndarray | None:
+        """Which values read from this array stand for none: bool of the same shape, or None if all are there."""
+        if self.kind == "float":
+            found = np.isnan(values) if values.dtype.kind == "f" else None
+        else:
+            found = None if self.missing is None else values == self.missing
+        return found if found is not None and found.any() else None
+
     def read(self, rows: Rows, start: int, stop: int) -> np.ndarray:
         """Steps ``start`` to ``stop`` of the given rows, time-major.
 

@@ -57,28 +57,43 @@ class SampleWeight:
             raise DataError(f"sample_weight must hold real numbers, got dtype {w.dtype}")
         self.n_series, self.n_steps, self.scale = n_series, n_steps, 1.0
 
-    def normalise(self, rows: Rows, ys: Sequence[Series]) -> None:
-        """Scale to mean 1 over the live steps: those that exist, have a weight, and no NaN target. One pass in blocks.
+    def normalise(self, rows: Rows, ys: Sequence[Series], *, burn_in: int = 0, single_outputs: bool = False) -> None:
+        """Scale to mean 1 over the steps that count: those of ``rows`` with a weight and no NaN target. In blocks.
 
-        Row ``n`` says which steps of series ``n`` exist.
+        Parameters
+        ----------
+        rows : Rows
+            Which steps of which series exist.
+        ys : sequence of Series
+        burn_in : int
+            Steps at the start of each row that do not count.
+        single_outputs : bool
+            A step of which some targets are missing counts for the share that is there. Otherwise not at all.
 
         Raises
         ------
         DataError
             If no step is left.
         """
-        total, count = 0.0, 0
+        total, count = 0.0, 0.0
+        sizes = [y.F for y in ys]
         for series, steps in blocks(self.n_series, self.n_steps):
             w = self._read(series, steps).astype(float)  # (B, S)
             if not np.isfinite(w).all() or (w < 0).any():
                 raise DataError("sample_weight must be finite and not negative; use 0 for what shall not count")
-            t, start = np.arange(steps.start, steps.stop), rows.start[series, None]
-            live = (w > 0) & (t >= start) & (t < start + rows.length[series, None])
-            for y in ys:
-                if y.kind == "float":
-                    live &= ~np.isnan(np.asarray(y.array[:, series, steps])).any(0)
-                elif y.missing is not None:
-                    live &= (np.asarray(y.array[:, series, steps]) != y.missing).all(0)
+            live, walked = w > 0, rows.covered(series, steps, burn_in)
+            live = live if walked is None else live & walked
+            gone = [y.absent(np.asarray(y.array[:, series, steps])) for y in ys]
+            if single_outputs and any(g is not None for g in gone):
+                there = np.concatenate([
+                    np.ones((n, *live.shape), bool) if g is None else ~g for n, g in zip(sizes, gone, strict=True)
+                ])  # fmt: skip
+                share = step_shares(np.moveaxis(there & live, 0, -1), sizes)
+                total += float((w * share).sum())
+                count += float(share.sum())
+                continue
+            for g in gone:
+                live = live if g is None else live & ~g.any(0)
             total += float(w[live].sum())
             count += int(live.sum())
         if count == 0:
@@ -114,6 +129,22 @@ class SampleWeight:
             w = self._read(slice(s, s + 1), slice(t + start, min(t + stop, self.n_steps)))[0]
             out[: len(w), i] = w
         return out * self.scale
+
+
+def step_shares(there: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+    """The share of each step's outputs that are there: (..., outputs) of bool to (...), targets of ``sizes`` alike.
+
+    >>> step_shares(np.array([[True, True, False], [True, False, False]]), [1, 2])
+    array([0.75, 0.5 ])
+    """
+    parts = np.split(there, np.cumsum(sizes)[:-1], -1)
+    return np.mean([part.mean(-1) for part in parts], 0)
+
+
+def live_steps(there: np.ndarray, sizes: Sequence[int]) -> float:
+    """The sum of :func:`step_shares`, from counts."""
+    parts = np.split(there, np.cumsum(sizes)[:-1], -1)
+    return float(np.mean([int(part.sum()) / part.shape[-1] for part in parts]))
 
 
 def blocks(n_series: int, n_steps: int, n_features: int = 1) -> list[tuple[slice, slice]]:

@@ -9,10 +9,10 @@ import numpy as np
 
 from fluxutils_py.data.rows import Rows
 from fluxutils_py.data.series import Series
-from fluxutils_py.data.weights import SampleWeight, blocks
+from fluxutils_py.data.weights import SampleWeight, blocks, live_steps
 from fluxutils_py.errors import DataError
 
-Cut = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], np.ndarray | None, np.ndarray | None, int]
+Cut = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], np.ndarray | None, np.ndarray | None, float]
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,13 @@ class Window:
     ----------
     x, y : tuple of ndarray, shapes (S, B, F) and (S - lead, B, G)
         Views of the data or fresh arrays, in any memory order; not to be written to. ``y`` is empty without targets.
-    w : ndarray of shape (S - lead, B, 1) or None
-        Weights of the steps, 0 where a step does not count; None if all count alike.
+    w : ndarray of shape (S - lead, B, 1) or (S - lead, B, G), or None
+        Weights of the steps, 0 where a step does not count; None if all count alike. Where single outputs of a step
+        that counts are missing, one column for each output, of several targets one after the other.
     gap : ndarray of bool, shape (S, B), or None
         Without targets: the steps that have no input, whose prediction means nothing.
-    n_live : int
-        Steps that count.
+    n_live : float
+        Steps that count; a step of which some outputs are missing counts for the share that is there.
     place : Place
     """
 
@@ -65,7 +66,7 @@ class Window:
     y: tuple[np.ndarray, ...]
     w: np.ndarray | None
     gap: np.ndarray | None
-    n_live: int
+    n_live: float
     place: Place
 
 
@@ -94,6 +95,8 @@ class SequenceWindows:
         What to walk through; by default each series from its start to its end.
     equal_lengths : bool
         Put only rows of equal length into a group, so that no step needs masking.
+    single_outputs : bool
+        Whether missing outputs of a step are masked by themselves. Otherwise the step does not count.
 
     Yields
     ------
@@ -135,11 +138,13 @@ class SequenceWindows:
         burn_in: int = 0,
         rows: Rows | None = None,
         equal_lengths: bool = False,
+        single_outputs: bool = False,
     ) -> None:
         self.x, self.y, self.weight = tuple(x), tuple(y), weight
         self.batchsize, self.seqsize, self.overlap, self.burn_in = batchsize, seqsize, overlap, burn_in
         self.rows = Rows.whole(x[0].N, x[0].T) if rows is None else rows
         self.equal_lengths = equal_lengths
+        self.single_outputs = single_outputs and sum(s.F for s in self.y) > 1
         self._checked: set[int] = set()  # arrays known to be finite everywhere
         self._order: np.ndarray | None = None
 
@@ -157,8 +162,8 @@ class SequenceWindows:
         if any(s.in_memory and id(s) not in self._checked for s in (*self.x, *self.y)):
             lazy = [s for s in (*self.x, *self.y) if not s.in_memory]
             if not lazy:  # some value is not finite: is it where it may be?
-                whole = Rows.whole(self.x[0].N, self.x[0].T, self._series_lengths())
-                for series, steps in blocks(self.x[0].N, self.x[0].T, self.x[0].F):
+                whole = self._spanned()
+                for series, steps in blocks(self.x[0].N, whole.longest, self.x[0].F):
                     self.cut(whole[series], steps.start, steps.stop)
 
     @property
@@ -224,10 +229,14 @@ class SequenceWindows:
             for start in range(begin, end, self.seqsize)
         ]
 
-    def _series_lengths(self) -> np.ndarray:
-        lengths = np.zeros(self.x[0].N, int)
-        np.maximum.at(lengths, self.rows.series, self.rows.start + self.rows.length)
-        return lengths
+    def _spanned(self) -> Rows:
+        """One row per series, from the first to the last of its steps that any row walks through."""
+        n_series, n_steps = self.x[0].N, self.x[0].T
+        starts, stops = np.full(n_series, n_steps), np.zeros(n_series, int)
+        np.minimum.at(starts, self.rows.series, self.rows.start)
+        np.maximum.at(stops, self.rows.series, self.rows.start + self.rows.length)
+        starts = np.minimum(starts, stops)  # a series without rows has no steps
+        return Rows.whole(n_series, n_steps, stops - starts, starts)
 
     # -- what is in a window -------------------------------------------------------------------------
 
@@ -236,11 +245,19 @@ class SequenceWindows:
         x = [s.read(rows, start, stop) for s in self.x]
         y = [s.read(rows, start, stop) for s in self.y]
         live = exists = rows.live(start, stop)  # (S, B), None: all
-        for s, v in zip(self.y, y, strict=True):
-            if id(s) not in self._checked and s.kind == "float":
-                live = _both(live, ~np.isnan(v).any(-1))
-            elif s.missing is not None:
-                live = _both(live, (v != s.missing).all(-1))
+        gone = [
+            None if s.kind == "float" and id(s) in self._checked else s.absent(v)
+            for s, v in zip(self.y, y, strict=True)
+        ]
+        single = self.single_outputs and any(g is not None for g in gone)
+        if single:
+            there = np.concatenate(
+                [np.ones(v.shape, bool) if g is None else ~g for v, g in zip(y, gone, strict=True)], -1
+            )  # (S, B, outputs)
+            live = _both(live, np.asarray(there.any(-1)))
+        else:
+            for g in gone:
+                live = live if g is None else _both(live, np.asarray(~g.any(-1)))
         w = None
         if self.weight is not None:
             w = self.weight.read(rows, start, stop)
@@ -252,10 +269,21 @@ class SequenceWindows:
                     present = ~np.isnan(v).all(-1)
                     live = _both(live, present)
             gap = None if live is None else ~live
-        for arrays, values in ((self.x, x), (self.y, y)):
-            for i, s in enumerate(arrays):
-                values[i] = self._clean(s, values[i], rows, start, live, exists)
-        if live is None:
+        if single and live is not None:
+            there &= live[:, :, None]
+        single = single and not (there.any(-1) == there.all(-1)).all()  # else whole steps are missing
+        steps = None if live is None else live[:, :, None]
+        for i, s in enumerate(self.x):
+            x[i] = self._clean(s, x[i], rows, start, steps, exists)
+        column = 0
+        for i, s in enumerate(self.y):
+            y[i] = self._clean(s, y[i], rows, start, there[:, :, column : column + s.F] if single else steps, exists)
+            column += s.F
+        if single:
+            there = there[lead:]
+            n_live = live_steps(there, [s.F for s in self.y])
+            w = there if w is None else np.where(there, w[lead:, :, None], 0)
+        elif live is None:
             n_live = (stop - start - lead) * len(rows)
             w = None if w is None else w[lead:, :, None]
         else:
@@ -266,7 +294,10 @@ class SequenceWindows:
     def _clean(
         self, s: Series, v: np.ndarray, rows: Rows, start: int, live: np.ndarray | None, exists: np.ndarray | None
     ) -> np.ndarray:
-        """``v`` with zeros where a dead step holds no number; an error where a live one does."""
+        """``v`` with zeros where a dead step or value holds no number; an error where a live one does.
+
+        ``live`` is (S, B, 1), or (S, B, F) where the values of a step are masked by themselves.
+        """
         if exists is not None:
             v = np.where(exists[:, :, None], v, v.dtype.type(0))
         if id(s) in self._checked or s.kind == "int" or v.dtype.kind == "b":
@@ -274,7 +305,7 @@ class SequenceWindows:
         odd = ~np.isfinite(v)
         if not odd.any():
             return v
-        bad = odd if live is None else odd & live[:, :, None]
+        bad = odd if live is None else odd & live
         if bad.any():
             t, b, f = (int(i) for i in np.argwhere(bad)[0])
             place = f"feature {f}, series {rows.series[b]}, step {rows.start[b] + start + t}"
@@ -284,7 +315,9 @@ class SequenceWindows:
                 else "a step without input is NaN in all features; fill in single ones"
             )
             raise DataError(f"{s.name} is {v[t, b, f]} at {place}; {way_out}")
-        return np.where(odd.any(-1, keepdims=True), v.dtype.type(0), v)  # the whole step, not single features
+        if live is None or live.shape[2] == 1:
+            odd = odd.any(-1, keepdims=True)  # the whole step, not single features
+        return np.where(odd, v.dtype.type(0), v)
 
 
 def _both(a: np.ndarray | None, b: np.ndarray) -> np.ndarray | None:

@@ -6,6 +6,8 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import DataError
+from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.nn import LSTM, wrap_recurrent
 from fluxutils_py.optim import ChainedOptimizer, Transform
 
@@ -52,6 +55,16 @@ def require_one(what: str, n_in: Any, n_out: Any) -> None:
 def default_model(n_in: int, n_out: int, n_hidden: int = 32) -> nn.Module:
     """What ``model=None`` means: one stateful LSTM layer and a linear head."""
     return nn.Sequential(LSTM(n_in, n_hidden), nn.Linear(n_hidden, n_out))
+
+
+def ready_settings(arguments: dict[str, Any]) -> SimpleNamespace:
+    """An estimator's arguments, with defaults that learn something where ``spec``, or model and ``opt``, are None."""
+    settings = SimpleNamespace(**arguments)
+    if settings.spec is None:
+        settings.spec = Spec(epochs=100)
+    if settings.opt is None and (settings.model is None or getattr(settings.model, "func", None) is default_model):
+        settings.opt = partial(adamw, lr=0.01)
+    return settings
 
 
 def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, device: Any) -> nn.Module:

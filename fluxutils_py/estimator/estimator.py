@@ -11,7 +11,8 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, optim
 
-from fluxutils_py.data import Rows, SampleWeight
+from fluxutils_py.data import SampleWeight
+from fluxutils_py.estimator.building import ready_settings
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.html import ReadableTables
 from fluxutils_py.estimator.layout import Inputs, read_inputs, read_weight
@@ -39,10 +40,11 @@ class Estimator(ReadableTables, BaseEstimator):
         ``loss(model, xs, ys)`` or ``loss(model, xs, ys, ws)`` over a window, returning a scalar; or a torch criterion,
         which goes through :func:`fluxutils_py.seqloss`. None: mean squared error.
     opt : optimizer class, functools.partial, callable of the parameters, optimizer of ``model``'s parameters, or None
-        None: ``torch.optim.AdamW``, fused where torch offers it.
+        None: ``torch.optim.AdamW``, fused where torch offers it; for the model that ``model=None`` is, with a learning
+        rate of 0.01.
     spec : Spec, dict, namedtuple, dataclass, object, or None
-        ``epochs``, ``batchsize``, ``seqsize`` and what else :class:`fluxutils_py.Spec` lists; what is left out, and
-        None, mean its defaults.
+        ``epochs``, ``batchsize``, ``seqsize`` and what else :class:`fluxutils_py.Spec` lists; what is left out means
+        its defaults. None: all defaults, but 100 epochs.
     comm : "auto", "mpi", "torch", None, or a communicator
         Which processes train, predict and score together; every one makes the same calls with the same arguments, and
         has the same results. "auto": the ranks that ``mpirun``, ``srun`` or ``torchrun`` started; without them, and in
@@ -96,7 +98,8 @@ class Estimator(ReadableTables, BaseEstimator):
     n_iter_ : int
         Epochs so far.
     history_ : list of dict
-        Per epoch: ``epoch, loss, window_loss, seconds`` and what hooks added (``validation_loss``, ``lr``);
+        Per epoch: ``epoch, loss, window_loss, seconds``, ``folds`` (into how many pieces a series was cut at most, see
+        ``rebatch`` of :class:`fluxutils_py.Spec`), and what hooks added (``validation_loss``, ``lr``);
         :func:`fluxutils_py.training.history_table` makes a table of it.
     n_features_in_ : int, or tuple of int for several inputs
         Features per step; of a matrix or a view, its columns.
@@ -182,6 +185,7 @@ class Estimator(ReadableTables, BaseEstimator):
         validation_data: Any = None,
         epochs: int | None = None,
         lengths: Any = None,
+        starts: Any = None,
     ) -> Self:
         """Train on series.
 
@@ -203,12 +207,16 @@ class Estimator(ReadableTables, BaseEstimator):
         sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
             Weights of series or steps, scaled to mean 1 over the steps that count. Steps of weight 0 do not count.
             For ``timesteps``, (T,) or (T, N).
-        validation_data : (x, y), (x, y, sample_weight) or (x, y, sample_weight, lengths), optional
+        validation_data : (x, y), (x, y, sample_weight), ... or (x, y, sample_weight, lengths, starts), optional
             Series for the validation loss after each epoch, which never disturbs training.
         epochs : int, optional
             In place of the spec's, for this call.
         lengths : array of int, shape (N,), optional
             How many steps of each series there are, from its start; what follows is padding.
+        starts : array of int, shape (N,), optional
+            The first step of each series, 0 by default; what precedes is padding. Series ``n`` has the steps
+            ``starts[n]`` to ``starts[n] + lengths[n]`` (default: to T): it begins with the zero state there, and
+            ``burn_in`` counts from there. Minibatches walk through their series side by side, each from its own start.
 
         Returns
         -------
@@ -233,16 +241,18 @@ class Estimator(ReadableTables, BaseEstimator):
         until then stays, as after ``KeyboardInterrupt``; an error before the first update changes nothing.
         """
         holds_out = validation_data is None and self._holds_out()
-        run_fit(self, x, y, sample_weight, validation_data, lengths, epochs, self.warm_start, holds_out)
+        run_fit(self, x, y, sample_weight, validation_data, lengths, starts, epochs, self.warm_start, holds_out)
         return self
 
-    def partial_fit(self, x: Any, y: Any, sample_weight: Any = None, *, lengths: Any = None) -> Self:
+    def partial_fit(
+        self, x: Any, y: Any, sample_weight: Any = None, *, lengths: Any = None, starts: Any = None
+    ) -> Self:
         """Train for one more epoch, on these series, from where the last ``fit`` or ``partial_fit`` ended.
 
         Model, optimizer, learning-rate schedule, random generator and history go on; the state starts from zero. The
         first call builds them. Parameters as in :meth:`fit`.
         """
-        run_fit(self, x, y, sample_weight, None, lengths, epochs=1, resume=True)
+        run_fit(self, x, y, sample_weight, lengths=lengths, starts=starts, epochs=1, resume=True)
         return self
 
     def predict(
@@ -253,6 +263,7 @@ class Estimator(ReadableTables, BaseEstimator):
         state: list[Tensor] | None = None,
         return_state: bool = False,
         lengths: Any = None,
+        starts: Any = None,
     ) -> Any:
         """The model's outputs for series.
 
@@ -276,8 +287,8 @@ class Estimator(ReadableTables, BaseEstimator):
             model after each series' own last step. Chunks of time, each given the last one's state, give what one
             call gives, to rounding. The state of a model without recurrent layers that takes windows is its last
             ``overlap`` inputs, (k, N, F) of each input.
-        lengths : array of int, shape (N,), optional
-            Lengths of the series; predictions past them are NaN.
+        lengths, starts : array of int, shape (N,), optional
+            As in :meth:`fit`; predictions outside a series are NaN.
 
         Returns
         -------
@@ -293,12 +304,14 @@ class Estimator(ReadableTables, BaseEstimator):
         ValueError
             If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` holds single NaNs or infinities.
         """
-        result, end = self._run(x, out, state=state, lengths=lengths, transform=self._answer, return_state=return_state)
+        result, end = self._run(
+            x, out, state=state, lengths=lengths, starts=starts, transform=self._answer, return_state=return_state
+        )
         if out is None and self._y_ndim == 1 and result.ndim == 2 and result.shape[1] == 1:
             result = result[:, 0]
         return (result, end) if return_state else result
 
-    def score(self, x: Any, y: Any, sample_weight: Any = None, *, lengths: Any = None) -> float:
+    def score(self, x: Any, y: Any, sample_weight: Any = None, *, lengths: Any = None, starts: Any = None) -> float:
         """How good predictions are, pooled over all live steps of all series; higher is better.
 
         The coefficient of determination R2 (1 is perfect, 0 as good as each feature's mean); of classifiers, or with a
@@ -307,11 +320,11 @@ class Estimator(ReadableTables, BaseEstimator):
         """
         with Sync.of(self._settings().comm, "score") as sync:
             check_is_fitted(self, "model_")
-            inputs = read_inputs(x, self, fitted=True)
-            predictions = Predictions(self.model_, inputs, read_spec(self._settings().spec), None, lengths, sync=sync)
+            inputs = read_inputs(x, self, fitted=True, starts=starts, lengths=lengths)
+            predictions = Predictions(self.model_, inputs, read_spec(self._settings().spec), sync=sync)
             classes = getattr(self, "classes_", None)
-            targets = self._read_targets(y, inputs, lengths, classes, unknown=-1, per_series=self._per_series).series
-            rows = Rows.whole(inputs.N, inputs.T, predictions.lengths)
+            targets = self._read_targets(y, inputs, classes, unknown=-1, per_series=self._per_series).series
+            rows = inputs.whole()
             weight = read_weight(sample_weight, inputs)
             if weight is not None:
                 weight.normalise(rows, targets)
@@ -359,8 +372,8 @@ class Estimator(ReadableTables, BaseEstimator):
     # -- inside: what the kinds of estimators differ in --------------------------------------------------
 
     def _settings(self) -> Any:
-        """Something with the attributes of an Estimator before it is fitted: model, loss, opt, spec, ..."""
-        return self
+        """The constructor's arguments by name, with defaults that learn something where they are left to us."""
+        return ready_settings(self.get_params(deep=False))
 
     def _holds_out(self) -> bool:
         """Whether to hold out a part of the data for validation, where no validation data are given."""
@@ -370,7 +383,6 @@ class Estimator(ReadableTables, BaseEstimator):
         self,
         y: Any,
         inputs: Inputs,
-        lengths: Any,
         classes: np.ndarray | None,
         unknown: int | None = None,
         name: str = "y",
@@ -378,7 +390,7 @@ class Estimator(ReadableTables, BaseEstimator):
     ) -> Targets:
         loss = as_loss(self._settings().loss)
         kind = "integers" if isinstance(loss, SeqLoss) and loss.classes else "numbers"
-        return read_targets(y, inputs, self, lengths, kind=kind, name=name, per_series=per_series)
+        return read_targets(y, inputs, self, kind=kind, name=name, per_series=per_series)
 
     def _find_classes(self, y: Any, inputs: Inputs, weight: SampleWeight | None, resume: bool) -> np.ndarray | None:
         """The labels that there are, of classifiers."""
@@ -399,21 +411,22 @@ class Estimator(ReadableTables, BaseEstimator):
         *,
         state: Any = None,
         lengths: Any = None,
+        starts: Any = None,
         transform: Transform | None = None,
         return_state: bool = False,
     ) -> tuple[Any, list[Tensor] | None]:
         """Predictions in the form that the inputs have, of all ranks; and, if asked for, where they ended."""
         with Sync.of(self._settings().comm, "predict") as sync:
             check_is_fitted(self, "model_")
-            inputs = read_inputs(x, self, fitted=True)
+            inputs = read_inputs(x, self, fitted=True, starts=starts, lengths=lengths)
             spec = read_spec(self._settings().spec)
-            found = Predictions(self.model_, inputs, spec, state, lengths, transform, sync, return_state)
+            found = Predictions(self.model_, inputs, spec, state, transform, sync, return_state)
             if self._per_series and inputs.form != "timesteps":
                 if out is not None:
                     raise ValueError("out is for predictions of every step, but this estimator predicts one per series")
                 result: Any = found.last_steps()
             else:
-                output = Output(out, inputs.N, inputs.T)
+                output = Output(out, inputs.N, inputs.T, inputs.starts)
                 for prediction in found:
                     output.write(prediction)
                 output.complete(sync)

@@ -38,6 +38,7 @@ from fluxutils_py.training import (
 )
 from fluxutils_py.training.batches import to_tensor
 
+FOLD_WINDOWS = 8  # windows that a piece of a series holds at least, for its state to mean something
 VALIDATION = 1 << 14  # rows times steps computed together
 FLOATS = {"float16": torch.float32, "float32": torch.float32, "bool": torch.float32, "float64": torch.float64}
 
@@ -58,7 +59,7 @@ class Fit:
     Parameters
     ----------
     est : Estimator
-    x, y, sample_weight, validation_data, lengths
+    x, y, sample_weight, validation_data, lengths, starts
         As in ``Estimator.fit``.
     epochs : int or None
         None: as the spec says.
@@ -79,6 +80,7 @@ class Fit:
         sample_weight: Any = None,
         validation_data: Any = None,
         lengths: Any = None,
+        starts: Any = None,
         epochs: int | None = None,
         resume: bool = False,
         holds_out: bool = False,
@@ -97,13 +99,13 @@ class Fit:
         self.batchsize = int(self.spec.batchsize) * self.sync.size
         self.loss = as_loss(self.settings.loss)
         self.resume = resume and hasattr(est, "model_")
-        self.inputs = read_inputs(x, est, fitted=self.resume)
+        self.inputs = read_inputs(x, est, fitted=self.resume, starts=starts, lengths=lengths)
         weight = read_weight(sample_weight, self.inputs)
         self.classes = est._find_classes(y, self.inputs, weight, self.resume) if y is not None else None
         # what is no class of those that were looked for in these labels has weight 0
         unknown = None if self.resume or getattr(est, "_announced", None) is not None else MISSING
         known = est._per_series if self.resume else None
-        self.targets = est._read_targets(y, self.inputs, lengths, self.classes, unknown, per_series=known)
+        self.targets = est._read_targets(y, self.inputs, self.classes, unknown, per_series=known)
         self.x, self.y = self.inputs.series, self.targets.series
         self.callbacks, self.progress = as_callbacks(self.settings.callbacks), progress_hook(self.settings.verbose)
         # of copies: the originals move on only when something has been learnt
@@ -115,9 +117,9 @@ class Fit:
             seed = self.sync.share(int(draw_generator(copy.deepcopy(self.settings.random_state)).integers(2**31)))[0]
             stratify = self.classes is not None
             fraction = self.settings.validation_fraction
-            parts = hold_out(self.inputs, self.targets, lengths, fraction, seed, stratify)
-        self.target_scale = self._find_target_scale(weight, lengths, parts[0])
-        self.windows = self._cut(self.inputs, self.targets, weight, lengths, parts[0])
+            parts = hold_out(self.inputs, self.targets, fraction, seed, stratify)
+        self.target_scale = self._find_target_scale(weight, parts[0])
+        self.windows = self._cut(self.inputs, self.targets, weight, parts[0])
         self.model, self.optimizer = self._build()
         warn_of_single_steps(x, self.inputs, self.model)
         first = next(self.model.parameters())
@@ -125,7 +127,7 @@ class Fit:
         self.batches = self._batches(self.windows, self.rng if self.spec.shuffle else None)
         if parts[1] is not None:
             weight = read_weight(sample_weight, self.inputs)  # is scaled for itself
-            held = self._cut(self.inputs, self.targets, weight, lengths, parts[1], training=False)
+            held = self._cut(self.inputs, self.targets, weight, parts[1], training=False)
             self.validation: Validation | None = self._validation_on(held)
         else:
             self.validation = self._validation(validation_data)
@@ -168,13 +170,13 @@ class Fit:
 
     # -- building ------------------------------------------------------------------------------------
 
-    def _find_target_scale(self, weight: SampleWeight | None, lengths: Any, part: Part | None) -> TargetScale | None:
+    def _find_target_scale(self, weight: SampleWeight | None, part: Part | None) -> TargetScale | None:
         """The mean and scale of the targets that are trained on; those of the first fit where this one goes on."""
         if self.resume:
             return self.est._target_scale
         if not getattr(self.settings, "scale_target", False) or len(self.y) > 1:
             return None
-        whole = self.inputs.whole(lengths)
+        whole = self.inputs.whole()
         return TargetScale.of(self.y[0], whole if part is None else part.of(whole), weight)
 
     def _cut(
@@ -182,35 +184,35 @@ class Fit:
         inputs: Inputs,
         targets: Targets,
         weight: SampleWeight | None,
-        lengths: Any,
         part: Part | None = None,
         training: bool = True,
     ) -> SequenceWindows:
         """Windows of these data, or of a part of them."""
         x, y = inputs.series, targets.series
-        rows, whole = inputs.rows(lengths), inputs.whole(lengths)
+        rows = inputs.rows()
         weighable = takes_weights(self.loss)
         if weight is not None and not weighable:
             raise ValueError(f"sample_weight is given, but {no_weights(self.loss)}")
-        if whole.shortest != whole.longest and not weighable:
+        if inputs.lengths is not None and len(set(inputs.lengths)) > 1 and not weighable:
             raise ValueError(f"the series differ in length, but {no_weights(self.loss)}")
         if targets.per_series and not weighable:
             raise ValueError(f"y has one target per series, at its last step, but {no_weights(self.loss)}")
         if part is not None:
-            rows, whole = part.of(rows), part.of(whole)
+            rows = part.of(rows)
             rows = rows[rows.length > 0]
         self._mark_missing(targets)
         weight = self.est._weigh(weight, targets, self.classes)
-        if weight is not None:
-            weight.normalise(whole, y)
-            if inputs.form == "rows":  # as if rows of weight 0 were not there: minibatches too
-                rows = weight.counting(rows)
-        n_steps = rows.longest
+        if weight is not None and inputs.form == "rows":  # as if rows of weight 0 were not there: minibatches too
+            rows = weight.counting(rows) or rows
+        unfolded = rows
         if training and self.spec.rebatch and not targets.per_series:
-            rows = rows.folded(self.batchsize)
+            rows = self._folded(rows)
         if self.spec.burn_in >= rows.longest:
-            folded = " after folding (rebatch=True)" if rows.longest < n_steps else ""
+            folded = " after folding (rebatch=True)" if rows is not unfolded else ""
             raise ValueError(f"burn_in of {self.spec.burn_in} leaves nothing of series of {rows.longest} steps{folded}")
+        single_outputs = masks_outputs(self.loss, targets)
+        if weight is not None:
+            weight.normalise(rows, y, burn_in=int(self.spec.burn_in), single_outputs=single_outputs)
         windows = SequenceWindows(
             x,
             y if self.target_scale is None else tuple(self.target_scale.scaled(s) for s in y),
@@ -221,11 +223,20 @@ class Fit:
             burn_in=int(self.spec.burn_in),
             rows=rows,
             equal_lengths=not weighable,
+            single_outputs=single_outputs,
         )
         windows.check()
         if windows.missing_targets and not weighable:
             raise ValueError(f"y has NaN (steps without a target), but {no_weights(self.loss)}")
         return windows
+
+    def _folded(self, rows: Rows) -> Rows:
+        """The rows, cut into pieces as the spec says."""
+        if self.spec.rebatch != "auto":
+            return rows.folded(self.batchsize)
+        if self.spec.seqsize is None:
+            return rows
+        return rows.folded(self.batchsize, max(FOLD_WINDOWS * int(self.spec.seqsize), int(self.spec.burn_in) + 1))
 
     def _mark_missing(self, targets: Targets) -> None:
         """Say which label stands for none, where targets are labels."""
@@ -284,17 +295,20 @@ class Fit:
     def _validation(self, data: Any) -> Validation | None:
         if data is None:
             return None
-        if not isinstance(data, tuple | list) or len(data) not in (2, 3, 4):
-            raise ValueError("validation_data must be (x, y), (x, y, sample_weight) or (x, y, sample_weight, lengths)")
-        x, y, sample_weight, lengths = (*data, None, None)[:4]
-        inputs = read_inputs(x, self.est, fitted=False, name="validation x")
+        if not isinstance(data, tuple | list) or len(data) not in (2, 3, 4, 5):
+            raise ValueError(
+                "validation_data must be (x, y), (x, y, sample_weight), (x, y, sample_weight, lengths) or "
+                "(x, y, sample_weight, lengths, starts)"
+            )
+        x, y, sample_weight, lengths, starts = (*data, None, None, None)[:5]
+        inputs = read_inputs(x, self.est, fitted=False, name="validation x", starts=starts, lengths=lengths)
         known = self.targets.per_series
-        targets = self.est._read_targets(y, inputs, lengths, self.classes, name="validation y", per_series=known)
+        targets = self.est._read_targets(y, inputs, self.classes, name="validation y", per_series=known)
         for ours, theirs in ((self.x, inputs.series), (self.y, targets.series)):
             if [s.F for s in ours] != [s.F for s in theirs]:
                 raise ShapeError(f"{theirs[0].name} has {sizes(theirs)} features, the training data have {sizes(ours)}")
         weight = read_weight(sample_weight, inputs)
-        return self._validation_on(self._cut(inputs, targets, weight, lengths, training=False))
+        return self._validation_on(self._cut(inputs, targets, weight, training=False))
 
     def _validation_on(self, windows: SequenceWindows) -> Validation:
         return Validation(self.model, self.loss, self._batches(windows), self.sync)
@@ -373,6 +387,7 @@ class Fit:
         self.step.flush()
         if self.step.updates == 0 and not loop.stopped:
             raise DataError("there is nothing to learn from: no step of y that counts has a target (all are NaN)")
+        loop.record["folds"] = self.windows.rows.folds
         self._gradient = self.step.mean_gradient()
         self.step.start_epoch()
 
@@ -412,6 +427,13 @@ def as_callbacks(callbacks: Any) -> list[Any]:
     for callback in found:
         Hooks().attach(callback)
     return found
+
+
+def masks_outputs(loss: Any, targets: Targets) -> bool:
+    """Whether a loss can do without single outputs of a step; of probabilities of classes, it needs all."""
+    if not isinstance(loss, SeqLoss):
+        return takes_weights(loss)
+    return all(s.F == 1 for s in targets.series) if loss.classes else loss.elementwise
 
 
 def no_weights(loss: Any) -> str:

@@ -33,14 +33,12 @@ class Part:
         return Rows(rows.series, start, np.maximum(stop - start, 0))
 
 
-def hold_out(
-    inputs: Inputs, targets: Targets, lengths: Any, fraction: Any, seed: int, stratify: bool
-) -> tuple[Part, Part]:
+def hold_out(inputs: Inputs, targets: Targets, fraction: Any, seed: int, stratify: bool) -> tuple[Part, Part]:
     """What to train on, and what to hold out: series drawn by chance, or the last steps of one series or of time.
 
     Parameters
     ----------
-    inputs, targets, lengths
+    inputs, targets
         As they are for training on all.
     fraction : float
         How many of the series, or of the steps, to hold out; rounded up.
@@ -55,8 +53,8 @@ def hold_out(
     """
     if isinstance(fraction, bool) or not isinstance(fraction, numbers.Real) or not 0 < float(fraction) < 1:
         raise ValueError(f"validation_fraction must be a number between 0 and 1, got {fraction!r}")
-    whole = inputs.whole(lengths)
-    zeros = np.zeros(inputs.N, int)
+    whole = inputs.whole()
+    zeros, stop = np.zeros(inputs.N, int), whole.start + whole.length
     in_time = inputs.form == "timesteps" or inputs.N == 1
     n = whole.longest if in_time else inputs.N
     held = math.ceil(n * float(fraction))
@@ -72,14 +70,14 @@ def hold_out(
 
         _, out = train_test_split(np.arange(n), test_size=held, random_state=seed, stratify=strata)
         is_out = np.isin(np.arange(n), out)
-        return Part(zeros, np.where(is_out, 0, whole.length)), Part(zeros, np.where(is_out, whole.length, 0))
+        return Part(zeros, np.where(is_out, 0, stop)), Part(zeros, np.where(is_out, stop, 0))
     if targets.per_series:
         raise ValueError(
             "early_stopping of one series holds out its last steps, but y has one target, at the last step; "
             "give more series, or early_stopping=False"
         )
-    cut = np.full(inputs.N, n - held)
-    return Part(zeros, cut), Part(cut, whole.length)
+    cut = whole.start + n - held
+    return Part(zeros, cut), Part(cut, stop)
 
 
 def _labels(inputs: Inputs, targets: Targets) -> np.ndarray | None:

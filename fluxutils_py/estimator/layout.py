@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import numbers
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,8 @@ class Inputs:
         What scikit-learn calls the number of features.
     names : ndarray of str, optional
         Of the columns of a data frame, or of the features of a view or an array.
+    starts, lengths : ndarray of int, shape (N,), optional
+        The first step of each series, and how many there are; None: all series have all steps.
     """
 
     series: tuple[Series, ...]
@@ -59,6 +61,8 @@ class Inputs:
     columns: Any
     names: np.ndarray | None = None
     _view: SequenceView | None = field(default=None, repr=False)
+    starts: np.ndarray | None = None
+    lengths: np.ndarray | None = None
 
     @property
     def N(self) -> int:
@@ -68,18 +72,18 @@ class Inputs:
     def T(self) -> int:
         return self.series[0].T
 
-    def rows(self, lengths: Any = None) -> Rows:
+    def rows(self) -> Rows:
         """What is walked through from the zero state, in training: series, or the stretches between gaps in time."""
         if not isinstance(self._view, TimestepsView):
-            return self.whole(lengths)
+            return self.whole()
         runs = self._view.runs()
         starts, stops = np.array([r.start for r in runs]), np.array([r.stop for r in runs])
         n = np.arange(self.N)
         return Rows(np.repeat(n, len(runs)), np.tile(starts, self.N), np.tile(stops - starts, self.N))
 
-    def whole(self, lengths: Any = None) -> Rows:
+    def whole(self) -> Rows:
         """The series, whatever gaps there are."""
-        return Rows.whole(self.N, self.T, read_lengths(lengths, self))
+        return Rows.whole(self.N, self.T, self.lengths, self.starts)
 
     def stretches(self) -> list[Stretch]:
         """What is walked through in one go, in prediction, with the earlier steps that only warm the state."""
@@ -97,7 +101,7 @@ class Inputs:
 # -- inputs --------------------------------------------------------------------------------------------
 
 
-def read_inputs(x: Any, est: Any, *, fitted: bool, name: str = "x") -> Inputs:
+def read_inputs(x: Any, est: Any, *, fitted: bool, name: str = "x", starts: Any = None, lengths: Any = None) -> Inputs:
     """Inputs of whatever form, checked; with ``fitted``, to have the features that the estimator was fitted on.
 
     The estimator is left as it is.
@@ -128,7 +132,7 @@ def read_inputs(x: Any, est: Any, *, fitted: bool, name: str = "x") -> Inputs:
             f"the features of {name} are {', '.join(inputs.names)}, but {type(est).__name__} was fitted on "
             f"{', '.join(known)}; bring them into that order"
         )
-    return inputs
+    return within(inputs, starts, lengths)
 
 
 def _as_names(names: tuple[str, ...] | None) -> np.ndarray | None:
@@ -218,20 +222,43 @@ def _read_rows(x: Any, est: Any, fitted: bool, name: str) -> Inputs:
     return Inputs((Series(array, name),), "rows" if form == "native" else form, x.shape[1], names)
 
 
-def read_lengths(lengths: Any, inputs: Inputs) -> np.ndarray | None:
-    """Lengths of the series, checked: N integers from 1 to T."""
-    if lengths is None:
-        return None
+def within(inputs: Inputs, starts: Any, lengths: Any) -> Inputs:
+    """The inputs with series that have the steps ``starts[n]`` to ``starts[n] + lengths[n]``.
+
+    Raises
+    ------
+    ShapeError, DataError, ValueError
+        If these are not N integers, or a series would be empty or reach beyond T.
+    """
+    if starts is None and lengths is None:
+        return inputs
     if inputs.form == "timesteps":
-        raise ValueError("lengths are for series that differ; timesteps(x) has one row per step, common to all series")
-    refuse_mask(lengths, "lengths", fill="T")
-    found = np.asarray(lengths)
-    if found.shape != (inputs.N,) or found.dtype.kind not in "iu":
-        raise ShapeError(
-            f"lengths must be {inputs.N} integers, one per series; got shape {found.shape} of dtype {found.dtype}"
+        raise ValueError(
+            "starts and lengths are for series that differ; timesteps(x) has one row per step, common to all series"
         )
-    if found.min() < 1 or found.max() > inputs.T:
-        raise DataError(f"lengths must be from 1 to T={inputs.T}, got {found.min()} to {found.max()}")
+    first = np.zeros(inputs.N, int) if starts is None else _per_series("starts", starts, inputs.N)
+    if first.min() < 0 or first.max() >= inputs.T:
+        raise DataError(f"starts must be from 0 to T-1={inputs.T - 1}, got {first.min()} to {first.max()}")
+    count = inputs.T - first if lengths is None else _per_series("lengths", lengths, inputs.N)
+    if count.min() < 1 or count.max() > inputs.T:
+        raise DataError(f"lengths must be from 1 to T={inputs.T}, got {count.min()} to {count.max()}")
+    beyond = np.flatnonzero(first + count > inputs.T)
+    if len(beyond):
+        n = int(beyond[0])
+        raise DataError(
+            f"series {n} starts at step {first[n]} and has {count[n]} steps, but there are T={inputs.T} steps; "
+            "lengths count from starts"
+        )
+    return replace(inputs, starts=first if first.any() else None, lengths=count)
+
+
+def _per_series(name: str, value: Any, n_series: int) -> np.ndarray:
+    refuse_mask(value, name, fill="T" if name == "lengths" else "0")
+    found = np.asarray(value)
+    if found.shape != (n_series,) or found.dtype.kind not in "iu":
+        raise ShapeError(
+            f"{name} must be {n_series} integers, one per series; got shape {found.shape} of dtype {found.dtype}"
+        )
     return found.astype(int)
 
 

@@ -20,6 +20,9 @@ class Output:
     out : array of shape (G, N, T), a tuple of such, or None
         Anything with ``shape`` that takes slices. None: new arrays in time-major memory.
     n_series, n_steps : int
+    starts : ndarray of int, shape (N,), optional
+        The step at which each series begins. Predictions then count from there, and all else becomes NaN (0 or an
+        empty text, where it cannot be).
 
     Raises
     ------
@@ -28,8 +31,8 @@ class Output:
         read-only or cannot hold floating-point numbers.
     """
 
-    def __init__(self, out: Any, n_series: int, n_steps: int) -> None:
-        self.out, self.n_series, self.n_steps = out, n_series, n_steps
+    def __init__(self, out: Any, n_series: int, n_steps: int, starts: np.ndarray | None = None) -> None:
+        self.out, self.n_series, self.n_steps, self.starts = out, n_series, n_steps, starts
         self._several: bool | None = None
         self._targets: tuple[Any, ...] | None = None
         if out is not None:
@@ -41,7 +44,16 @@ class Output:
         if self._targets is None:
             self._targets = self._open(p)
         for target, y in zip(self._targets, p.y, strict=True):
-            target[:, p.series, p.steps] = y.transpose(2, 1, 0)  # (S, B, G) -> (G, B, S)
+            block = y.transpose(2, 1, 0)  # (S, B, G) -> (G, B, S)
+            if self.starts is None:
+                target[:, p.series, p.steps] = block
+                continue
+            if p.steps.start == 0:
+                target[:, p.series, :] = np.nan if y.dtype.kind == "f" else y.dtype.type()
+            for i, start in enumerate(self.starts[p.series]):
+                steps = slice(start + p.steps.start, min(start + p.steps.stop, self.n_steps))
+                n = p.series.start + i
+                target[:, n : n + 1, steps] = block[:, i : i + 1, : max(steps.stop - steps.start, 0)]
 
     def complete(self, sync: Sync) -> None:
         """Have every rank's arrays hold what all ranks have written, each for series of its own.

@@ -39,8 +39,8 @@ def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
         Called as ``scorer(estimator, x, y, sample_weight=None)``; higher is better. It may be pickled, and takes part
         in the routing of metadata. ``y`` is a view, an array (G, N, T), or a vector or matrix of one row per series
         (each column a feature), in the form of ``x``; labels for metrics of labels. It is read as a whole: test folds
-        are small. A step without a target or a prediction (NaN in any feature) does not count; if none does, the score
-        is NaN. Weights are of rows or of steps, as in ``fit``.
+        are small. A target that is missing (NaN), or has no prediction, does not count; if none does, the score is NaN.
+        Weights are of rows or of steps, as in ``fit``.
 
     Raises
     ------
@@ -146,9 +146,11 @@ class _Pooled:
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None, **kwargs: Any) -> float:
         true, pred, form = _aligned(y_true, y_pred, self.of_scores)
         _, n_series, n_steps = true.shape
-        live = ~(_missing(true) | _missing(pred))  # (N, T)
+        missing = _missing(pred)  # of scores: a step without a prediction
+        missing = _missing(true) | (missing.any(0) if self.of_scores else missing)
+        live = ~missing  # (G, N, T)
         rows = Rows.whole(n_series, n_steps)
-        steps = Series(np.where(live, 0, np.nan)[None], "y")
+        steps = Series(np.where(live.any(0), 0, np.nan)[None], "y")
         weight = read_weight(sample_weight, Inputs((steps,), form, 1))
         if weight is not None:
             weight.normalise(rows, (steps,))
@@ -158,10 +160,9 @@ class _Pooled:
             return math.nan
         if weight is not None:
             w = weight.block(slice(0, n_series), slice(0, n_steps))  # as they were given
-            kwargs["sample_weight"] = np.tile(w[live], len(true))
-        scores = pred[:, live]
-        flat = scores.T if self.of_scores and len(scores) > 1 else scores.ravel()
-        return self.function(true[:, live].ravel(), flat, **kwargs)
+            kwargs["sample_weight"] = np.broadcast_to(w, true.shape)[live]
+        flat = pred[:, live[0]].T if len(pred) > len(true) else pred[live]
+        return self.function(true[live], flat, **kwargs)
 
 
 def _beside(y_pred: Any, shape: tuple[int, ...]) -> np.ndarray:
@@ -210,5 +211,5 @@ def _aligned(y_true: Any, y_pred: Any, of_scores: bool) -> tuple[np.ndarray, np.
 
 
 def _missing(array: np.ndarray) -> np.ndarray:
-    """Where a value of any feature is missing, (N, T)."""
-    return np.any(~present(array), axis=0)
+    """Where a value is missing."""
+    return ~present(array)

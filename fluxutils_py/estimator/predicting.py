@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fluxutils_py.data import Rows, SequenceWindows, Series, Stretch
 from fluxutils_py.data.lazy import select
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.estimator.layout import Inputs, read_lengths
+from fluxutils_py.estimator.layout import Inputs
 from fluxutils_py.estimator.ranks import agree_on_inputs, gather_rows
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.parallel import Sync
@@ -35,7 +35,6 @@ class Predictions:
         Its batchsize and seqsize are used.
     state : list of Tensor, optional
         Where to go on, in place of the zero state and of any context.
-    lengths : array of int, optional
     transform : callable, optional
         Of each block of outputs (S, B, G).
     sync : Sync, optional
@@ -55,14 +54,12 @@ class Predictions:
         inputs: Inputs,
         spec: Spec,
         state: Any = None,
-        lengths: Any = None,
         transform: Transform | None = None,
         sync: Sync | None = None,
         keeps_state: bool = False,
     ) -> None:
         self.model, self.inputs, self.spec, self.transform = model, inputs, spec, transform
         self.keeps_state = keeps_state
-        self.lengths = read_lengths(lengths, inputs)
         self.sync = Sync() if sync is None else sync
         agree_on_inputs(self.sync, inputs)
         self._stretches = inputs.stretches()
@@ -89,7 +86,7 @@ class Predictions:
     def last_steps(self) -> np.ndarray:
         """The outputs at the last step of each series, (N, G)."""
         n = self.inputs.N
-        last = np.full(n, self.inputs.T - 1) if self.lengths is None else self.lengths - 1
+        last = self.inputs.whole().length - 1  # counted from the start of each series
         found: np.ndarray | None = None
         for p in self:
             (y,) = _one(p.y)
@@ -103,7 +100,7 @@ class Predictions:
     def _predictor(self, stretch: Stretch, state: Any) -> Predictor:
         names = [s.name for s in self.inputs.series]
         x = tuple(Series(a, name) for a, name in zip(stretch.array, names, strict=True))
-        rows = Rows.whole(x[0].N, x[0].T, self.lengths)
+        rows = Rows.whole(x[0].N, x[0].T, self.inputs.lengths, self.inputs.starts)
         seqsize = int(self.spec.seqsize or x[0].T)
         overlap = int(self.spec.overlap)
         windows = SequenceWindows(x, batchsize=int(self.spec.batchsize), seqsize=seqsize, overlap=overlap, rows=rows)

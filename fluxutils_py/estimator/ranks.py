@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.estimator.fingerprint import corners_of_data, outline
 from fluxutils_py.parallel import Sync, local_rank
 from fluxutils_py.training.batches import share_of
@@ -49,7 +50,11 @@ def agree_on_fit(fit: Any) -> None:
 
 def agree_on_inputs(sync: Sync, inputs: Any) -> None:
     """Raise on every rank unless all ranks were given inputs of the same sizes."""
-    sync.agree({f"the shape of {s.name}": (s.F, s.N, s.T) for s in inputs.series} | {"the form of x": inputs.form})
+    sync.agree(
+        {f"the shape of {s.name}": (s.F, s.N, s.T) for s in inputs.series}
+        | {"the form of x": inputs.form}
+        | {"the starts and lengths": digest_arrays(*(a for a in (inputs.starts, inputs.lengths) if a is not None))}
+    )
 
 
 def gather_rows(values: np.ndarray | None, n: int, sync: Sync) -> np.ndarray:

@@ -24,14 +24,17 @@ def pooled_r2(
     """Coefficient of determination over all live steps of all series.
 
     ``1 - sum((y - yhat)**2) / sum((y - mean(y))**2)``, the sums over series, time and features, the mean one per
-    feature. For several outputs, the mean of their scores. Steps without a target (NaN) or a prediction do not count.
+    feature. For several outputs, the mean of their scores. Targets that are missing (NaN), and steps without a
+    prediction, do not count.
     One pass: nothing is held but sums. NaN if no step counts; as in scikit-learn, 1 or 0 if ``y`` is constant.
     """
     moments = [_Moments(s.F) for s in y]
     for p, targets, w in _live(predictions, y, rows, weight):
         _require_sizes([t.shape[2] for t in targets], [out.shape[2] for out in p.y])
-        for m, target, out in zip(moments, targets, p.y, strict=True):
-            m.add(target, out, w)
+        for s, m, target, out in zip(y, moments, targets, p.y, strict=True):
+            ww = _without(w, target, out)
+            _require_finite(s, target, ww)
+            m.add(target, out, ww)
     first, *others = (Sync() if sync is None else sync).share(moments)  # of the ranks
     for more in others:
         for m, part in zip(first, more, strict=True):
@@ -52,7 +55,7 @@ def pooled_accuracy(
     for p, targets, w in _live(predictions, y, rows, weight):
         _require_sizes([t.shape[2] for t in targets], [1] * len(p.y))
         for target, out in zip(targets, p.y, strict=True):
-            ww = np.where(target[:, :, 0] == ignore_index, 0, w)
+            ww = np.where((target[:, :, 0] == ignore_index) | np.isnan(out).any(-1), 0, w)
             right += float(((out.argmax(-1) == target[:, :, 0]) * ww).sum())
             total += float(ww.sum())
     right, total = (sum(parts) for parts in zip(*(Sync() if sync is None else sync).share((right, total)), strict=True))
@@ -62,7 +65,7 @@ def pooled_accuracy(
 def _live(
     predictions: Iterable[Prediction], y: tuple[Series, ...], rows: Rows, weight: SampleWeight | None
 ) -> Iterator[tuple[Prediction, list[np.ndarray], np.ndarray]]:
-    """Each prediction with its targets (S, B, G) and weights (S, B), 0 where a step does not count."""
+    """Each prediction with its targets (S, B, G) and weights (S, B), 0 for steps outside a series."""
     for p in predictions:
         part = rows[p.series]
         for s in y:
@@ -71,15 +74,22 @@ def _live(
         shape = targets[0].shape[:2]
         w = np.ones(shape) if weight is None else weight.read(part, p.steps.start, p.steps.stop)
         exists = part.live(p.steps.start, p.steps.stop)
-        live = np.ones(shape, bool) if exists is None else exists
-        for v in (*targets, *p.y):
-            if v.dtype.kind == "f":
-                live = live & ~np.isnan(v).any(-1)
-        w = np.where(live, w, 0)
-        for s, target in zip(y, targets, strict=True):
-            if target.dtype.kind == "f" and np.isinf(target[w > 0]).any():
-                raise DataError(f"{s.name} is infinite at a step that counts; give it no target (NaN) or no weight")
-        yield p, targets, w
+        yield p, targets, w if exists is None else np.where(exists, w, 0)
+
+
+def _without(w: np.ndarray, *values: np.ndarray) -> np.ndarray:
+    """Weights (S, B), 0 where values (S, B, G) are NaN; (S, B, G), where only some values of a step are."""
+    missing = np.zeros(values[0].shape, bool)
+    for v in values:
+        if v.dtype.kind == "f":
+            missing |= np.isnan(v)
+    any_, all_ = missing.any(-1), missing.all(-1)
+    return np.where(any_, 0, w) if (any_ == all_).all() else np.where(missing, 0, w[:, :, None])
+
+
+def _require_finite(s: Series, target: np.ndarray, w: np.ndarray) -> None:
+    if target.dtype.kind == "f" and (np.isinf(target) & (w if w.ndim == 3 else w[:, :, None]).astype(bool)).any():
+        raise DataError(f"{s.name} is infinite at a step that counts; give it no target (NaN) or no weight")
 
 
 def _require_sizes(given: list[int], wanted: list[int]) -> None:
@@ -95,25 +105,26 @@ class _Moments:
     """Weighted sums of squares, combined block by block."""
 
     def __init__(self, n_features: int) -> None:
-        self.residual, self.weight = 0.0, 0.0
+        self.residual, self.weight = 0.0, np.zeros(n_features)
         self.mean, self.squares = np.zeros(n_features), np.zeros(n_features)
 
     def add(self, y: np.ndarray, out: np.ndarray, w: np.ndarray) -> None:
         w = np.ascontiguousarray(w)
-        total = float(w.sum())
-        if total == 0:
+        of, each = ("sb", w[:, :, None]) if w.ndim == 2 else ("sbf", w)
+        total = np.broadcast_to(w.sum((0, 1)), self.weight.shape)
+        if not total.any():
             return
-        live = w[:, :, None] > 0
+        live = each > 0
         # C order, so that sums are added up alike whatever the memory order of the data
         y, out = (np.where(live, v, 0).astype(float, order="C") for v in (y, out))
         block = _Moments(len(self.mean))
-        block.residual, block.weight = float((w[:, :, None] * (y - out) ** 2).sum()), total
-        block.mean = np.einsum("sb,sbf->f", w, y) / total
-        block.squares = np.einsum("sb,sbf->f", w, (y - block.mean) ** 2)
+        block.residual, block.weight = float((each * (y - out) ** 2).sum()), total
+        block.mean = np.einsum(f"{of},sbf->f", w, y) / np.where(total > 0, total, 1)
+        block.squares = np.einsum(f"{of},sbf->f", w, (y - block.mean) ** 2)
         self.join(block)
 
     def join(self, other: _Moments) -> None:
-        if self.weight + other.weight == 0:
+        if not (self.weight + other.weight).any():
             return
         self.residual += other.residual
         self.weight, self.mean, self.squares = merge(
@@ -122,7 +133,7 @@ class _Moments:
 
     def r2(self) -> float:
         spread = float(self.squares.sum())
-        if self.weight == 0:
+        if not self.weight.any():
             return math.nan
         if spread == 0:
             return 1.0 if self.residual == 0 else 0.0

@@ -39,7 +39,7 @@ PARAMETERS = """hidden_size : int
         Learning rate of AdamW.
     weight_decay : float
         Of AdamW.
-    epochs, batchsize, seqsize, shuffle, overlap, burn_in, clip
+    epochs, batchsize, seqsize, shuffle, overlap, burn_in, clip, rebatch
         As in :class:`Spec`. ``seqsize=None`` is the whole series.
     n_timesteps : int or None
         For matrices: each row is a series of so many steps, column ``f * n_timesteps + t`` its feature ``f`` at step
@@ -99,7 +99,7 @@ class _Sequence(Estimator):
             if not isinstance(value, bool | np.bool_):
                 raise SpecError(f"{name} must be True or False, got {value!r}")
         own = ("cell", "hidden_size", "num_layers", "dropout")
-        names = ("epochs", "batchsize", "seqsize", "shuffle", "overlap", "burn_in", "clip")
+        names = ("epochs", "batchsize", "seqsize", "shuffle", "overlap", "burn_in", "clip", "rebatch")
         # without early stopping, given validation data are only looked at
         patience = int(self.n_iter_no_change) if self.early_stopping else None
         spec = Spec(**{name: getattr(self, name) for name in names}, patience=patience)
@@ -170,6 +170,7 @@ class SequenceRegressor(_Sequence, EstimatorRegressor):
         overlap: int = 0,
         burn_in: int = 0,
         clip: float | None = None,
+        rebatch: bool | str = "auto",
         n_timesteps: int | None = None,
         target: str = "auto",
         scale_target: bool = True,
@@ -246,6 +247,7 @@ class SequenceClassifier(_Sequence, EstimatorClassifier):
         overlap: int = 0,
         burn_in: int = 0,
         clip: float | None = None,
+        rebatch: bool | str = "auto",
         class_weight: Any = None,
         n_timesteps: int | None = None,
         target: str = "auto",

@@ -45,8 +45,13 @@ class Spec:
     patience : int or None
         Stop after so many epochs without a better validation loss (training loss, if there are no validation data),
         and restore the best weights. None: never; the last weights stay.
-    rebatch : bool
-        Fold the time of few long series (at most half of ``batchsize``) into full minibatches. In ``fit`` only.
+    rebatch : "auto" or bool
+        Whether ``fit`` cuts the time of few long series (at most half of ``batchsize``) into pieces, each a row of the
+        minibatch that starts from the zero state. "auto": into the most pieces, at most ``batchsize`` over the number
+        of series, that keep at least ``8 * seqsize`` steps each; with ``seqsize=None`` never. A series too short for
+        two such pieces stays whole. True: into as many as fill the minibatch, as :func:`fluxutils_py.rebatch` does,
+        however short; the model then learns nothing that reaches beyond a piece. False: never. Of several ranks, the
+        ``batchsize`` of all together counts. ``history_`` says into how many each series was cut at most (``folds``).
     scheduler : callable or None
         ``scheduler(optimizer)`` returns a torch learning-rate scheduler, for example
         ``partial(torch.optim.lr_scheduler.StepLR, step_size=5)``.
@@ -68,7 +73,7 @@ class Spec:
     clip: float | None = None
     accumulate: int = 1
     patience: int | None = None
-    rebatch: bool = True
+    rebatch: bool | str = "auto"
     scheduler: Callable[..., Any] | None = None
     schedule_every: str = "epoch"
 
@@ -140,10 +145,10 @@ def _check(spec: Spec) -> None:
         ("patience", 1, True),
     ):
         check_int(f"spec.{name}", getattr(spec, name), least, optional)
-    for name in ("shuffle", "rebatch"):
-        value = getattr(spec, name)
-        if not isinstance(value, bool | np.bool_):
-            raise SpecError(f"spec.{name} must be True or False, got {value!r}")
+    if not isinstance(spec.shuffle, bool | np.bool_):
+        raise SpecError(f"spec.shuffle must be True or False, got {spec.shuffle!r}")
+    if not isinstance(spec.rebatch, bool | np.bool_) and not (isinstance(spec.rebatch, str) and spec.rebatch == "auto"):
+        raise SpecError(f"spec.rebatch must be 'auto', True or False, got {spec.rebatch!r}")
     check_positive("spec.clip", spec.clip, optional=True)
     if spec.scheduler is not None and not callable(spec.scheduler):
         raise SpecError(

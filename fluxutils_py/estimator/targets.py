@@ -14,7 +14,7 @@ from fluxutils_py.data import SamplesView, SampleWeight, SequenceView, Series, T
 from fluxutils_py.data.indexing import picks
 from fluxutils_py.data.series import refuse_mask, three_axes
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.estimator.layout import Inputs, is_native, n_axes, read_lengths, require_array, sizes
+from fluxutils_py.estimator.layout import Inputs, is_native, n_axes, require_array, sizes
 
 MISSING = -100  # label of a step that has none, as in torch
 FEW = 10  # steps: as many columns of a matrix may well be so many targets of a series
@@ -37,7 +37,6 @@ def read_targets(
     y: Any,
     inputs: Inputs,
     est: Any,
-    lengths: Any = None,
     *,
     kind: str = "numbers",
     encode: Callable[[np.ndarray], np.ndarray] | None = None,
@@ -67,7 +66,7 @@ def read_targets(
         read = tuple(_encoded(a, encode) for a in arrays)
         targets = Targets(as_series(read if isinstance(y, tuple) else read[0], name), False, 3)
     else:
-        targets = _read_plain_targets(y, inputs, est, lengths, kind, encode, name, per_series)
+        targets = _read_plain_targets(y, inputs, est, kind, encode, name, per_series)
     if inputs.form == "rows" and targets.series[0].T != inputs.T:
         raise ShapeError(
             f"the rows of the matrix {inputs.series[0].name} are series of {inputs.T} step{'s' * (inputs.T > 1)}, but "
@@ -115,7 +114,7 @@ class Encoded:
 
 
 def _read_plain_targets(
-    y: Any, inputs: Inputs, est: Any, lengths: Any, kind: str, encode: Any, name: str, per_series: bool | None
+    y: Any, inputs: Inputs, est: Any, kind: str, encode: Any, name: str, per_series: bool | None
 ) -> Targets:
     """A vector or matrix: one row per series, or per time step of a view of time steps."""
     if type(y).__module__.split(".")[0] == "torch":
@@ -139,8 +138,8 @@ def _read_plain_targets(
         return Targets((Series(TimestepsView.unflat(array, columns // inputs.N), name),), False, ndim)
     if _is_of_steps(array.shape, inputs, est._settings().target, kind, name, per_series):
         return Targets((Series(SamplesView.unflat(array, columns // inputs.T), name),), False, ndim)
-    found = read_lengths(lengths, inputs)
-    last = np.full(inputs.N, inputs.T - 1) if found is None else found - 1
+    whole = inputs.whole()
+    last = whole.start + whole.length - 1
     if array.dtype.kind in "iub" and kind == "numbers":  # NaN says where there is none
         array = array.astype(float)
     return Targets((Series(AtLastStep(array, inputs.T, last), name),), True, ndim)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-from types import SimpleNamespace
 from typing import Any, Self
 
 import numpy as np
@@ -14,31 +12,17 @@ from sklearn.utils.metadata_routing import UNUSED
 
 from fluxutils_py.data import SampleWeight
 from fluxutils_py.errors import DataError
-from fluxutils_py.estimator.building import adamw, default_model
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.labels import Encoder, find_classes
 from fluxutils_py.estimator.layout import Inputs
-from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.estimator.targets import Targets, read_labels, read_targets
-
-
-def with_ready_settings(est: Any) -> SimpleNamespace:
-    """The settings of an estimator, with defaults that learn something where it leaves all to us."""
-    settings = SimpleNamespace(**est.get_params(deep=False))
-    if settings.spec is None:
-        settings.spec = Spec(epochs=100)
-    if settings.opt is None and (settings.model is None or getattr(settings.model, "func", None) is default_model):
-        settings.opt = partial(adamw, lr=0.01)
-    return settings
 
 
 class EstimatorRegressor(RegressorMixin, Estimator):
     """An :class:`Estimator` that scikit-learn knows as a regressor: of numbers, per step or per series.
 
-    Parameters, attributes and methods are those of :class:`Estimator`, but for two defaults: ``spec=None`` is 100
-    epochs, and ``opt=None``, for the model that ``model=None`` is, AdamW with a learning rate of 0.01. ``score`` is R2
-    pooled over series and time.
+    Parameters, attributes and methods are those of :class:`Estimator`. ``score`` is R2 pooled over series and time.
 
     Examples
     --------
@@ -51,9 +35,6 @@ class EstimatorRegressor(RegressorMixin, Estimator):
     """
 
     score = Estimator.score  # the mixin's would average over columns
-
-    def _settings(self) -> Any:
-        return with_ready_settings(self)
 
 
 class EstimatorClassifier(ClassifierMixin, Estimator):
@@ -82,7 +63,14 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
     score = Estimator.score  # streams
 
     def partial_fit(
-        self, x: Any, y: Any, sample_weight: Any = None, *, classes: Any = None, lengths: Any = None
+        self,
+        x: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        classes: Any = None,
+        lengths: Any = None,
+        starts: Any = None,
     ) -> Self:
         """Train for one more epoch; see :meth:`Estimator.partial_fit`.
 
@@ -90,22 +78,22 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         """
         self._announced = None if classes is None else np.unique(classes)
         try:
-            run_fit(self, x, y, sample_weight, None, lengths, epochs=1, resume=True)
+            run_fit(self, x, y, sample_weight, lengths=lengths, starts=starts, epochs=1, resume=True)
         finally:
             del self._announced
         return self
 
-    def predict_proba(self, x: Any, out: Any = None, *, lengths: Any = None) -> Any:
+    def predict_proba(self, x: Any, out: Any = None, *, lengths: Any = None, starts: Any = None) -> Any:
         """Probabilities of the classes, in the order of ``classes_``; see :class:`EstimatorClassifier` for shapes."""
-        return self._run(x, out, lengths=lengths, transform=self._probabilities)[0]
+        return self._run(x, out, lengths=lengths, starts=starts, transform=self._probabilities)[0]
 
-    def predict_log_proba(self, x: Any, out: Any = None, *, lengths: Any = None) -> Any:
+    def predict_log_proba(self, x: Any, out: Any = None, *, lengths: Any = None, starts: Any = None) -> Any:
         """Logarithms of :meth:`predict_proba`."""
-        return self._run(x, out, lengths=lengths, transform=self._log_probabilities)[0]
+        return self._run(x, out, lengths=lengths, starts=starts, transform=self._log_probabilities)[0]
 
-    def decision_function(self, x: Any, out: Any = None, *, lengths: Any = None) -> Any:
+    def decision_function(self, x: Any, out: Any = None, *, lengths: Any = None, starts: Any = None) -> Any:
         """Scores of the classes before the softmax; of two classes, how far the second's is above the first's."""
-        found = self._run(x, out, lengths=lengths, transform=self._margins)[0]
+        found = self._run(x, out, lengths=lengths, starts=starts, transform=self._margins)[0]
         if out is None and len(self.classes_) == 2 and isinstance(found, np.ndarray) and found.ndim == 2:
             return found[:, 0] if found.shape[1] == 1 else found
         return found
@@ -118,7 +106,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         return tags
 
     def _settings(self) -> Any:
-        settings = with_ready_settings(self)
+        settings = super()._settings()
         if settings.loss is None:
             settings.loss = F.cross_entropy
         return settings
@@ -127,14 +115,13 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         self,
         y: Any,
         inputs: Inputs,
-        lengths: Any,
         classes: np.ndarray | None,
         unknown: int | None = None,
         name: str = "y",
         per_series: bool | None = None,
     ) -> Targets:
         encode = None if classes is None else Encoder(classes, unknown, name)
-        return read_targets(y, inputs, self, lengths, kind="labels", encode=encode, name=name, per_series=per_series)
+        return read_targets(y, inputs, self, kind="labels", encode=encode, name=name, per_series=per_series)
 
     def _find_classes(self, y: Any, inputs: Inputs, weight: SampleWeight | None, resume: bool) -> np.ndarray | None:
         announced = getattr(self, "_announced", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,16 +53,29 @@ class SeqLoss:
         """
         if self._reduction in ("sum", "batchmean"):
             return None
-        found = []
-        for y in (ys,) if isinstance(ys, Tensor) else ys:
-            if self.classes:
-                labels = y.flatten(0, 1) if y.is_floating_point() else y.reshape(-1).long()
-                found.append(
-                    float(self._class_share(labels, None if ws is None else ws.reshape(-1)).sum(dtype=torch.float64))
-                )
-            else:
-                found.append(live_steps(y, ws))
+        targets = (ys,) if isinstance(ys, Tensor) else ys
+        weights = _columns(targets, ws)
+        found = [self._divisor(y, w) for y, w in zip(targets, weights, strict=True)]
+        if found and weights[0] is not ws:  # single outputs are missing: all are divided by the same number
+            found = [sum(found) / len(found)] * len(found)
         return found
+
+    def _divisor(self, y: Tensor, ws: Tensor | None) -> float:
+        if not self.classes:
+            return live_steps(y, ws)
+        labels = y.flatten(0, 1) if y.is_floating_point() else y.reshape(-1).long()
+        return float(self._class_share(labels, None if ws is None else ws.reshape(-1)).sum(dtype=torch.float64))
+
+    @property
+    def elementwise(self) -> bool:
+        """Whether the criterion gives one value per output, so that single outputs of a step can be masked."""
+        if self.classes or self._same_shape:
+            return self._same_shape
+        try:
+            with torch.no_grad():
+                return bool(unreduced(self.criterion)(torch.zeros(2, 3, 2), torch.zeros(2, 3, 2)).shape == (2, 3, 2))
+        except Exception:  # a criterion of the user's, which wants other shapes
+            return False
 
     def __call__(
         self, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None = None, *, factors: list[float] | None = None
@@ -70,14 +83,19 @@ class SeqLoss:
         """The loss of ``model`` over one window, as a scalar; the state of the model moves on by the window.
 
         ``xs`` is ``(S, B, F)`` or a tuple of such, ``ys`` ``(S, B, G)`` or a tuple of such, one per output; ``ws``
-        ``(S, B, 1)`` are weights, 0 for steps that do not count. ``factors`` multiply the losses of the outputs.
+        ``(S, B, 1)`` are weights, 0 for steps that do not count; or ``(S, B, G)``, where single outputs do not count,
+        with the columns of all targets one after the other. ``factors`` multiply the losses of the outputs.
         """
         outs = run_window(model, xs)
         outs = (outs,) if isinstance(outs, Tensor) else outs
         targets = (ys,) if isinstance(ys, Tensor) else tuple(ys)
         if len(outs) != len(targets):
             raise ShapeError(f"the model gives {len(outs)} outputs for {len(targets)} targets")
-        losses = [self._one(out, y, ws) for out, y in zip(outs, targets, strict=True)]
+        weights = _columns(targets, ws)
+        losses = [self._one(out, y, w) for out, y, w in zip(outs, targets, weights, strict=True)]
+        if len(losses) > 1 and weights[0] is not ws and (common := self.divisors(ys, ws)):
+            own = [self._divisor(y, w) for y, w in zip(targets, weights, strict=True)]
+            losses = [one * (n / (common[0] or 1.0)) for one, n in zip(losses, own, strict=True)]
         if factors is not None:
             losses = [one * factor for one, factor in zip(losses, factors, strict=True)]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
@@ -121,6 +139,8 @@ class SeqLoss:
         if self.classes:
             return self._class_mean(each, y, ws)
         assert ws is not None
+        if ws.shape[-1] > 1:  # (S, B, G): outputs are masked by themselves
+            return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
         each = each.flatten(2).mean(-1, keepdim=True) if each.dim() > 2 else each.unsqueeze(-1)  # (S, B, 1)
         return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
 
@@ -181,8 +201,11 @@ def seqloss(f: Callable[..., Tensor]) -> SeqLoss:
         ``loss(model, xs, ys, ws=None)`` with ``xs`` of shape ``(S, B, F)`` (a tuple for several inputs: then
         ``model(*xs)`` is called), ``ys`` ``(S, B, G)`` (a tuple for several outputs: their losses are added), and
         weights ``ws`` ``(S, B, 1)``. It returns the mean over the window: of the weights times the losses over the
-        steps whose weight is not 0, divided by their number. A criterion that sums is summed over the series and
-        averaged over the steps, as in FluxUtils.jl. The whole window goes through the model in one call if it can.
+        steps whose weight is not 0, divided by their number. Where single outputs of a step are missing, ``ws`` is
+        ``(S, B, G)``, of several targets one after the other, and the mean is over the outputs whose weight is not 0;
+        of several targets, the sum of weights times losses of each, divided by the mean of their live steps. A
+        criterion that sums is summed over the series and averaged over the steps, as in FluxUtils.jl. The whole window
+        goes through the model in one call if it can.
 
     Raises
     ------
@@ -245,9 +268,24 @@ def needs_weights(loss: Loss) -> bool:
 
 
 def live_steps(ys: Any, ws: Tensor | None) -> float:
-    """How many steps of a window count."""
-    y = ys if isinstance(ys, Tensor) else ys[0]
-    return float(y.shape[0] * y.shape[1]) if ws is None else float(ws.count_nonzero())
+    """How many steps of a window count; one of which some outputs do not, for the share of those that do."""
+    targets = (ys,) if isinstance(ys, Tensor) else ys
+    if ws is None:
+        return float(targets[0].shape[0] * targets[0].shape[1])
+    shares = [float(w.count_nonzero()) / w.shape[-1] for w in _columns(targets, ws) if w is not None]
+    return sum(shares) / len(shares)
+
+
+def _columns(targets: Sequence[Tensor], ws: Tensor | None) -> Sequence[Tensor | None]:
+    """The weights of each target: all of them, or columns of its own where single outputs are missing."""
+    if ws is None or ws.dim() < 3 or ws.shape[-1] == 1:
+        return [ws] * len(targets)
+    sizes = [y.shape[-1] for y in targets]
+    if sum(sizes) != ws.shape[-1]:
+        raise ShapeError(
+            f"ws has {ws.shape[-1]} columns; it needs one, or one for each of the {sum(sizes)} outputs in ys"
+        )
+    return [ws] if len(sizes) == 1 else ws.split(sizes, -1)
 
 
 def positional_arguments(f: Callable[..., Any]) -> tuple[int, float]:

@@ -214,21 +214,21 @@ class Sync:
         self._views = [part.view(p.shape) for part, p in zip(parts, params, strict=True)]
         return self._flat
 
-    def reduce(self, weight: float, loss: float, n_live: int, *, packed: bool) -> tuple[float, float, int]:
+    def reduce(self, weight: float, loss: float, n_live: float, *, packed: bool) -> tuple[float, float, float]:
         """Add up over ranks what one step gave, in one flat vector; the collective of a training step.
 
         Parameters
         ----------
         weight, loss : float
             What this rank's loss weighs, and the loss.
-        n_live : int
+        n_live : float
             How many data it is of; if 0, this rank adds nothing.
         packed : bool
             Add up gradients as well, times the weight. The sum is then in the vector of :meth:`bind`.
 
         Returns
         -------
-        tuple of float, float, int
+        tuple of float
             Sums of weights, of weighted losses, and of data. If ``stopped`` is set now, they mean nothing.
         """
         self._keep_signal()
@@ -254,7 +254,7 @@ class Sync:
             self.stopped, self._wish = True, False
         elif packed and self._staged:
             self._flat.copy_(self._sum)
-        return weights, weighted, round(live)
+        return weights, weighted, live
 
     def spread(self) -> None:
         """Make the vector of :meth:`bind` the gradients of the parameters, views of it where that can be.

@@ -60,7 +60,8 @@ def epoch_line(record: Mapping[str, Any]) -> str:
 class ProgressBar:
     """A hook that shows epoch, step and metrics with tqdm; a notebook widget where there is one.
 
-    Metrics are those of the step, or its loss if it has none; after an epoch, also the losses of its record.
+    Metrics are those of the step, or its loss if it has none; after an epoch, also the losses of its record,
+    and into how many pieces its series were folded.
     """
 
     name, priority = "progress bar", 100
@@ -87,7 +88,8 @@ class ProgressBar:
     def on_epoch(self, loop: Any) -> None:
         losses = {k: shown(v) for k, v in loop.record.items() if k.endswith("loss") and v is not None}
         metrics = _metrics(loop) if loop.info.metrics else {}
-        self._bar.set_postfix({"epoch": loop.record["epoch"], **losses, **metrics})
+        folds = {"folds": loop.record["folds"]} if loop.record.get("folds", 1) > 1 else {}
+        self._bar.set_postfix({"epoch": loop.record["epoch"], **folds, **losses, **metrics})
 
     def on_end(self, loop: Any) -> None:
         if loop.n_epochs is None:  # else the last epoch said it

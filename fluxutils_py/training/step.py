@@ -100,8 +100,8 @@ class WindowStep:
         able = self.sync.solo and self._replicas is None and accumulate == 1 and skips_steps(optimizer)
         self._late = able and (self._flat.is_cuda if late is None else late)
         self._bad = torch.zeros((), dtype=torch.float32, device=self._flat.device)  # 1 once a step was not finite
-        self._seen = 0  # steps that this rank has learnt from in this epoch
-        self._waiting = self._waiting_live = 0  # windows whose gradients have not been applied yet
+        self._seen = 0.0  # steps that this rank has learnt from in this epoch
+        self._waiting, self._waiting_live = 0, 0.0  # windows whose gradients have not been applied yet
         self._next_states: list[State | None] = []
         self.start_epoch()
 
@@ -110,7 +110,7 @@ class WindowStep:
     def start_epoch(self) -> None:
         """Begin a new mean of the gradients."""
         self._gradient_sum = torch.zeros_like(self._flat)
-        self._n_gradients = self._seen = 0
+        self._n_gradients, self._seen = 0, 0.0
 
     def flush(self) -> None:
         """At the end of an epoch: apply gradients that are still waiting, and make buffers alike on all ranks."""
@@ -126,7 +126,7 @@ class WindowStep:
         """After an error: forget states and waiting gradients, so that the model can be used."""
         reset(self.model)
         self._forget_gradients()
-        self._waiting = self._waiting_live = 0
+        self._waiting, self._waiting_live = 0, 0.0
         self._bad.zero_()
 
     def _scale_gradients(self, factor: float) -> None:
@@ -202,7 +202,7 @@ class WindowStep:
             add_to(self._params, tuple(waiting))
         return self._learnt(weighted / divisor, live, batch.window)
 
-    def _walk_part(self, batch: Batch) -> tuple[float, float, int]:
+    def _walk_part(self, batch: Batch) -> tuple[float, float, float]:
         """Loss, what it weighs among those of all ranks, and live steps."""
         value = self._walk(batch) if len(batch.window.place.rows) else None
         if value is None:
@@ -231,7 +231,7 @@ class WindowStep:
             layer.truncate()
         return value
 
-    def _learnt(self, value: Any, n_live: int, window: Window) -> StepInfo:
+    def _learnt(self, value: Any, n_live: float, window: Window) -> StepInfo:
         if isinstance(value, Tensor):
             return self._learnt_late(value, n_live, window)
         self._waiting += 1
@@ -240,7 +240,7 @@ class WindowStep:
             self._update(window)
         return StepInfo(value, n_live)
 
-    def _learnt_late(self, loss: Tensor, n_live: int, window: Window) -> StepInfo:
+    def _learnt_late(self, loss: Tensor, n_live: float, window: Window) -> StepInfo:
         """The same as an update that knows its numbers, without knowing them."""
         flat = pack(gradients(self._params), self._flat)
         norm = torch.linalg.vector_norm(flat)
@@ -308,7 +308,7 @@ class WindowStep:
         self._n_gradients += 1
         self.sync.attempt(self._apply, norm)
         self._forget_gradients()
-        self._waiting = self._waiting_live = 0
+        self._waiting, self._waiting_live = 0, 0.0
 
     def _mean_over_all(self) -> Tensor:
         """The gradient as a vector, over the windows that are waiting, and over all ranks."""
@@ -359,7 +359,7 @@ def unit_weights(batch: Batch, like: Tensor) -> Tensor:
     return like.new_ones(*y.shape[:2], 1, requires_grad=False)
 
 
-def loss_share(loss: Loss, batch: Batch, n_live: int) -> float:
+def loss_share(loss: Loss, batch: Batch, n_live: float) -> float:
     """What the loss of some series of a window weighs among those of the others: as a rule, their live steps.
 
     Of several cross-entropies, which divide by numbers of their own, it is the live steps too.
@@ -373,7 +373,7 @@ def mean_loss(model: nn.Module, loss: Loss, batches: Iterable[Batch], sync: Sync
 
     The training state, the mode, and the gradients of the model are as before.
     """
-    found: list[tuple[float, float, int]] = []  # of each window: loss, share among the ranks, live steps
+    found: list[tuple[float, float, float]] = []  # of each window: loss, share among the ranks, live steps
     like, always = next(model.parameters()), needs_weights(loss)
     with evaluating(model):
         for batch in batches:
@@ -390,7 +390,7 @@ def mean_loss(model: nn.Module, loss: Loss, batches: Iterable[Batch], sync: Sync
             value = call_loss(loss, model, batch.x, batch.y, ws).item()
             found[-1] = value, loss_share(loss, batch, w.n_live), w.n_live
     adds_up = isinstance(loss, SeqLoss) and loss.divisors(()) is None
-    total, n_live = 0.0, 0
+    total, n_live = 0.0, 0.0
     for parts in zip(*(Sync() if sync is None else sync).share(found), strict=True):
         live, shares = sum(n for *_, n in parts), sum(share for _, share, _ in parts)
         one = len(parts) == 1 or adds_up

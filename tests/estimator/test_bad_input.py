@@ -335,9 +335,9 @@ class Slots:
         for value in (0, -1.0, float("nan"), True, "1")
     ),
     *(
-        Case(f"{name}={value!r}", SpecError, f"spec.{name} must be True or False, got {value!r}",
+        Case(f"{name}={value!r}", SpecError, f"spec.{name} must be {choice}True or False, got {value!r}",
              settings=with_spec(**{name: value}))
-        for name in ("shuffle", "rebatch")
+        for name, choice in (("shuffle", ""), ("rebatch", "'auto', "))
         for value in (1, "yes", None)
     ),
     Case("in a Spec", SpecError, "spec.epochs must be a positive integer, got 0", settings=given(spec=Spec(epochs=0))),
@@ -355,7 +355,7 @@ class Slots:
          settings=with_spec(burn_in=12)),
     Case("burn_in too long after folding", ValueError,
          ("burn_in of 3 leaves nothing of series of 3 steps", "rebatch=True"),
-         settings=with_spec(burn_in=3, batchsize=20)),
+         settings=with_spec(burn_in=3, batchsize=20, rebatch=True)),
     Case("epochs=0 of fit", SpecError, "epochs must be a positive integer, got 0", given(epochs=0)),
     Case("epochs=True of fit", SpecError, "epochs must be a positive integer, got True", given(epochs=True)),
     Case("epochs=1.5 of fit", SpecError, "epochs must be a positive integer, got 1.5", given(epochs=1.5)),
@@ -571,10 +571,11 @@ class OnEpoch:
     Case("length 0", DataError, "lengths must be from 1 to T=12, got 0 to 12", given(lengths=[0, 12, 12, 12, 12])),
     Case("length 13", DataError, "lengths must be from 1 to T=12, got 12 to 13", given(lengths=[13, 12, 12, 12, 12])),
     Case("validation array", ValueError,
-         "validation_data must be (x, y), (x, y, sample_weight) or (x, y, sample_weight, lengths)",
+         "validation_data must be (x, y), (x, y, sample_weight), (x, y, sample_weight, lengths) or "
+         "(x, y, sample_weight, lengths, starts)",
          good(validation=X)),
     Case("validation x", ValueError, "validation_data must be (x, y)", good(validation=(X,))),
-    Case("validation of 5", ValueError, "validation_data must be (x, y)", good(validation=(X, Y, None, None, None))),
+    Case("validation of 6", ValueError, "validation_data must be (x, y)", good(validation=(X, Y, *[None] * 4))),
     Case("validation lengths", DataError, "lengths must be from 1 to T=12, got 13 to 13",
          good(validation=(X, Y, None, [13] * N))),
     Case("validation dict", ValueError, "validation_data must be (x, y)", good(validation={"x": X, "y": Y})),

@@ -530,7 +530,9 @@ def test_views_that_are_split_differently():
         ValueError, match=r"^Found array with 0 sample\(s\) \(shape=\(0, 39\)\) while a minimum of 1 is "
     ):
         make().fit(samples(X)[[]], samples(Y)[[]])
-    with pytest.raises(ValueError, match=r"^lengths are for series that differ; timesteps\(x\) has one row per step, "):
+    with pytest.raises(
+        ValueError, match=r"^starts and lengths are for series that differ; timesteps\(x\) has one row per step, "
+    ):
         make().fit(timesteps(X), timesteps(Y), lengths=[3] * N)
     with pytest.raises(ShapeError, match=(
         r"^y has 1 columns, which are not the targets of 7 series; use timesteps\(y\)$"

@@ -54,11 +54,12 @@ def data(rng):
 
 
 def r2(y, pred, w=None):
-    """One mean per feature; y (G, ...), weights of all but the first axis."""
-    live = ~np.isnan(y).any(0) & ~np.isnan(pred).any(0)
-    w = np.ones(live.shape) if w is None else w
-    y, pred, w = y[:, live], pred[:, live], w[live]
-    mean = (w * y).sum(1, keepdims=True) / w.sum()
+    """One mean per feature, of its values that are there; y (G, ...), weights of all but the first axis."""
+    live = ~(np.isnan(y) | np.isnan(pred))
+    w = np.broadcast_to(1.0 if w is None else w, y.shape) * live
+    y, pred = np.where(live, y, 0), np.where(live, pred, 0)
+    axes = tuple(range(1, y.ndim))
+    mean = (w * y).sum(axes, keepdims=True) / w.sum(axes, keepdims=True)
     return 1 - (w * (y - pred) ** 2).sum() / (w * (y - mean) ** 2).sum()
 
 
@@ -70,7 +71,7 @@ def near(value):
 def test_errors_of_all_series_steps_and_features_count_alike(data, form, rng):
     y, pred = data
     y[0, 3, 4] = y[1, 6, 10] = np.nan
-    live = ~np.isnan(y).any(0)
+    live = ~np.isnan(y)
     face, w = FORMS[form], rng.integers(0, 3, (N, T)).astype(float)
     by_step = {"samples": w, "timesteps": w.T, "native": w[None]}[form]
     by_row = np.ones((N, T)) * w[:1] if form == "timesteps" else np.ones((N, T)) * w[:, :1]
@@ -79,7 +80,7 @@ def test_errors_of_all_series_steps_and_features_count_alike(data, form, rng):
         scorer = pooled_scorer(name)
         for weight, each in ((None, np.ones((N, T))), (by_step, w), (row, by_row)):
             found = scorer(Given(pred), face(y), face(y), sample_weight=weight)
-            assert found == near(error((pred - y)[:, live], each[live]))
+            assert found == near(error((pred - y)[live][None], np.broadcast_to(each, y.shape)[live]))
     for weight, each in ((None, None), (by_step, w), (row, by_row)):
         assert pooled_scorer("r2")(Given(pred), face(y), face(y), sample_weight=weight) == near(r2(y, pred, each))
 
@@ -101,8 +102,7 @@ def test_steps_without_a_prediction_do_not_count(data):
     y, pred = data
     pred[1, 2, 3] = np.nan
     assert pooled_scorer("r2")(Given(pred), samples(y), samples(y)) == near(r2(y, pred))
-    there = ~np.isnan(pred).any(0)
-    error = (y - pred)[:, there]
+    error = (y - pred)[~np.isnan(pred)]
     assert pooled_scorer("neg_mean_absolute_error")(Given(pred), samples(y), samples(y)) == near(-abs(error).mean())
     for name in ("r2", "neg_mean_absolute_error"):
         assert np.isnan(pooled_scorer(name)(Given(pred * np.nan), samples(y), samples(y)))

@@ -45,13 +45,14 @@ def est(data):
     return Estimator(nn.Sequential(LSTM(2, 4), nn.Linear(4, 3)), None, None, SPEC, random_state=0).fit(x, y)
 
 
-def r2(y, yhat, w=None):
-    """Over all steps without a NaN target, all features together."""
-    live = ~np.isnan(y).any(0)
-    y, yhat = y[:, live], yhat[:, live]  # (G, steps)
-    w = np.ones(y.shape[1]) if w is None else np.broadcast_to(w, live.shape)[live]
-    mean = (y * w).sum(1, keepdims=True) / w.sum()
-    return 1 - (w * (y - yhat) ** 2).sum() / (w * (y - mean) ** 2).sum()
+def r2(y, pred, w=None):
+    """One mean per feature, of its values that are there; y (G, ...), weights of all but the first axis."""
+    live = ~(np.isnan(y) | np.isnan(pred))
+    w = np.broadcast_to(1.0 if w is None else w, y.shape) * live
+    y, pred = np.where(live, y, 0), np.where(live, pred, 0)
+    axes = tuple(range(1, y.ndim))
+    mean = (w * y).sum(axes, keepdims=True) / w.sum(axes, keepdims=True)
+    return 1 - (w * (y - pred) ** 2).sum() / (w * (y - mean) ** 2).sum()
 
 
 def near(value):
@@ -121,7 +122,7 @@ def test_steps_without_a_target_or_input_do_not_count(est, data):
     x, _ = data
     y = fitted_to(est.predict(x))
     y[:, 3, 5:90] = np.nan
-    y[1, 4, 7] = np.nan  # one feature is enough
+    y[1, 4, 7] = np.nan  # the other feature counts
     assert est.score(x, y) == near(r2(y, est.predict(x)))
     w = np.random.default_rng(2).random((N, T))
     assert est.score(x, y, w) == near(r2(y, est.predict(x), w))

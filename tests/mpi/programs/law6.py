@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fluxutils_py import Estimator, SequenceRegressor, Spec, net2vec, seqloss
+from fluxutils_py import Estimator, Spec, net2vec, seqloss
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import assert_replica_integrity, get_communicator
 
@@ -53,6 +53,11 @@ class Task:
         self.holes = self.y.copy()
         self.holes[0, rng.random((N, T)) < 0.3] = np.nan
         self.holes[0, :9] = np.nan  # some ranks have nothing to learn from
+        self.pair = np.concatenate([self.y, self.x[:2]])
+        self.pair[rng.random(self.pair.shape) < 0.3] = np.nan
+        self.pair[:, 20:] = np.concatenate([self.y, self.x[:2]])[:, 20:]  # of some series no output is missing
+        self.starts = rng.integers(0, T - 1, N)
+        self.spans = rng.integers(1, T - self.starts + 1)
         self.labels = rng.integers(0, 3, (1, N, T))
         self.labels[rng.random((1, N, T)) < 0.2] = -100
         self.long = rng.standard_normal((3, 2, 101)).astype(dtype)
@@ -93,10 +98,10 @@ class Task:
         return est.fit(self.x, self.y, validation_data=(self.x[:, :11, :17], -self.holes[:, :11, :17]))
 
     def folded(self):
-        return self.est(epochs=3).fit(self.long, self.long[:1])
+        return self.est(epochs=3, rebatch=True).fit(self.long, self.long[:1])
 
     def folded_without_weights(self):
-        return self.est(loss=huber).fit(self.long, self.long[:1])
+        return self.est(loss=huber, rebatch=True).fit(self.long, self.long[:1])
 
     def fewer_series_than_ranks(self):
         with warnings.catch_warnings():
@@ -118,6 +123,20 @@ class Task:
         loss = seqloss(F.mse_loss)
         return self.est(self.two, loss, opt).fit((self.x, self.x[:2]), (self.y, self.x[1:]))
 
+    def single_outputs_missing(self):
+        model = nn.Sequential(LSTM(3, 5), nn.Linear(5, 3))
+        return self.est(model, accumulate=2).fit(
+            self.x, self.pair, self.weight, validation_data=(self.x[:, ::-1], self.pair)
+        )
+
+    def single_outputs_of_several_missing(self):
+        loss = seqloss(F.mse_loss)
+        return self.est(self.two, loss).fit((self.x, self.x[:2]), (self.pair[:1], self.pair[1:]))
+
+    def beginning_late(self):
+        est = self.est(overlap=2, burn_in=1, shuffle=True)
+        return est.fit(self.x, self.holes, lengths=self.spans, starts=self.starts)
+
     def sparse(self):
         words = np.abs(self.x[:1] * 2).astype(int) % 7
         opt = functools.partial(torch.optim.SGD, lr=0.1)
@@ -130,11 +149,6 @@ class Task:
     def continued(self):
         est = self.est(shuffle=True).fit(self.x, self.y)
         return est.partial_fit(self.x, self.y).set_params(warm_start=True).fit(self.x, self.y)
-
-    def scaled_targets(self):
-        settings = {"epochs": 2, "batchsize": B * self.factor, "seqsize": 6, "random_state": 1, "comm": self.comm}
-        est = SequenceRegressor(4, early_stopping=True, **settings)
-        return est.fit(self.x, 50 + 7 * self.holes, self.weight, lengths=self.lengths)
 
     def threads_too(self):
         return self.est(n_jobs=2).fit(self.x, self.y)
@@ -159,6 +173,7 @@ def results(dtype, factor, comm):
             est.predict(task.x, out=into, lengths=task.lengths)
             found |= {f"{dtype} prediction": y, f"{dtype} going on": more, f"{dtype} into": into}
             found[f"{dtype} state"] = np.concatenate([s.numpy().ravel() for s in state])
+            found[f"{dtype} late"] = est.predict(task.x, starts=task.starts, lengths=task.spans)
             found[f"{dtype} prediction of few"] = est.predict(task.x[:, :2])
             found[f"{dtype} score"] = np.array(
                 [est.score(task.x, task.holes, task.weight), est.score(task.x[:, :2], task.y[:, :2])]
