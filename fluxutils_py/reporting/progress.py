@@ -53,7 +53,8 @@ class EpochLog:
 
 def epoch_line(record: Mapping[str, Any]) -> str:
     """The record of an epoch as a line of text: its number, the numbers in it, and how long it took."""
-    numbers = [f"{k} {shown(v)}" for k, v in record.items() if k not in NOT_SHOWN and number(v) is not None]
+    hidden = NOT_SHOWN if record.get("folds", 1) > 1 else (*NOT_SHOWN, "folds")
+    numbers = [f"{k} {shown(v)}" for k, v in record.items() if k not in hidden and number(v) is not None]
     return f"epoch {record['epoch']}: {', '.join(numbers)}, {record['seconds']:.1f} s"
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from fluxutils_py import Estimator, EstimatorRegressor, SequenceRegressor, Spec
 from fluxutils_py.data import rebatch
 from fluxutils_py.nn import LSTM
+from fluxutils_py.reporting import ProgressBar
 
 
 def delayed(n_series, n_steps, seed=0):
@@ -106,9 +107,11 @@ def test_anything_else_is_an_error(setting):
         SequenceRegressor(rebatch=setting).fit(*delayed(1, 20))
 
 
-def test_the_progress_bar_says_how_many(capsys):
+@pytest.mark.parametrize("how", ["line", "bar"])
+def test_whoever_watches_is_told_how_many(how, capsys):
     x, y = delayed(1, 97)
-    small(batchsize=32, seqsize=4).set_params(verbose=True).fit(x, y)
-    assert re.search(r"epoch=2, folds=3, loss=", capsys.readouterr().err)
-    small(batchsize=32, seqsize=4, rebatch=False).set_params(verbose=True).fit(x, y)
+    watching = {"verbose": how == "line", "callbacks": ProgressBar() if how == "bar" else None}
+    small(batchsize=32, seqsize=4).set_params(**watching).fit(x, y)
+    assert re.search(r"epoch=2, folds=3, loss=|epoch 2: .*folds 3, ", capsys.readouterr().err)
+    small(batchsize=32, seqsize=4, rebatch=False).set_params(**watching).fit(x, y)
     assert "folds" not in capsys.readouterr().err
