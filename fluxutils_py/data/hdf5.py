@@ -296,7 +296,13 @@ def _leaves(path: str | os.PathLike[str], mapping: Any, prefix: str) -> Iterator
                 "open, or take h5mmap"
             )
         if type(value).__module__.split(".")[0] == "torch":
-            value = value.detach().cpu().numpy()
+            try:
+                value = value.detach().cpu().numpy()
+            except TypeError as error:
+                raise H5DataError(
+                    f"{describe(path, prefix + name)}: HDF5 has no numbers like those of this tensor ({error}); "
+                    "convert it, as with x.float()"
+                ) from error
         if not all(hasattr(value, part) for part in ("shape", "dtype", "__getitem__")):
             try:
                 value = np.asarray(value)

@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import h5py
@@ -55,7 +55,7 @@ def find_dataset(file: h5py.File, path: str | os.PathLike[str], name: str) -> h5
     """
     check_name(path, name)
     where = describe(path, name)
-    _require_sound_heap(file, name, where)
+    require_sound_heap(file, name, where)
     try:
         found = _open(file, name)
     except (KeyError, OSError, RuntimeError, ValueError) as error:
@@ -64,7 +64,7 @@ def find_dataset(file: h5py.File, path: str | os.PathLike[str], name: str) -> h5
         raise H5DataError(f"{where} {why}") from error
     with faults_named(where):
         if isinstance(found, h5py.Dataset) and found.file.filename != file.filename:  # through an external link
-            _require_sound_heap(found.file, found.name, where)
+            require_sound_heap(found.file, found.name, where)
         problem = _not_numbers(found)
     if problem is not None:
         raise H5DataError(f"{where} {problem}")
@@ -82,8 +82,11 @@ def faults_named(where: str) -> Iterator[None]:
         raise H5DataError(f"{where} {DAMAGED.format(error)}") from error
 
 
-def _require_sound_heap(file: h5py.File, name: str, where: str) -> None:
-    damage = heap_damage(file, name, ATTRIBUTES)
+def require_sound_heap(
+    file: h5py.File, name: str, where: str, attributes: Sequence[str] = ATTRIBUTES, values: bool = False
+) -> None:
+    """Check that HDF5 comes back from reading a dataset and some of its attributes, or its values too."""
+    damage = heap_damage(file, name, attributes, values)
     if damage is not None:
         raise H5DataError(f"{where} {DAMAGED.format(damage)}")
 

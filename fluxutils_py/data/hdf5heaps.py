@@ -16,8 +16,8 @@ WRAP = 1 << 64
 LONGEST = 1 << 20  # bytes of a string in an attribute
 
 
-def heap_damage(file: h5py.File, name: str, attributes: Sequence[str]) -> str | None:
-    """What is wrong with the heap that a dataset and some of its attributes need; None if nothing is.
+def heap_damage(file: h5py.File, name: str, attributes: Sequence[str], values: bool = False) -> str | None:
+    """What is wrong with the heap that a dataset and some of its attributes, or its values too, need; None if nothing.
 
     All else that may be wrong is left to HDF5, which finds it by itself.
     """
@@ -32,6 +32,8 @@ def heap_damage(file: h5py.File, name: str, attributes: Sequence[str]) -> str | 
                     count = dataset.attrs.get_id(attribute).get_space().get_simple_extent_npoints()
                     guard.require_short(attribute.encode() + b"\0", count)
                     read_attribute(dataset, attribute)
+            if values:
+                dataset[()]
     except (KeyError, OSError, RuntimeError, TypeError, UnicodeError, ValueError):
         pass
     return guard.damage

@@ -33,7 +33,8 @@ class H5Lazy(ArrayFace):
     Not an ndarray: every indexing reads a fresh array. It takes integers, slices and ``...`` as NumPy does, and along
     one axis an array of indices or booleans, in any order. ``np.asarray`` reads all of it.
 
-    It may be pickled (as the name of file and dataset), used after a fork (each process opens a file of its own) and
+    It may be pickled (as the name of file and dataset, which must be the same file where it is unpickled; sources of a
+    virtual dataset are found by their names), used after a fork (each process opens a file of its own) and
     read from several threads (one after the other: HDF5 has one lock). While it is open, no other process can open
     the file for writing; close it with :meth:`close` or ``with``. Chunks are kept in a cache of 64 MiB.
 

@@ -12,7 +12,16 @@ import numpy as np
 
 from fluxutils_py.audience import progress
 from fluxutils_py.data.featurenames import read_names
-from fluxutils_py.data.hdf5file import axis_letters, describe, face, faults_named, find_dataset, open_file, plain_dtype
+from fluxutils_py.data.hdf5file import (
+    axis_letters,
+    describe,
+    face,
+    faults_named,
+    find_dataset,
+    open_file,
+    plain_dtype,
+    require_sound_heap,
+)
 from fluxutils_py.data.hdf5sources import check_sources
 from fluxutils_py.errors import H5DataError
 
@@ -51,6 +60,7 @@ def survey(
                 if parts or same:
                     _require_same_names(paths[0], {*parts, *same}, path, set(datasets))
                 for name in datasets:
+                    require_sound_heap(file, name, describe(path, name))
                     dataset = file[name]
                     numbers = _numbers(dataset) and all(d is None or _has_axis(d, dataset.ndim) for d in pair)
                     if (name in parts) if not numbers else (name in same):
@@ -61,6 +71,7 @@ def survey(
                     if numbers:
                         parts.setdefault(name, []).append(_part(file, path, name, axes))
                     else:
+                        require_sound_heap(file, name, describe(path, name), values=True)
                         _require_same_values(same, dataset, paths[0], path, name, pair)
             done(1)
     if not parts:
@@ -90,6 +101,7 @@ def _part(file: h5py.File, path: str, name: str, axes: str | None) -> Part:
     dataset, where = find_dataset(file, path, name), describe(path, name)
     letters = axis_letters(dataset, axes if dataset.ndim == 3 else None, where)
     check_sources(dataset, where)
+    require_sound_heap(file, name, where, list(dataset.attrs))  # all of which are copied
     shape = tuple(int(dataset.shape[i]) for i in face(letters, dataset.ndim))
     names = read_names(dataset, shape[0]) if len(shape) == 3 else None
     return Part(path, letters, shape, plain_dtype(dataset), dataset.id.get_type().copy(), names)

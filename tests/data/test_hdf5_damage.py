@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from fluxutils_py.data import h5mmap, h5save
+from fluxutils_py.data import h5concat, h5mmap, h5save
 from fluxutils_py.data.hdf5heaps import lookup3
 from fluxutils_py.errors import H5DataError
 
@@ -158,6 +158,25 @@ def h5mmap_error(path):
         h5mmap(path, "x")
     assert str(caught.value).startswith(f"{path}: dataset 'x' ")
     return str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["an attribute", "strings"])
+def test_joining_files_with_a_heap_without_an_end(tmp_path, what):
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        dataset = file.create_dataset("x", data=X.T)
+        dataset.attrs["axes"] = np.bytes_(b"TNF")
+        if what == "strings":
+            file["x_names"] = ["a", "b"]
+        else:
+            dataset.attrs["unit"] = "m"
+    data = bytearray(path.read_bytes())
+    free = heap_of(data)[1]
+    data[free + 8 : free + 16] = bytes(8)
+    path.write_bytes(data)
+    with pytest.raises(H5DataError, match="has no end"):
+        h5concat(tmp_path / "all.h5", [path], 1)
+    assert os.listdir(tmp_path) == ["a.h5"]
 
 
 def test_a_list_of_sources_with_a_wrong_checksum(tmp_path):

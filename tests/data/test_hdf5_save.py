@@ -260,6 +260,8 @@ BAD = {
         {"x": np.ma.masked_less(np.arange(12).reshape(2, 3, 2), 2)},
         "TNF",
     ),
+    "dataset 'x': HDF5 has no numbers like those of this tensor (Got unsupported ScalarType BFloat16); convert it, as "
+    "with x.float()": ({"x": torch.zeros(2, 3, 4, dtype=torch.bfloat16)}, "TNF"),
     "dataset 'x/y': cannot store ndarray of type float32 (Incompatible object (Dataset) already exists); convert it to "
     "an array of numbers, or give it another name": ({"x": X, "x/y": X}, "TNF"),
 }
