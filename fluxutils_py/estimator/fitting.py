@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fluxutils_py.data import Rows, SampleWeight, SequenceWindows, Series
-from fluxutils_py.data.weights import blocks
+from fluxutils_py.data import Rows, SampleWeight, SequenceWindows
 from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.estimator.arguments import as_callbacks, float_type, masks_outputs, n_classes, no_weights
 from fluxutils_py.estimator.building import build_model, build_optimizer, draw_generator, require_stored, without_numpy
 from fluxutils_py.estimator.frames import warn_of_single_steps
 from fluxutils_py.estimator.holdout import Part, hold_out
@@ -27,20 +27,11 @@ from fluxutils_py.estimator.targetscale import TargetScale
 from fluxutils_py.nn import SeqLoss, as_loss, reset, seeded, takes_weights, takes_windows
 from fluxutils_py.parallel import Sync, Threads, n_threads
 from fluxutils_py.reporting.progress import progress_hook
-from fluxutils_py.training import (
-    EarlyStopping,
-    Hooks,
-    Loop,
-    Schedule,
-    TensorBatches,
-    Validation,
-    WindowStep,
-)
+from fluxutils_py.training import EarlyStopping, Loop, Schedule, TensorBatches, Validation, WindowStep
 from fluxutils_py.training.batches import to_tensor
 
 FOLD_WINDOWS = 8  # windows that a piece of a series holds at least, for its state to mean something
 VALIDATION = 1 << 14  # rows times steps computed together
-FLOATS = {"float16": torch.float32, "float32": torch.float32, "bool": torch.float32, "float64": torch.float64}
 
 
 def run_fit(est: Any, *args: Any, **kwargs: Any) -> None:
@@ -402,41 +393,3 @@ class Fit:
         est.validation_loss_curve_ = [r["validation_loss"] for r in history if "validation_loss" in r]
         est.history_ = list(history)
         est.n_iter_, est._n_steps = len(history), n_steps
-
-
-# -- reading arguments ---------------------------------------------------------------------------------
-
-
-def n_classes(y: Series) -> int:
-    """One more than the largest label."""
-    largest = max(int(np.asarray(y.array[:, n, t]).max()) for n, t in blocks(y.N, y.T, y.F))
-    return largest + 1
-
-
-def float_type(arrays: tuple[Series, ...]) -> torch.dtype | None:
-    """The floating type that a model should have for these data; None (its own) if all are integers."""
-    found = [FLOATS.get(a.dtype.newbyteorder("=").name, torch.float64) for a in arrays if a.kind == "float"]
-    return None if not found else torch.float64 if torch.float64 in found else torch.float32
-
-
-def as_callbacks(callbacks: Any) -> list[Any]:
-    """The list of callbacks that an estimator's argument means; each is checked to be one."""
-    if callbacks is None:
-        return []
-    found = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
-    for callback in found:
-        Hooks().attach(callback)
-    return found
-
-
-def masks_outputs(loss: Any, targets: Targets) -> bool:
-    """Whether a loss can do without single outputs of a step; of probabilities of classes, it needs all."""
-    if not isinstance(loss, SeqLoss):
-        return takes_weights(loss)
-    return all(s.F == 1 for s in targets.series) if loss.classes else loss.elementwise
-
-
-def no_weights(loss: Any) -> str:
-    """Why a loss cannot weigh or mask, and what to do."""
-    name = getattr(loss, "__name__", repr(loss))
-    return f"the loss {name} takes no weights: give it a fourth argument, loss(model, xs, ys, ws), or use seqloss"

@@ -1,0 +1,51 @@
+"""What the arguments of a fit mean."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fluxutils_py.data import Series
+from fluxutils_py.data.weights import blocks
+from fluxutils_py.estimator.targets import Targets
+from fluxutils_py.nn import SeqLoss, takes_weights
+from fluxutils_py.training import Hooks
+
+FLOATS = {"float16": torch.float32, "float32": torch.float32, "bool": torch.float32, "float64": torch.float64}
+
+
+def n_classes(y: Series) -> int:
+    """One more than the largest label."""
+    largest = max(int(np.asarray(y.array[:, n, t]).max()) for n, t in blocks(y.N, y.T, y.F))
+    return largest + 1
+
+
+def float_type(arrays: tuple[Series, ...]) -> torch.dtype | None:
+    """The floating type that a model should have for these data; None (its own) if all are integers."""
+    found = [FLOATS.get(a.dtype.newbyteorder("=").name, torch.float64) for a in arrays if a.kind == "float"]
+    return None if not found else torch.float64 if torch.float64 in found else torch.float32
+
+
+def as_callbacks(callbacks: Any) -> list[Any]:
+    """The list of callbacks that an estimator's argument means; each is checked to be one."""
+    if callbacks is None:
+        return []
+    found = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    for callback in found:
+        Hooks().attach(callback)
+    return found
+
+
+def masks_outputs(loss: Any, targets: Targets) -> bool:
+    """Whether a loss can do without single outputs of a step; of probabilities of classes, it needs all."""
+    if not isinstance(loss, SeqLoss):
+        return takes_weights(loss)
+    return all(s.F == 1 for s in targets.series) if loss.classes else loss.elementwise
+
+
+def no_weights(loss: Any) -> str:
+    """Why a loss cannot weigh or mask, and what to do."""
+    name = getattr(loss, "__name__", repr(loss))
+    return f"the loss {name} takes no weights: give it a fourth argument, loss(model, xs, ys, ws), or use seqloss"
