@@ -210,12 +210,14 @@ def one_input(x: Any, est: Any, fitted: bool) -> tuple[Inputs, Series]:
 
 
 def read_blocks(series: Series, inputs: Inputs) -> Iterator[tuple[slice, slice, np.ndarray]]:
-    """A pass over all series and steps: which ones, and their values (F, B, S), a view or fresh."""
+    """A pass over all series and steps: which ones, and their values (F, B, S), NaN where a series has ended."""
     rows = inputs.whole()
     for n, t in blocks(series.N, series.T, series.F):
         part = rows[n]
         series.announce(part, t.start, t.stop)
-        yield n, t, series.read(part, t.start, t.stop).transpose(2, 1, 0)
+        block = series.read(part, t.start, t.stop).transpose(2, 1, 0)
+        exists = part.live(t.start, t.stop)  # (S, B)
+        yield n, t, block if exists is None else np.where(exists.T, block, np.nan)
 
 
 def read_numbers(

@@ -51,18 +51,18 @@ def scaled(y, mean, std):
     return (y - mean[:, None, None]) / std[:, None, None]
 
 
-def agrees(x, y, mean, std, *args, lengths=None, **settings):
+def agrees(x, y, mean, std, *args, lengths=None, starts=None):
     """Whether a fit is one on targets that were scaled by hand."""
-    est = SequenceRegressor(**SMALL, **settings).fit(x, y, *args, lengths=lengths)
+    part = {"lengths": lengths, "starts": starts}
+    est = SequenceRegressor(**SMALL).fit(x, y, *args, **part)
     assert est.target_mean_ == pytest.approx(mean, rel=1e-12)
     assert est.target_scale_ == pytest.approx(std, rel=1e-9)
-    plain = SequenceRegressor(**SMALL, **settings, scale_target=False)
-    plain.fit(x, scaled(y, mean, std), *args, lengths=lengths)
+    plain = SequenceRegressor(**SMALL, scale_target=False)
+    plain.fit(x, scaled(y, mean, std), *args, **part)
     assert torch.allclose(net2vec(est), net2vec(plain), rtol=0, atol=1e-9)
     assert est.loss_curve_ == pytest.approx(plain.loss_curve_, rel=1e-7)
-    wanted = plain.predict(x, lengths=lengths) * std[:, None, None] + mean[:, None, None]
-    assert np.allclose(est.predict(x, lengths=lengths), wanted, rtol=1e-9, atol=0, equal_nan=True)
-    return est
+    wanted = plain.predict(x, **part) * std[:, None, None] + mean[:, None, None]
+    assert np.allclose(est.predict(x, **part), wanted, rtol=1e-9, atol=0, equal_nan=True)
 
 
 def test_sales_around_50_are_learnt_with_all_defaults(rng):
@@ -86,9 +86,11 @@ def test_only_steps_that_count_count(x, y, rng):
     w = rng.random((N, T)) * (rng.random((N, T)) > 0.2)
     lengths = rng.integers(3, T, N)
     y[:, rng.random((N, T)) < 0.2] = np.nan
-    exists = np.arange(T) < lengths[:, None]
+    y[1, rng.random((N, T)) < 0.2] = np.nan  # one output of two
+    starts = rng.integers(0, T - lengths + 1)
+    exists = (np.arange(T) >= starts[:, None]) & (np.arange(T) < (starts + lengths)[:, None])
     y[:, ~exists] = 1e30
-    agrees(x, y, *by_hand(y, exists, w), w, lengths=lengths)
+    agrees(x, y, *by_hand(y, exists, w), w, lengths=lengths, starts=starts)
 
 
 def test_one_target_per_series(x, y):
