@@ -49,9 +49,10 @@ class Spec:
         Whether ``fit`` cuts the time of few long series (at most half of ``batchsize``) into pieces, each a row of the
         minibatch that starts from the zero state. "auto": into the most pieces, at most ``batchsize`` over the number
         of series, that keep at least ``8 * seqsize`` steps each; with ``seqsize=None`` never. A series too short for
-        two such pieces stays whole. True: into as many as fill the minibatch, as
-        :func:`fluxutils_py.data.rebatch` does, however short; the model then learns nothing that reaches beyond a piece. False: never. Of several ranks, the
-        ``batchsize`` of all together counts. ``history_`` says into how many each series was cut at most (``folds``).
+        two such pieces stays whole. True: into as many as fill the minibatch, as :func:`fluxutils_py.data.rebatch`
+        does, however short; the model then learns nothing that reaches beyond a piece. False: never. Of several ranks,
+        the ``batchsize`` of all together counts. ``history_`` says into how many each series was cut at most
+        (``folds``).
     scheduler : callable or None
         ``scheduler(optimizer)`` returns a torch learning-rate scheduler, for example
         ``partial(torch.optim.lr_scheduler.StepLR, step_size=5)``.

@@ -207,6 +207,25 @@ def test_a_file_is_read_block_by_block_and_never_written(x, y, tmp_path):
     assert np.array_equal(np.asarray(my), y)
 
 
+class Watched:
+    """An array that counts the values of each read."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype, self.reads = array, array.shape, array.dtype, []
+
+    def __getitem__(self, key):
+        self.reads.append(self.array[key].size)
+        return self.array[key]
+
+
+def test_no_more_than_blocks_are_ever_read(x, y, monkeypatch):
+    monkeypatch.setattr(weights_module, "BLOCK", 60)  # values; a window has 5 * 6 * 2
+    watched = Watched(y)
+    est = SequenceRegressor(**SMALL).fit(x, watched)
+    assert max(watched.reads) <= 60
+    assert torch.allclose(net2vec(est), net2vec(SequenceRegressor(**SMALL).fit(x, y)), rtol=0, atol=1e-12)
+
+
 def test_a_fit_that_was_killed_goes_on_and_one_on_other_targets_does_not(x, y, tmp_path):
     def stop(loop):
         if loop.step == 5:
