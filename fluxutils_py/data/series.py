@@ -59,10 +59,11 @@ class Series:
         if self.dtype.kind not in "fiub":
             raise DataError(f"{name} must hold real numbers, got dtype {self.dtype}; convert it, as with astype")
         self.kind = "int" if self.dtype.kind in "iu" else "float"
-        self.in_memory = in_memory(array)
+        self.in_memory = in_memory(array) or bool(getattr(array, "in_memory", False))
         self._may_wrap = self.dtype.kind == "u" and self.dtype.itemsize == 8
         if self._may_wrap and self.in_memory:
-            self._require_int64(array)
+            for a in getattr(array, "arrays", (array,)):
+                self._require_int64(a)
         self._map = array if isinstance(array, H5Map) else None
         self.at_hand = self.in_memory or self._map is not None or getattr(array, "at_hand", False)
         self.missing: int | None = None
@@ -246,6 +247,10 @@ def as_series(value: Any, name: str) -> tuple[Series, ...]:
 
 def require_aligned(a: Series, b: Series) -> None:
     """Check that two arrays hold the same series and the same time steps."""
+    ours, theirs = (getattr(s.array, "lengths", None) for s in (a, b))
+    if ours is not None and theirs is not None and len(ours) == len(theirs) and (ours != theirs).any():
+        i = int(np.flatnonzero(ours != theirs)[0])
+        raise ShapeError(f"{a.name}[{i}] has {ours[i]} time steps and {b.name}[{i}] has {theirs[i]}")
     for axis, what, m, n in ((1, "series", a.N, b.N), (2, "time steps", a.T, b.T)):
         if m != n:
             raise ShapeError(

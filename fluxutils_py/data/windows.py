@@ -157,7 +157,8 @@ class SequenceWindows:
             As windows would, before the first one.
         """
         for s in (*self.x, *self.y):
-            if s.kind == "int" or (s.in_memory and _all_finite(s.array)):
+            arrays = getattr(s.array, "arrays", (s.array,))
+            if s.kind == "int" or (s.in_memory and all(_all_finite(a) for a in arrays)):
                 self._checked.add(id(s))
         if any(s.in_memory and id(s) not in self._checked for s in (*self.x, *self.y)):
             lazy = [s for s in (*self.x, *self.y) if not s.in_memory]

@@ -307,7 +307,7 @@ class Estimator(ReadableTables, BaseEstimator):
         result, end = self._run(
             x, out, state=state, lengths=lengths, starts=starts, transform=self._answer, return_state=return_state
         )
-        if out is None and self._y_ndim == 1 and result.ndim == 2 and result.shape[1] == 1:
+        if out is None and self._y_ndim == 1 and getattr(result, "ndim", 0) == 2 and result.shape[1] == 1:
             result = result[:, 0]
         return (result, end) if return_state else result
 
@@ -426,7 +426,7 @@ class Estimator(ReadableTables, BaseEstimator):
                     raise ValueError("out is for predictions of every step, but this estimator predicts one per series")
                 result: Any = found.last_steps()
             else:
-                output = Output(out, inputs.N, inputs.T, inputs.starts)
+                output = Output(out, inputs.N, inputs.T, inputs.starts, inputs.lengths if inputs.is_list else None)
                 for prediction in found:
                     output.write(prediction)
                 output.complete(sync)

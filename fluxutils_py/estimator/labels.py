@@ -8,7 +8,7 @@ import numpy as np
 from sklearn.utils import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
-from fluxutils_py.data import SampleWeight
+from fluxutils_py.data import Rows, SampleWeight
 from fluxutils_py.data.weights import blocks
 from fluxutils_py.errors import DataError
 from fluxutils_py.estimator.targets import MISSING
@@ -48,8 +48,10 @@ class Encoder:
         return np.where(there, codes, MISSING)
 
 
-def find_classes(labels: Any, weight: SampleWeight | None) -> np.ndarray:
+def find_classes(labels: Any, weight: SampleWeight | None, rows: Rows | None = None) -> np.ndarray:
     """The labels that occur in an array (1, N, T) where the weight is not 0, sorted. One pass in blocks.
+
+    ``rows`` say which steps of the series there are.
 
     Raises
     ------
@@ -62,6 +64,8 @@ def find_classes(labels: Any, weight: SampleWeight | None) -> np.ndarray:
         counts = present(block)
         if weight is not None:
             counts &= weight.block(series, steps) > 0
+        if rows is not None and (walked := rows.covered(series, steps)) is not None:
+            counts &= walked
         found.append(_unique(block[counts]))
     classes = _unique(np.concatenate(found))
     if len(classes) == 0:

@@ -31,8 +31,10 @@ from fluxutils_py.data import (
     Stretch,
     TimestepsView,
     as_series,
+    require_aligned,
 )
 from fluxutils_py.data.featurenames import feature_names_of
+from fluxutils_py.data.ragged import RaggedArray, is_list_of_series, joined
 from fluxutils_py.data.series import refuse_mask
 from fluxutils_py.errors import DataError, ShapeError
 
@@ -71,6 +73,11 @@ class Inputs:
     @property
     def T(self) -> int:
         return self.series[0].T
+
+    @property
+    def is_list(self) -> bool:
+        """Whether each series is an array of its own."""
+        return isinstance(self.series[0].array, RaggedArray)
 
     def rows(self) -> Rows:
         """What is walked through from the zero state, in training: series, or the stretches between gaps in time."""
@@ -115,9 +122,10 @@ def read_inputs(x: Any, est: Any, *, fitted: bool, name: str = "x", starts: Any 
     if isinstance(x, SequenceView):
         inputs = _read_view(x, name)
     elif is_native(x):
-        series = as_series(x, name)
+        series = as_series(joined(x, name), name)
         names = feature_names_of(x) if len(series) == 1 and hasattr(x, "shape") else None
-        inputs = Inputs(series, "native", sizes(series), _as_names(names))
+        lengths_ = _own_lengths(series, name)
+        inputs = Inputs(series, "native", sizes(series), _as_names(names), lengths=lengths_)
     else:
         inputs = _read_rows(x, est, fitted, name)
     if fitted and sizes(inputs.series) != est._n_inputs:
@@ -150,8 +158,16 @@ def require_array(value: Any, name: str, forms: str) -> None:
 
 def is_native(x: Any) -> bool:
     if isinstance(x, tuple):
-        return any(n_axes(a) == 3 for a in x) or not x
-    return n_axes(x) >= 3
+        return any(n_axes(a) == 3 or is_list_of_series(a) for a in x) or not x
+    return n_axes(x) >= 3 or is_list_of_series(x)
+
+
+def _own_lengths(series: tuple[Series, ...], name: str) -> np.ndarray | None:
+    """The lengths of the arrays of a list."""
+    found = [s.array.lengths for s in series if isinstance(s.array, RaggedArray)]
+    if found and len(found) < len(series):
+        raise ShapeError(f"some of the {len(series)} arrays of {name} are lists of series; give all as lists, or none")
+    return found[0] if found else None
 
 
 def n_axes(x: Any) -> int:
@@ -232,6 +248,8 @@ def within(inputs: Inputs, starts: Any, lengths: Any) -> Inputs:
     """
     if starts is None and lengths is None:
         return inputs
+    if inputs.is_list:
+        raise ValueError("starts and lengths are for series in one array; those of a list have their own lengths")
     if inputs.form == "timesteps":
         raise ValueError(
             "starts and lengths are for series that differ; timesteps(x) has one row per step, common to all series"
@@ -275,6 +293,8 @@ def read_weight(sample_weight: Any, inputs: Inputs) -> SampleWeight | None:
     if sample_weight is None:
         return None
     w = sample_weight
+    if inputs.is_list and isinstance(w, list) and w and not all(np.ndim(a) == 0 for a in w):
+        return _read_weights_of_list(w, inputs)
     refuse_mask(w, "sample_weight", fill="0")
     if type(w).__module__.split(".")[0] == "torch":
         w = w.detach().cpu().numpy()
@@ -292,3 +312,17 @@ def read_weight(sample_weight: Any, inputs: Inputs) -> SampleWeight | None:
                 f"(1, {inputs.N}, {inputs.T}) for {inputs.T} time steps of {inputs.N} series"
             )
     return SampleWeight(w, inputs.N, inputs.T)
+
+
+def _read_weights_of_list(w: list[Any], inputs: Inputs) -> SampleWeight:
+    """Weights of each step of a list of series: of shape (T_i,) or (1, T_i)."""
+    arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in w]
+    ragged = RaggedArray([np.asarray(a)[None] if len(a.shape) == 1 else a for a in arrays], "sample_weight")
+    assert inputs.lengths is not None
+    if ragged.shape[0] != 1 or len(ragged.lengths) != inputs.N:
+        raise ShapeError(
+            f"sample_weight is a list of {len(w)} arrays of {ragged.shape[0]} features; expected {inputs.N} of shape "
+            "(T_i,), or a vector of one weight per series"
+        )
+    require_aligned(inputs.series[0], Series(ragged, "sample_weight"))
+    return SampleWeight(ragged, inputs.N, inputs.T)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fluxutils_py.data.ragged import RaggedArray, joined
 from fluxutils_py.errors import DataError, RankError, ShapeError
 from fluxutils_py.estimator.ranks import gather_series, shared_file
 from fluxutils_py.parallel import Sync, by_rank
@@ -23,6 +24,8 @@ class Output:
     starts : ndarray of int, shape (N,), optional
         The step at which each series begins. Predictions then count from there, and all else becomes NaN (0 or an
         empty text, where it cannot be).
+    lengths : ndarray of int, shape (N,), optional
+        The lengths of series that are arrays of their own: ``out`` and the result are lists of arrays (G, T_i).
 
     Raises
     ------
@@ -31,8 +34,17 @@ class Output:
         read-only or cannot hold floating-point numbers.
     """
 
-    def __init__(self, out: Any, n_series: int, n_steps: int, starts: np.ndarray | None = None) -> None:
-        self.out, self.n_series, self.n_steps, self.starts = out, n_series, n_steps, starts
+    def __init__(
+        self,
+        out: Any,
+        n_series: int,
+        n_steps: int,
+        starts: np.ndarray | None = None,
+        lengths: np.ndarray | None = None,
+    ) -> None:
+        self._given, self.lengths = out, lengths
+        self.out = out if lengths is None else joined(out, "out")
+        self.n_series, self.n_steps, self.starts = n_series, n_steps, starts
         self._several: bool | None = None
         self._targets: tuple[Any, ...] | None = None
         if out is not None:
@@ -80,9 +92,10 @@ class Output:
     def result(self) -> Any:
         """``out`` as it was given, or the new array, a tuple for several outputs."""
         if self.out is not None:
-            return self.out
+            return self._given
         assert self._targets is not None
-        return self._targets if self._several else self._targets[0]
+        found = self._targets if self.lengths is None else tuple(list(t.arrays) for t in self._targets)
+        return found if self._several else found[0]
 
     def _named(self) -> list[tuple[str, Any]]:
         if isinstance(self.out, tuple | list):
@@ -100,8 +113,11 @@ class Output:
                 f"{name} has shape {tuple(shape)}; expected (G, {self.n_series}, {self.n_steps}) = (outputs, series, "
                 "time steps)"
             )
-        if isinstance(target, np.ndarray) and not target.flags.writeable:
-            raise DataError(f"{name} is read-only; open it with mode 'r+'")
+        if self.lengths is not None and not np.array_equal(getattr(target, "lengths", ()), self.lengths):
+            raise ShapeError(f"{name} must be a list of arrays (G, T_i), with the T_i of the series of x")
+        for a in getattr(target, "arrays", (target,)):
+            if isinstance(a, np.ndarray) and not a.flags.writeable:
+                raise DataError(f"{name} is read-only; open it with mode 'r+'")
         if getattr(getattr(target, "file", None), "mode", "r+") == "r":
             raise DataError(f"{name} belongs to a file that is open for reading only; open it with mode 'r+'")
 
@@ -124,8 +140,10 @@ class Output:
                 raise DataError(f"{name} has dtype {dtype}, which cannot hold {y.dtype}; make it {way_out}")
         return tuple(_writable(target) for _, target in named)
 
-    def _new(self, kinds: list[tuple[int, Any]]) -> tuple[np.ndarray, ...]:
+    def _new(self, kinds: list[tuple[int, Any]]) -> tuple[Any, ...]:
         """Arrays in time-major memory, by number of features and type."""
+        if self.lengths is not None:
+            return tuple(RaggedArray([np.empty((t, n), d).T for t in self.lengths], "out") for n, d in kinds)
         return tuple(np.empty((self.n_steps, self.n_series, n), dtype).transpose(2, 1, 0) for n, dtype in kinds)
 
 

@@ -12,6 +12,7 @@ from sklearn.utils.validation import _check_y, assert_all_finite
 
 from fluxutils_py.data import SamplesView, SampleWeight, SequenceView, Series, TimestepsView, as_series, require_aligned
 from fluxutils_py.data.indexing import picks
+from fluxutils_py.data.ragged import RaggedArray, joined
 from fluxutils_py.data.series import refuse_mask, three_axes
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.layout import Inputs, is_native, n_axes, require_array, sizes
@@ -62,7 +63,14 @@ def read_targets(
         series: tuple[Series, ...] = (Series(_encoded(y.native, encode), name),)
         targets = Targets(series, False, 2)
     elif is_native(y):
+        y = joined(y, name)
         arrays = y if isinstance(y, tuple) else (y,)
+        if inputs.is_list != all(isinstance(a, RaggedArray) for a in arrays):
+            of = "a list of series" if inputs.is_list else "an array"
+            raise ShapeError(
+                f"{inputs.series[0].name} is {of} and {name} is not: give both as arrays (F, N, T), or both as lists "
+                "of arrays (F, T_i)"
+            )
         read = tuple(_encoded(a, encode) for a in arrays)
         targets = Targets(as_series(read if isinstance(y, tuple) else read[0], name), False, 3)
     else:
@@ -93,6 +101,8 @@ def _encoded(a: Any, encode: Callable[[np.ndarray], np.ndarray] | None) -> Any:
     """Labels as integers: at once if they are in memory, else as they are read."""
     if encode is None:
         return a
+    if isinstance(a, RaggedArray):
+        return a.map(lambda series: _encoded(series, encode), fill=MISSING)
     if not hasattr(a, "shape"):
         a = np.asarray(a)
     if type(a).__module__.split(".")[0] == "torch":
@@ -208,7 +218,7 @@ def read_labels(y: Any, inputs: Inputs, weight: SampleWeight | None) -> tuple[An
     if isinstance(y, SequenceView):
         return y.native, weight
     if is_native(y):
-        return three_axes(y, "y"), weight
+        return three_axes(joined(y, "y"), "y"), weight
     array = _labels(y, inputs, "y")
     if inputs.form == "timesteps":
         return (array[None, None] if array.ndim == 1 else array.T[None]), weight

@@ -133,7 +133,8 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
             return self.classes_
         if announced is not None:
             return announced
-        return find_classes(*read_labels(y, inputs, weight))
+        labels, weight = read_labels(y, inputs, weight)
+        return find_classes(labels, weight, inputs.whole() if labels.shape[1:] == (inputs.N, inputs.T) else None)
 
     def _answer(self, outputs: np.ndarray) -> np.ndarray:
         self._require_scores(outputs)

@@ -69,14 +69,17 @@ def cut(task, w=None):
 
 
 def given(task, form, w=None):
-    """The same series, as ``fit`` takes them: in an array full of rubbish elsewhere."""
+    """The same series, as ``fit`` takes them: in lists, or in an array full of rubbish elsewhere."""
+    if form == "list":
+        settings = {} if w is None else {"sample_weight": [w[n, span] for n, span in enumerate(SPANS)]}
+        return ([x for x, _, _ in cut(task)], [y for _, y, _ in cut(task)]), settings
     x, y = np.where(INSIDE, task.x, np.nan), np.where(INSIDE, task.y, 5e9)
     y[:, ::2] = np.where(INSIDE[::2], task.y[:, ::2], np.nan)
     settings = {} if w is None else {"sample_weight": np.where(INSIDE, w, 77)}
     return (x, y), settings | {"starts": STARTS, "lengths": LENGTHS}
 
 
-FORMS = ["starts"]
+FORMS = ["starts", "list"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -135,8 +138,14 @@ def test_predictions_are_those_of_each_series_alone(fitted, form):
     (x, _), settings = given(task, form)
     expected = oracle_outputs(est.model_, task)
     found = est.predict(x, **settings)
-    into = np.full((2, N, T), 8.0)
-    est.predict(x, out=into, **settings)
+    into = np.full((2, N, T), 8.0) if form == "starts" else [np.full(e.shape, 8.0) for e in expected]
+    assert est.predict(x, out=into, **settings) is into
+    if form == "list":
+        assert isinstance(found, list)
+        assert [f.shape for f in found] == [e.shape for e in expected]
+        assert max(difference(f, e) for f, e in zip(found, expected, strict=True)) < 1e-12
+        assert all(np.array_equal(f, i) for f, i in zip(found, into, strict=True))
+        return
     for n, span in enumerate(SPANS):
         assert difference(found[:, n, span], expected[n]) < 1e-12
     assert np.array_equal(np.isnan(found), np.broadcast_to(~INSIDE, found.shape))
@@ -191,6 +200,17 @@ def test_folds_lie_within_their_series(task, form):
     (x, y), settings = given(task, form)
     est = Estimator(task.ours(), None, adam, Spec(1, 111, 4, rebatch=True)).fit(x, y, **settings)
     assert difference(net2vec(est), expected) < 1e-12
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_state_is_that_after_the_last_step_of_each_series(fitted, form):
+    task, est = fitted
+    (x, _), settings = given(task, form)
+    state = est.predict(x, return_state=True, **settings)[1]
+    with torch.no_grad():
+        alone = [est.model_[0].module(torch.tensor(x).T[:, None])[1] for x, _, _ in cut(task)]
+    for i, found in enumerate(state):
+        assert difference(found, torch.cat([s[i] for s in alone], 1)) < 1e-12
 
 
 def test_early_stopping_holds_out_the_last_steps_of_one_series_that_begins_late():
