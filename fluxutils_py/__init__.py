@@ -24,6 +24,7 @@ from fluxutils_py.estimator import (
     flatten_steps,
     load,
     pooled_scorer,
+    stream,
 )
 from fluxutils_py.nn import (
     bmm,
@@ -70,6 +71,7 @@ __all__ = [
     "seqloss",
     "show_versions",
     "states",
+    "stream",
     "timesteps",
     "truncate",
     "vec2net",

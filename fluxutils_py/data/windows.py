@@ -145,6 +145,7 @@ class SequenceWindows:
         self.rows = Rows.whole(x[0].N, x[0].T) if rows is None else rows
         self.equal_lengths = equal_lengths
         self.single_outputs = single_outputs and sum(s.F for s in self.y) > 1
+        self.reaches_back = False  # whether leads go into the burn-in, as for models that have no state to start from
         self._checked: set[int] = set()  # arrays known to be finite everywhere
         self._order: np.ndarray | None = None
 
@@ -198,7 +199,7 @@ class SequenceWindows:
             spans = self._spans(group.longest)
             for i, (start, stop, counts) in enumerate(spans):
                 following = spans[i + 1] if i + 1 < len(spans) else None
-                lead = min(self.overlap, start - self.burn_in) if counts else 0
+                lead = min(self.overlap, start - (0 if self.reaches_back else self.burn_in)) if counts else 0
                 next_start = None
                 if self.overlap and following is not None and following[2] and counts:
                     next_start = max(self.burn_in, following[0] - self.overlap)

@@ -8,6 +8,7 @@ from fluxutils_py.estimator.pooled import flatten_steps, pooled_scorer
 from fluxutils_py.estimator.scaler import SequenceScaler
 from fluxutils_py.estimator.sequence import SequenceClassifier, SequenceRegressor
 from fluxutils_py.estimator.spec import Spec
+from fluxutils_py.estimator.streaming import EstimatorStream, PipelineStream, stream
 from fluxutils_py.estimator.typed import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.estimator.winsor import WinsorScaler
 
@@ -15,7 +16,9 @@ __all__ = [
     "Estimator",
     "EstimatorClassifier",
     "EstimatorRegressor",
+    "EstimatorStream",
     "LossCurveDisplay",
+    "PipelineStream",
     "SequenceClassifier",
     "SequenceImputer",
     "SequenceRegressor",
@@ -25,4 +28,5 @@ __all__ = [
     "flatten_steps",
     "load",
     "pooled_scorer",
+    "stream",
 ]

@@ -15,15 +15,14 @@ from fluxutils_py.data import SampleWeight
 from fluxutils_py.estimator.building import ready_settings
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.html import ReadableTables
-from fluxutils_py.estimator.layout import Inputs, read_inputs, read_weight
-from fluxutils_py.estimator.output import Output
+from fluxutils_py.estimator.layout import Inputs
 from fluxutils_py.estimator.persistence import load_estimator, save_estimator
-from fluxutils_py.estimator.predicting import Predictions, Transform
-from fluxutils_py.estimator.scoring import pooled_accuracy, pooled_r2
-from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.estimator.predicting import Transform, run_predict
+from fluxutils_py.estimator.scoring import run_score
+from fluxutils_py.estimator.streaming import EstimatorStream
 from fluxutils_py.estimator.targets import Targets, read_targets
 from fluxutils_py.nn import SeqLoss, as_loss
-from fluxutils_py.parallel import Sync, get_communicator
+from fluxutils_py.parallel import get_communicator
 
 
 class Estimator(ReadableTables, BaseEstimator):
@@ -304,12 +303,43 @@ class Estimator(ReadableTables, BaseEstimator):
         ValueError
             If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` holds single NaNs or infinities.
         """
-        result, end = self._run(
-            x, out, state=state, lengths=lengths, starts=starts, transform=self._answer, return_state=return_state
-        )
+        how = {"state": state, "return_state": return_state, "lengths": lengths, "starts": starts}
+        result, end = run_predict(self, x, out, "predict", **how)
         if out is None and self._y_ndim == 1 and getattr(result, "ndim", 0) == 2 and result.shape[1] == 1:
             result = result[:, 0]
         return (result, end) if return_state else result
+
+    def stream(
+        self, n_series: int = 1, state: list[Tensor] | None = None, *, method: str = "predict"
+    ) -> EstimatorStream:
+        """Run step by step, as data come in.
+
+        Parameters
+        ----------
+        n_series : int
+            N: how many series there are at each step.
+        state : list of Tensor, optional
+            Where to go on: the ``state`` of an earlier stream, also from ``torch.save``, or one that :meth:`predict` or
+            :func:`fluxutils_py.states` returned. None: from zero.
+        method : str
+            What each step returns: "predict", and of classifiers "predict_proba", "predict_log_proba",
+            "decision_function".
+
+        Returns
+        -------
+        EstimatorStream
+            ``step(x)`` takes ``(F, N)`` and returns what ``method`` gives for that step of the whole series, ``(G,
+            N)``; ``state``; ``reset(series=None)``. It goes on with the model of now, whatever is fitted later. See
+            :func:`fluxutils_py.stream` for pipelines.
+
+        Raises
+        ------
+        sklearn.exceptions.NotFittedError
+            Before ``fit``.
+        ValueError
+            If ``state`` does not fit, or there is no such method.
+        """
+        return EstimatorStream(self, n_series, state, method)
 
     def score(self, x: Any, y: Any, sample_weight: Any = None, *, lengths: Any = None, starts: Any = None) -> float:
         """How good predictions are, pooled over all live steps of all series; higher is better.
@@ -318,21 +348,7 @@ class Estimator(ReadableTables, BaseEstimator):
         cross-entropy loss and integer targets, the share of steps whose label is right. Steps without a target do not
         count. Parameters as in :meth:`fit`.
         """
-        with Sync.of(self._settings().comm, "score") as sync:
-            check_is_fitted(self, "model_")
-            inputs = read_inputs(x, self, fitted=True, starts=starts, lengths=lengths)
-            predictions = Predictions(self.model_, inputs, read_spec(self._settings().spec), sync=sync)
-            classes = getattr(self, "classes_", None)
-            targets = self._read_targets(y, inputs, classes, unknown=-1, per_series=self._per_series).series
-            rows = inputs.whole()
-            weight = read_weight(sample_weight, inputs)
-            if weight is not None:
-                weight.normalise(rows, targets)
-            loss = as_loss(self._settings().loss)
-            if isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int":
-                return pooled_accuracy(predictions, targets, rows, weight, loss.ignore_index, sync)
-            predictions.transform = self._answer
-            return pooled_r2(predictions, targets, rows, weight, sync)
+        return run_score(self, x, y, sample_weight, lengths, starts)
 
     def save(self, path: Any) -> None:
         """Write the fitted estimator to one file, aside and then moved into place; see :meth:`load`.
@@ -404,37 +420,9 @@ class Estimator(ReadableTables, BaseEstimator):
         """What ``predict`` makes of the model's outputs (S, B, G)."""
         return outputs
 
-    def _run(
-        self,
-        x: Any,
-        out: Any,
-        *,
-        state: Any = None,
-        lengths: Any = None,
-        starts: Any = None,
-        transform: Transform | None = None,
-        return_state: bool = False,
-    ) -> tuple[Any, list[Tensor] | None]:
-        """Predictions in the form that the inputs have, of all ranks; and, if asked for, where they ended."""
-        with Sync.of(self._settings().comm, "predict") as sync:
-            check_is_fitted(self, "model_")
-            inputs = read_inputs(x, self, fitted=True, starts=starts, lengths=lengths)
-            spec = read_spec(self._settings().spec)
-            found = Predictions(self.model_, inputs, spec, state, transform, sync, return_state)
-            if self._per_series and inputs.form != "timesteps":
-                if out is not None:
-                    raise ValueError("out is for predictions of every step, but this estimator predicts one per series")
-                result: Any = found.last_steps()
-            else:
-                output = Output(out, inputs.N, inputs.T, inputs.starts, inputs.lengths if inputs.is_list else None)
-                for prediction in found:
-                    output.write(prediction)
-                output.complete(sync)
-                result = output.result()
-                if out is None and isinstance(result, np.ndarray):
-                    result = inputs.flat(result)
-            end = found.state() if return_state else None
-        return result, end
+    def _transforms(self) -> dict[str, Transform]:
+        """What the methods that give something for each step make of the model's outputs (S, B, G)."""
+        return {"predict": self._answer}
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -24,7 +24,7 @@ from fluxutils_py.estimator.resuming import restore_newest, with_checkpoints
 from fluxutils_py.estimator.spec import check_int, read_spec
 from fluxutils_py.estimator.targets import MISSING, Targets
 from fluxutils_py.estimator.targetscale import TargetScale
-from fluxutils_py.nn import SeqLoss, as_loss, reset, seeded, takes_weights, takes_windows
+from fluxutils_py.nn import SeqLoss, as_loss, known_mode, recurs, reset, seeded, takes_weights, takes_windows
 from fluxutils_py.parallel import Sync, Threads, n_threads
 from fluxutils_py.reporting.progress import progress_hook
 from fluxutils_py.training import EarlyStopping, Loop, Schedule, TensorBatches, Validation, WindowStep
@@ -123,6 +123,8 @@ class Fit:
         else:
             self.validation = self._validation(validation_data)
         self._try_model()
+        if known_mode(self.model) == "windows" and not recurs(self.model):
+            self._give_context()
         self.groups = [dict(group) for group in self.optimizer.param_groups]  # a new scheduler changes them
         self.scheduler = self._schedule()
         self.loop = self._hooked_loop()
@@ -323,6 +325,15 @@ class Fit:
                 raise
             warnings.warn(f"predict will fail: {error}", stacklevel=4)
 
+    def _give_context(self) -> None:
+        """Have windows begin with earlier steps, for a model that has no state to know of them; in validation too."""
+        self.windows.reaches_back = True
+        if self.validation is not None:
+            batches: Any = self.validation.batches
+            held = batches.windows
+            held.reaches_back, held.overlap = True, int(self.spec.overlap)
+            held.seqsize = int(self.spec.seqsize or held.rows.longest)
+
     def _hooked_loop(self) -> Loop:
         self.step = WindowStep(
             self.model,
@@ -360,6 +371,7 @@ class Fit:
         est = self.est
         est.model_, est.optimizer_ = self.model, self.optimizer
         est._rng, est._scheduler = self.rng, self.scheduler
+        est._input_kinds = tuple(s.kind for s in self.x)
         est._per_series, est._y_ndim = self.targets.per_series, self.targets.ndim
         if not self.resume:
             est.n_features_in_, est._n_inputs, est._form = self.inputs.columns, sizes(self.x), self.inputs.form

@@ -37,7 +37,7 @@ NO_SETTINGS = ("model", "loss", "opt", "spec", "device", "callbacks")  # code, o
 CODE = ("cell",)  # settings that may be classes: their names only
 FITTED = (
     *("loss_", "loss_curve_", "validation_loss_curve_", "n_iter_", "history_"),
-    *("n_features_in_", "n_outputs_", "_n_steps", "_n_inputs", "_form", "_per_series", "_y_ndim"),
+    *("n_features_in_", "n_outputs_", "_n_steps", "_n_inputs", "_form", "_per_series", "_y_ndim", "_input_kinds"),
 )
 ARRAYS = ("classes_", "feature_names_in_")  # of numbers or strings, if there
 

@@ -6,19 +6,57 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from fluxutils_py.data import Rows, SequenceWindows, Series, Stretch
 from fluxutils_py.data.lazy import select
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.estimator.layout import Inputs
+from fluxutils_py.estimator.layout import Inputs, read_inputs
+from fluxutils_py.estimator.output import Output
 from fluxutils_py.estimator.ranks import agree_on_inputs, gather_rows
-from fluxutils_py.estimator.spec import Spec
+from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.parallel import Sync
 from fluxutils_py.training import Prediction, Predictor
 from fluxutils_py.training.batches import share_of
 
 Transform = Callable[[np.ndarray], np.ndarray]
+
+
+def run_predict(
+    est: Any,
+    x: Any,
+    out: Any,
+    method: str,
+    *,
+    state: Any = None,
+    lengths: Any = None,
+    starts: Any = None,
+    return_state: bool = False,
+) -> tuple[Any, list[Tensor] | None]:
+    """Predictions in the form that the inputs have, of all ranks; and, if asked for, the state at the end.
+
+    Arguments as of ``Estimator.predict``; ``method`` is what the outputs are for: "predict", "predict_proba", ...
+    """
+    settings = est._settings()
+    with Sync.of(settings.comm, "predict") as sync:
+        check_is_fitted(est, "model_")
+        inputs = read_inputs(x, est, fitted=True, starts=starts, lengths=lengths)
+        transform, spec = est._transforms()[method], read_spec(settings.spec)
+        found = Predictions(est.model_, inputs, spec, state, transform, sync, return_state)
+        if est._per_series and inputs.form != "timesteps":
+            if out is not None:
+                raise ValueError("out is for predictions of every step, but this estimator predicts one per series")
+            result: Any = found.last_steps()
+        else:
+            output = Output(out, inputs.N, inputs.T, inputs.starts, inputs.lengths if inputs.is_list else None)
+            for prediction in found:
+                output.write(prediction)
+            output.complete(sync)
+            result = output.result()
+            if out is None and isinstance(result, np.ndarray):
+                result = inputs.flat(result)
+        return result, found.state() if return_state else None
 
 
 class Predictions:

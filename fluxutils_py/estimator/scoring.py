@@ -4,14 +4,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.data import Rows, SampleWeight, Series
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.estimator.layout import read_inputs, read_weight
 from fluxutils_py.estimator.moments import merge
+from fluxutils_py.estimator.predicting import Predictions
+from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.nn import SeqLoss, as_loss
 from fluxutils_py.parallel import Sync
 from fluxutils_py.training import Prediction
+
+
+def run_score(est: Any, x: Any, y: Any, sample_weight: Any, lengths: Any, starts: Any) -> float:
+    """The score of an estimator's predictions, of all ranks; arguments as of ``Estimator.score``."""
+    with Sync.of(est._settings().comm, "score") as sync:
+        check_is_fitted(est, "model_")
+        inputs = read_inputs(x, est, fitted=True, starts=starts, lengths=lengths)
+        predictions = Predictions(est.model_, inputs, read_spec(est._settings().spec), sync=sync)
+        classes = getattr(est, "classes_", None)
+        targets = est._read_targets(y, inputs, classes, unknown=-1, per_series=est._per_series).series
+        rows = inputs.whole()
+        weight = read_weight(sample_weight, inputs)
+        if weight is not None:
+            weight.normalise(rows, targets)
+        loss = as_loss(est._settings().loss)
+        if isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int":
+            return pooled_accuracy(predictions, targets, rows, weight, loss.ignore_index, sync)
+        predictions.transform = est._answer
+        return pooled_r2(predictions, targets, rows, weight, sync)
 
 
 def pooled_r2(

@@ -35,7 +35,9 @@ class Spec:
         Take the series in a new order each epoch. Time always runs forward.
     overlap : int
         Earlier steps that are computed again with each minibatch, so that gradients reach ``seqsize + overlap`` steps
-        back. The loss covers the last ``seqsize`` steps.
+        back. The loss covers the last ``seqsize`` steps. A model without recurrent state that takes windows
+        (``takes_windows = True``: a causal convolution, attention over the window) sees them in the same call, in
+        prediction and validation too: with as many as its receptive field less one, nothing depends on ``seqsize``.
     burn_in : int
         Steps at the start of each series that move the state, but carry no loss and no gradient.
     clip : float or None

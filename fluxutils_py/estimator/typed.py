@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.metadata_routing import UNUSED
+from torch import Tensor
 
 from fluxutils_py.data import SampleWeight
 from fluxutils_py.errors import DataError
@@ -16,6 +17,7 @@ from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.labels import Encoder, find_classes
 from fluxutils_py.estimator.layout import Inputs
+from fluxutils_py.estimator.predicting import Transform, run_predict
 from fluxutils_py.estimator.targets import Targets, read_labels, read_targets
 
 
@@ -83,20 +85,55 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
             del self._announced
         return self
 
-    def predict_proba(self, x: Any, out: Any = None, *, lengths: Any = None, starts: Any = None) -> Any:
-        """Probabilities of the classes, in the order of ``classes_``; see :class:`EstimatorClassifier` for shapes."""
-        return self._run(x, out, lengths=lengths, starts=starts, transform=self._probabilities)[0]
+    def predict_proba(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        state: list[Tensor] | None = None,
+        return_state: bool = False,
+        lengths: Any = None,
+        starts: Any = None,
+    ) -> Any:
+        """Probabilities of the classes, in the order of ``classes_``.
 
-    def predict_log_proba(self, x: Any, out: Any = None, *, lengths: Any = None, starts: Any = None) -> Any:
+        See :class:`EstimatorClassifier` for shapes, and :meth:`Estimator.predict` for parameters.
+        """
+        how = {"state": state, "return_state": return_state, "lengths": lengths, "starts": starts}
+        found, end = run_predict(self, x, out, "predict_proba", **how)
+        return (found, end) if return_state else found
+
+    def predict_log_proba(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        state: list[Tensor] | None = None,
+        return_state: bool = False,
+        lengths: Any = None,
+        starts: Any = None,
+    ) -> Any:
         """Logarithms of :meth:`predict_proba`."""
-        return self._run(x, out, lengths=lengths, starts=starts, transform=self._log_probabilities)[0]
+        how = {"state": state, "return_state": return_state, "lengths": lengths, "starts": starts}
+        found, end = run_predict(self, x, out, "predict_log_proba", **how)
+        return (found, end) if return_state else found
 
-    def decision_function(self, x: Any, out: Any = None, *, lengths: Any = None, starts: Any = None) -> Any:
+    def decision_function(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        state: list[Tensor] | None = None,
+        return_state: bool = False,
+        lengths: Any = None,
+        starts: Any = None,
+    ) -> Any:
         """Scores of the classes before the softmax; of two classes, how far the second's is above the first's."""
-        found = self._run(x, out, lengths=lengths, starts=starts, transform=self._margins)[0]
+        how = {"state": state, "return_state": return_state, "lengths": lengths, "starts": starts}
+        found, end = run_predict(self, x, out, "decision_function", **how)
         if out is None and len(self.classes_) == 2 and isinstance(found, np.ndarray) and found.ndim == 2:
-            return found[:, 0] if found.shape[1] == 1 else found
-        return found
+            found = found[:, 0] if found.shape[1] == 1 else found
+        return (found, end) if return_state else found
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -139,6 +176,14 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
     def _answer(self, outputs: np.ndarray) -> np.ndarray:
         self._require_scores(outputs)
         return self.classes_[outputs.argmax(-1)][:, :, None]
+
+    def _transforms(self) -> dict[str, Transform]:
+        return {
+            "predict": self._answer,
+            "predict_proba": self._probabilities,
+            "predict_log_proba": self._log_probabilities,
+            "decision_function": self._margins,
+        }
 
     def _probabilities(self, outputs: np.ndarray) -> np.ndarray:
         return np.exp(self._log_probabilities(outputs))

@@ -25,7 +25,16 @@ from fluxutils_py.nn.states import (
     truncate,
 )
 from fluxutils_py.nn.vectors import gradients, net2grad, net2vec, pack, vec2net, windices
-from fluxutils_py.nn.windows import needs_context, prediction_copy, replica, run_window, takes_windows, window_mode
+from fluxutils_py.nn.windows import (
+    context_steps,
+    known_mode,
+    needs_context,
+    prediction_copy,
+    replica,
+    run_window,
+    takes_windows,
+    window_mode,
+)
 from fluxutils_py.nn.winsor import WinsorNorm
 
 __all__ = [
@@ -56,6 +65,7 @@ __all__ = [
     "batched_gemm",
     "batched_gemm_",
     "bmm",
+    "context_steps",
     "contract",
     "dpsigmoid",
     "dptanh",
@@ -64,6 +74,7 @@ __all__ = [
     "gradients",
     "gradinfo",
     "kernels_in_use",
+    "known_mode",
     "loadstates",
     "mark",
     "marked",

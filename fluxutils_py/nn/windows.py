@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,6 +65,25 @@ def needs_context(model: nn.Module, xs: Sequence[Tensor]) -> bool:
     single steps: a causal convolution, attention over the window. Arguments and errors as of :func:`takes_windows`.
     """
     return not recurs(model) and window_mode(model, xs) == "windows"
+
+
+@contextmanager
+def context_steps(model: nn.Module, steps: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, a model sees these steps (k, B, F) before each window, and gives outputs for the window alone."""
+    k = steps[0].shape[0]
+
+    def prepend(_: nn.Module, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(torch.cat(both) for both in zip(steps, xs, strict=True))
+
+    def cut(_: nn.Module, __: tuple[Tensor, ...], out: Any) -> Any:
+        return out[k:] if isinstance(out, Tensor) else tuple(o[k:] for o in out)
+
+    hooks = model.register_forward_pre_hook(prepend), model.register_forward_hook(cut)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def window_mode(model: nn.Module, xs: Sequence[Tensor]) -> str:

@@ -33,7 +33,7 @@ from fluxutils_py.training.batches import Batch
 from fluxutils_py.training.later import Later
 from fluxutils_py.training.loop import StepInfo
 from fluxutils_py.training.replicas import Replicas, add_to
-from fluxutils_py.training.windowloss import call_loss, require_dependence, window_loss
+from fluxutils_py.training.windowloss import require_dependence, window_loss
 
 
 class WindowStep:
@@ -387,7 +387,7 @@ def mean_loss(model: nn.Module, loss: Loss, batches: Iterable[Batch], sync: Sync
                 run_window(model, batch.x)
                 continue
             ws = unit_weights(batch, like) if batch.w is None and always else batch.w
-            value = call_loss(loss, model, batch.x, batch.y, ws).item()
+            value = window_loss(loss, model, batch.x, batch.y, ws, w.place.lead).item()
             found[-1] = value, loss_share(loss, batch, w.n_live), w.n_live
     adds_up = isinstance(loss, SeqLoss) and loss.divisors(()) is None
     total, n_live = 0.0, 0.0

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fluxutils_py.nn import SeqLoss, run_window
+from fluxutils_py.nn import SeqLoss, context_steps, needs_context, run_window
 from fluxutils_py.nn.losses import Loss
 
 
@@ -22,11 +22,18 @@ def window_loss(
 ) -> Tensor:
     """The loss over a window, whose first ``lead`` steps carry none, though gradients flow through them.
 
-    ``factors`` multiply it: one for each output of a :class:`SeqLoss`, one for any other loss.
+    A recurrent model walks through them before the loss is called. A model that needs its context in the same call has
+    them put before whatever window the loss gives to it, and cut off from its outputs: a loss of the user's own is
+    always given the window alone. ``factors`` multiply the loss: one for each output of a :class:`SeqLoss`, one for any
+    other.
     """
     if lead:
-        run_window(model, _steps(xs, slice(0, lead)))
-        xs = _steps(xs, slice(lead, None))
+        before, xs = _steps(xs, slice(0, lead)), _steps(xs, slice(lead, None))
+        steps = (before,) if isinstance(before, Tensor) else before
+        if needs_context(model, steps):
+            with context_steps(model, steps):
+                return window_loss(loss, model, xs, ys, ws, factors=factors)
+        run_window(model, before)
     if factors is None:
         return call_loss(loss, model, xs, ys, ws)
     if isinstance(loss, SeqLoss):

@@ -1,0 +1,314 @@
+"""Fitted estimators and pipelines over series whose steps come one by one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.estimator.spec import check_int, read_spec
+from fluxutils_py.nn import InferenceSession
+from fluxutils_py.training.batches import to_tensor
+
+
+def stream(model: Any, n_series: int = 1, state: Sequence[Tensor] | None = None, *, method: str = "predict") -> Any:
+    """Run a fitted estimator or pipeline step by step, as data come in.
+
+    Parameters
+    ----------
+    model : estimator, Pipeline, TransformedTargetRegressor, or fitted search
+        A pipeline's transformers are applied at each step: those of this package (:class:`SequenceScaler`,
+        :class:`SequenceImputer`) to the step, those of scikit-learn to its N rows of F features, if they were fitted on
+        rows of F features. Of a search, its best estimator.
+    n_series : int
+        N: how many series there are at each step.
+    state : list of Tensor, optional
+        The ``state`` of an earlier stream, to go on from. None: from the start of the series.
+    method : "predict", "predict_proba", "predict_log_proba" or "decision_function"
+        What each step returns.
+
+    Returns
+    -------
+    EstimatorStream or PipelineStream
+        Its ``step(x)`` gives for ``(F, N)`` what ``method`` gives for that step of the whole series, ``(G, N)``.
+
+    Raises
+    ------
+    sklearn.exceptions.NotFittedError
+        Before ``fit``.
+    TypeError, ValueError
+        If something cannot run step by step; the message names the way out.
+
+    Examples
+    --------
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from fluxutils_py import SequenceRegressor, SequenceScaler, samples, stream
+    >>> x = np.random.default_rng(0).normal(50, 3, size=(2, 30, 20)).astype("float32")  # (F, N, T)
+    >>> pipe = make_pipeline(SequenceScaler(), SequenceRegressor(8, epochs=2)).fit(samples(x), samples(x[:1]))
+    >>> live = stream(pipe, n_series=30)
+    >>> for t in range(20):
+    ...     y = live.step(x[:, :, t])
+    >>> y.shape, np.allclose(y, pipe.predict(x)[:, :, -1], atol=1e-5)
+    ((1, 30), True)
+    """
+    if hasattr(model, "best_estimator_"):
+        return stream(model.best_estimator_, n_series, state, method=method)
+    if hasattr(model, "steps"):
+        check_is_fitted(model)
+        return PipelineStream(model.steps[:-1], model.steps[-1][1], n_series, state, method)
+    if hasattr(model, "regressor") and hasattr(model, "check_inverse"):  # TransformedTargetRegressor
+        check_is_fitted(model)
+        found = stream(model.regressor_, n_series, state, method=method)
+        found.transforms.append(_InverseTarget(model.transformer_))
+        return found
+    if not hasattr(model, "predict") or not hasattr(model, "stream"):
+        raise TypeError(
+            f"{type(model).__name__} cannot run step by step; stream takes estimators of this package, pipelines of "
+            "transformers and one of them, and searches for these"
+        )
+    return model.stream(n_series, state, method=method)
+
+
+class EstimatorStream:
+    """A fitted estimator over series whose steps come one by one; made by ``Estimator.stream``.
+
+    It has a copy of the model that shares its parameters, and a state of its own. It is for one thread at a time.
+
+    Parameters
+    ----------
+    est, n_series, state, method
+        See ``Estimator.stream``.
+
+    Attributes
+    ----------
+    n_series : int
+
+    Examples
+    --------
+    >>> from fluxutils_py import Estimator
+    >>> x = np.random.default_rng(0).normal(size=(3, 20, 50)).astype("float32")  # (F, N, T)
+    >>> est = Estimator(spec={"epochs": 1, "batchsize": 10, "seqsize": 25}).fit(x, x[:1])
+    >>> live = est.stream(n_series=20)
+    >>> y = np.stack([live.step(x[:, :, t]) for t in range(50)], axis=2)
+    >>> np.allclose(y, est.predict(x), atol=2e-6)
+    True
+    """
+
+    def __init__(self, est: Any, n_series: int = 1, state: Any = None, method: str = "predict") -> None:
+        check_is_fitted(est, "model_")
+        check_int("n_series", n_series, 1)
+        est = copy.copy(est)  # what it makes of the outputs stays, if the estimator is fitted again
+        self.n_series = int(n_series)
+        self.transforms: list[Callable[[np.ndarray], np.ndarray]] = [_transform(est, method)]
+        sizes = est._n_inputs if isinstance(est._n_inputs, tuple) else (est._n_inputs,)
+        self._shapes = [(int(n), self.n_series) for n in sizes]
+        first = next(est.model_.parameters(), torch.empty(0))
+        self._dtype, self._device = first.dtype, first.device
+
+        def sample() -> list[Tensor]:
+            dtypes = [torch.int64 if kind == "int" else self._dtype for kind in est._input_kinds]
+            pairs = zip(sizes, dtypes, strict=True)
+            return [torch.zeros(3, min(4, self.n_series), n, dtype=d, device=self._device) for n, d in pairs]
+
+        self._session = InferenceSession(est.model_, sample, int(read_spec(est._settings().spec).overlap))
+        self._session.load(state, self.n_series)
+
+    def step(self, x: Any) -> Any:
+        """The outputs for the next step of all series; the state moves on.
+
+        Parameters
+        ----------
+        x : array of shape (F, N), or a tuple of such for several inputs
+            A series whose features are all NaN has no input at this step: its state moves on as with zeros, and its
+            outputs are NaN, as in ``predict``.
+
+        Returns
+        -------
+        ndarray of shape (G, N), or a tuple of such for several outputs
+            New arrays.
+
+        Raises
+        ------
+        ValueError
+            If ``x`` does not fit, or holds single NaNs or infinities; the state stays.
+        """
+        given = x if isinstance(x, tuple) else (x,)
+        if len(given) != len(self._shapes):
+            raise ShapeError(
+                f"a step has {len(given)} inputs, the model takes {len(self._shapes)}, as a tuple of arrays"
+            )
+        arrays = [read_step(a, shape) for a, shape in zip(given, self._shapes, strict=True)]
+        gap = None
+        if not all(a.dtype.kind != "f" or np.isfinite(a).all() for a in arrays):
+            arrays, gap = _without_gaps(arrays)
+        xs = tuple(to_tensor(a.T[None], self._dtype, self._device) for a in arrays)  # (1, N, F)
+        with torch.inference_mode():
+            outs = self._session.run(xs)
+        found = tuple(self._finish(o, gap) for o in outs)
+        return found if len(found) > 1 else found[0]
+
+    def _finish(self, out: Tensor, gap: np.ndarray | None) -> np.ndarray:
+        y = out.cpu().numpy()
+        if gap is not None:
+            y = np.where(gap[None, :, None], np.nan, y).astype(y.dtype)
+        for transform in self.transforms:
+            y = transform(y)
+        return np.array(y[0].T)  # a copy: an output may share memory with the state
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What the next outputs depend on, copied: as :func:`fluxutils_py.states`; see ``Estimator.predict``."""
+        return self._session.state
+
+    def reset(self, series: Any = None) -> None:
+        """Start anew, or let some series do so: an index, a list or slice of them, or a mask (N,)."""
+        if series is None:
+            self._session.load(None, self.n_series)
+        else:
+            chosen = np.atleast_1d(np.arange(self.n_series)[series])
+            self._session.reset(torch.from_numpy(chosen).to(self._device))
+
+
+class PipelineStream:
+    """Fitted transformers and an estimator behind them, over series whose steps come one by one; see :func:`stream`.
+
+    Parameters
+    ----------
+    steps : list of (name, transformer)
+    last : estimator
+    n_series, state, method
+        See :func:`stream`.
+    """
+
+    def __init__(
+        self, steps: Sequence[Any], last: Any, n_series: int, state: Any = None, method: str = "predict"
+    ) -> None:
+        given = None if state is None else list(state)
+        self._steps: list[Any] = []
+        for name, transformer in _flat(steps):
+            made = _transformer_stream(transformer, name, n_series)
+            n_tensors = len(made.state)
+            if given is not None and n_tensors:
+                made = transformer.stream(n_series, given[:n_tensors])
+                given = given[n_tensors:]
+            self._steps.append(made)
+        self._last = stream(last, n_series, given, method=method)
+        self.n_series, self.transforms = self._last.n_series, self._last.transforms
+
+    def step(self, x: Any) -> Any:
+        """Transform the next step (F, N) of all series, and return the estimator's outputs, as its stream does."""
+        for each in self._steps:
+            x = each.step(x)
+        return self._last.step(x)
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What the next outputs depend on, copied: of the transformers that look back, then of the estimator."""
+        return [t.clone() for each in self._steps for t in each.state] + self._last.state
+
+    def reset(self, series: Any = None) -> None:
+        """Start anew, or let some series do so: an index, a list or slice of them, or a mask (N,)."""
+        self._last.reset(series)
+        for each in self._steps:
+            each.reset(series)
+
+
+class _RowsStream:
+    """A fitted transformer of scikit-learn, applied to the N rows of F features of each step."""
+
+    state: tuple[Tensor, ...] = ()
+
+    def __init__(self, transformer: Any, name: str) -> None:
+        check_is_fitted(transformer)
+        self.transformer, self.name = copy.copy(transformer), name
+        vars(self.transformer).pop("feature_names_in_", None)  # rows of a step have no names
+
+    def step(self, x: Any) -> np.ndarray:
+        rows = np.asarray(x).T
+        wanted = getattr(self.transformer, "n_features_in_", rows.shape[-1])
+        if rows.ndim != 2 or rows.shape[1] != wanted:
+            raise ShapeError(
+                f"the step {self.name!r} of the pipeline, {type(self.transformer).__name__}, was fitted on rows of "
+                f"{wanted} columns and cannot transform a step of shape {np.shape(x)}: take SequenceScaler or "
+                "SequenceImputer, which know features, series and time"
+            )
+        return np.asarray(self.transformer.transform(rows)).T
+
+    def reset(self, series: Any = None) -> None:
+        pass
+
+
+class _InverseTarget:
+    """What ``TransformedTargetRegressor`` does to predictions, for outputs (1, N, G)."""
+
+    def __init__(self, transformer: Any) -> None:
+        self.transformer = copy.copy(transformer)
+        vars(self.transformer).pop("feature_names_in_", None)
+
+    def __call__(self, y: np.ndarray) -> np.ndarray:
+        function = getattr(self.transformer, "inverse_func", None)
+        wanted = getattr(self.transformer, "n_features_in_", y.shape[2])
+        if function is None and wanted != y.shape[2]:
+            raise DataError(
+                f"the target's transformer, {type(self.transformer).__name__}, was fitted on rows of {wanted} columns "
+                f"and cannot be undone for the {y.shape[2]} outputs of one step: scale targets by SequenceRegressor's "
+                "own scale_target, or by a function and its inverse"
+            )
+        inverse = self.transformer.inverse_transform if function is None else function
+        return np.asarray(inverse(y[0])).reshape(y.shape)
+
+
+def read_step(x: Any, shape: tuple[int, int]) -> np.ndarray:
+    """One step of all series, checked to be numbers of this shape (F, N)."""
+    if type(x) is not np.ndarray:
+        if isinstance(x, np.ma.MaskedArray):
+            raise DataError("x is a masked array, whose mask would be lost; use x.filled(np.nan)")
+        x = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+    if x.shape != shape:
+        raise ShapeError(f"a step must have the shape (F, N) = {shape}, got {x.shape}")
+    if x.dtype.kind not in "fiub":
+        raise DataError(f"a step must hold real numbers, got dtype {x.dtype}")
+    return x
+
+
+def _without_gaps(arrays: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
+    """A step with zeros for series without input, and which series these are: bool (N,)."""
+    odd = [~np.isfinite(a) if a.dtype.kind == "f" else np.zeros(a.shape, bool) for a in arrays]
+    gap = np.logical_or.reduce([np.isnan(a).all(0) for a in arrays if a.dtype.kind == "f"])
+    for a, where in zip(arrays, odd, strict=True):
+        bad = np.argwhere(where & ~gap)
+        if len(bad):
+            f, n = bad[0]
+            raise DataError(
+                f"x is {a[f, n]} at feature {f}, series {n}; a step without input is NaN in all features; fill in "
+                "single ones"
+            )
+    return [np.where(where.any(0), a.dtype.type(0), a) for a, where in zip(arrays, odd, strict=True)], gap
+
+
+def _flat(steps: Sequence[Any]) -> list[tuple[str, Any]]:
+    """The transformers of a pipeline and of the pipelines in it, without those that do nothing."""
+    found: list[tuple[str, Any]] = []
+    for name, transformer in steps:
+        if hasattr(transformer, "steps"):
+            found += _flat(transformer.steps)
+        elif transformer is not None and transformer != "passthrough":
+            found.append((name, transformer))
+    return found
+
+
+def _transformer_stream(transformer: Any, name: str, n_series: int) -> Any:
+    return transformer.stream(n_series) if hasattr(transformer, "stream") else _RowsStream(transformer, name)
+
+
+def _transform(est: Any, method: str) -> Callable[[np.ndarray], np.ndarray]:
+    known = est._transforms()
+    if method not in known:
+        raise ValueError(f"method must be {' or '.join(map(repr, known))} for {type(est).__name__}, got {method!r}")
+    return known[method]

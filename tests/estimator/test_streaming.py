@@ -1,0 +1,346 @@
+"""Step by step gives what predict gives for the whole."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import Ridge
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+
+from fluxutils_py import (
+    Estimator,
+    EstimatorClassifier,
+    SequenceClassifier,
+    SequenceImputer,
+    SequenceRegressor,
+    SequenceScaler,
+    Spec,
+    samples,
+    states,
+    stream,
+)
+from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.nn import GRU, LSTM, Recur
+
+F, N, T, G = 3, 37, 23, 2
+CLOSE = {"float32": 2e-6, "float64": 1e-12}
+
+
+def data(dtype="float64"):
+    x = np.random.default_rng(0).normal(50, 3, size=(F, N, T)).astype(dtype)
+    return x, np.stack([x.mean(0), x[0].cumsum(1) / 50])
+
+
+def fitted(dtype="float64", model=None, **spec):
+    x, y = data(dtype)
+    model = model or nn.Sequential(LSTM(F, 7, 2), GRU(7, 5), nn.Linear(5, G))
+    return Estimator(model, spec=Spec(epochs=1, batchsize=8, seqsize=10, **spec), random_state=0).fit(x, y), x
+
+
+def steps(live, x, start=0, stop=None):
+    """What a stream gives for steps of (F, N, T), put together."""
+    return np.stack([live.step(x[:, :, t]) for t in range(start, x.shape[2] if stop is None else stop)], 2)
+
+
+class Shifted(nn.Module):
+    """A causal convolution over three steps: a model without state that must see windows."""
+
+    takes_windows = True
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(F, G, 3)
+
+    def forward(self, x):  # (S, B, F)
+        padded = nn.functional.pad(x.permute(1, 2, 0), (2, 0))
+        return self.conv(padded).permute(2, 0, 1)
+
+
+class PerStep(nn.Module):
+    """A recurrent model that takes single steps only."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = Recur(nn.LSTMCell(F, 4)), nn.Linear(4, G)
+
+    def forward(self, x):
+        n_series, _ = x.shape
+        return self.head(self.rnn(x)).reshape(n_series, G)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["layers", "steps only", "no state", "windows"])
+def test_steps_equal_the_whole(dtype, kind):
+    model = {"layers": None, "steps only": PerStep(), "no state": nn.Linear(F, G), "windows": Shifted()}[kind]
+    est, x = fitted(dtype, model, overlap=2)
+    live = est.stream(N)
+    found = steps(live, x)
+    assert found.dtype == dtype
+    assert np.abs(found - est.predict(x)).max() < CLOSE[dtype] * 50
+    _, expected = est.predict(x, return_state=True)
+    assert all((a - b).abs().max() < 1e-4 for a, b in zip(live.state, expected, strict=True))
+
+
+def test_state_is_plain_and_goes_on_anywhere(tmp_path):
+    est, x = fitted()
+    whole = est.predict(x)
+    live = est.stream(N)
+    steps(live, x, 0, 9)
+    state = live.state
+    assert type(state) is list
+    assert not any(t.is_inference() or t.requires_grad for t in state)
+    torch.save(state, tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)
+    kept = [t.clone() for t in state]
+    for going_on in (live, est.stream(N, loaded), est.stream(N, [t.numpy() for t in state])):
+        assert np.abs(steps(going_on, x, 9) - whole[:, :, 9:]).max() < 1e-11
+    assert all(torch.equal(a, b) for a, b in zip(state, kept, strict=True))  # a copy
+    assert np.abs(est.predict(x[:, :, 9:], state=state) - whole[:, :, 9:]).max() < 1e-11
+    assert (
+        np.abs(steps(est.stream(N, est.predict(x[:, :, :9], return_state=True)[1]), x, 9) - whole[:, :, 9:]).max()
+        < 1e-11
+    )
+
+
+def test_streams_leave_the_estimator_alone_and_each_other():
+    est, x = fitted()
+    est.model_.train()
+    est.model_(torch.tensor(x[:, :5, 0].T.copy()))
+    kept = states(est)
+    one, other = est.stream(N), est.stream(N)
+    first = steps(one, x)
+    assert np.array_equal(steps(other, x), first)
+    assert est.model_.training
+    assert all(torch.equal(a, b) for a, b in zip(states(est), kept, strict=True))
+    est.fit(x[:, :, :5], data()[1][:, :, :5])
+    one.reset()
+    assert np.array_equal(steps(one, x), first)  # goes on with the model it was made of
+
+
+def test_outputs_are_not_the_state():
+    x, y = data()
+    est = Estimator(Recur(nn.RNNCell(F, G)), spec=Spec(epochs=1, batchsize=8, seqsize=10)).fit(x, y)
+    live = est.stream(N)
+    for t in range(T):
+        live.step(x[:, :, t])[:] = 99
+    assert np.abs(live.state[0].numpy()).max() <= 1
+
+
+def test_the_users_array_is_left_alone():
+    class InPlace(nn.Linear):
+        takes_windows = True
+
+        def forward(self, x):
+            return super().forward(x.mul_(2))
+
+    est, x = fitted(model=InPlace(F, G))
+    step = np.asfortranarray(x[:, :, 0])
+    before = step.copy()
+    est.stream(N).step(step)
+    assert np.array_equal(step, before)
+
+
+@pytest.mark.parametrize("series", [5, [2, 30], slice(3, 9), np.arange(N) % 2 == 0, np.array([], int)])
+@pytest.mark.parametrize("kind", ["layers", "steps only", "windows"])
+def test_some_series_start_anew(kind, series):
+    est, x = fitted(model={"layers": None, "steps only": PerStep(), "windows": Shifted()}[kind], overlap=2)
+    live, new = est.stream(N), np.zeros(N, bool)
+    new[series] = True
+    steps(live, x, 0, 9)
+    live.reset(series)
+    state = live.state
+    rest = steps(live, x, 9)
+    assert np.abs(rest - est.predict(x)[:, :, 9:])[:, ~new].max(initial=0) < 1e-11
+    assert np.abs(rest - est.predict(x[:, :, 9:]))[:, new].max(initial=0) < 1e-11
+    assert np.array_equal(steps(est.stream(N, state), x, 9), rest)  # the state says it
+    assert np.abs(est.predict(x[:, :, 9:], state=state) - rest).max() < 1e-11
+    live.reset()
+    assert np.abs(steps(live, x) - est.predict(x)).max() < 1e-11
+
+
+def test_a_module_whose_first_state_is_not_known_starts_anew_as_a_whole_only():
+    class Mean(nn.Module):
+        def forward(self, x, state):
+            state = x if state is None else 0.5 * (state + x)
+            return state, state
+
+    est, x = fitted(model=nn.Sequential(Recur(Mean()), nn.Linear(F, G)))
+    live = est.stream(N)
+    first = steps(live, x)
+    with pytest.raises(
+        DataError, match=r"^the zero state of Mean is not known, .* empty_state\(\) .*or reset\(\) all$"
+    ):
+        live.reset([3])
+    live.reset()
+    assert np.array_equal(steps(live, x), first)
+
+
+@pytest.mark.parametrize("method", ["predict", "predict_proba", "predict_log_proba", "decision_function"])
+@pytest.mark.parametrize("labels", [("down", "up"), ("a", "b", "c")])
+def test_classifiers_give_what_is_asked_for(method, labels):
+    x, _ = data()
+    y = np.array(labels)[x.argmax(0) % len(labels)][None]
+    est = SequenceClassifier(5, epochs=1, seqsize=10, random_state=0).fit(x, y)
+    whole = getattr(est, method)(x)
+    found = steps(est.stream(N, method=method), x)
+    first, state = getattr(est, method)(x[:, :, :9], return_state=True)
+    rest = getattr(est, method)(x[:, :, 9:], state=state)
+    for one in (found, np.concatenate([first, rest], 2)):
+        assert (one.shape, one.dtype) == (whole.shape, whole.dtype)
+        assert np.array_equal(one, whole) if method == "predict" else np.abs(one - whole).max() < 1e-12
+
+
+def test_several_inputs_and_outputs():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.rnn, self.head = nn.Embedding(4, 2), LSTM(F + 2, 5), nn.Linear(5, G)
+
+        def forward(self, x, k):
+            h = self.rnn(torch.cat([x, self.embed(k[..., 0])], -1))
+            return self.head(h), h[..., :1]
+
+    x, y = data()
+    k = np.random.default_rng(1).integers(0, 4, size=(1, N, T))
+    est = Estimator(Two(), spec=Spec(epochs=1, batchsize=8, seqsize=10)).fit((x, k), (y, y[:1]))
+    for fresh in (est, copy.deepcopy(est)):  # of the copy's model it is not known yet whether it takes windows
+        live = fresh.stream(N)
+        found = [live.step((x[:, :, t], k[:, :, t])) for t in range(T)]
+        for one, whole in zip(zip(*found, strict=True), est.predict((x, k)), strict=True):
+            assert np.abs(np.stack(one, 2) - whole).max() < 1e-12
+    with pytest.raises(ShapeError, match=r"^a step has 1 inputs, the model takes 2, as a tuple of arrays$"):
+        est.stream(N).step(x[:, :, 0])
+
+
+def test_steps_without_input_are_as_in_predict():
+    est, x = fitted()
+    x[:, 3, 5:9] = np.nan
+    x[:, :, 11] = np.nan
+    whole = est.predict(x)
+    found = steps(est.stream(N), x)
+    assert np.array_equal(np.isnan(found), np.isnan(whole))
+    assert np.nanmax(np.abs(found - whole)) < 1e-11
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda x: x[:, :5], ShapeError, r"^a step must have the shape \(F, N\) = \(3, 37\), got \(3, 5\)$"),
+        (lambda x: x[:, :, None], ShapeError, r"got \(3, 37, 1\)$"),
+        (lambda x: x.T, ShapeError, r"got \(37, 3\)$"),
+        (lambda x: x.astype(str), DataError, "^a step must hold real numbers, got dtype <U"),
+        (lambda x: np.ma.masked_less(x, 50), DataError, r"^x is a masked array.*x\.filled\(np\.nan\)$"),
+        (
+            lambda x: np.where(np.arange(N) == 4, np.inf, x),
+            DataError,
+            "^x is inf at feature 0, series 4; a step without",
+        ),
+        (
+            lambda x: np.where((np.arange(F) == 1)[:, None] & (np.arange(N) == 4), np.nan, x),
+            DataError,
+            "^x is nan at feature 1, series 4; a step without input is NaN in all features; fill in single ones$",
+        ),
+    ],
+)
+def test_bad_steps_are_named_and_leave_the_state(change, error, message):
+    est, x = fitted()
+    live = est.stream(N)
+    steps(live, x, 0, 3)
+    before = live.state
+    with pytest.raises(error, match=message):
+        live.step(change(x[:, :, 3]))
+    assert all(torch.equal(a, b) for a, b in zip(live.state, before, strict=True))
+
+
+def test_bad_arguments_are_named():
+    est, _ = fitted()
+    with pytest.raises(NotFittedError):
+        Estimator().stream()
+    with pytest.raises(SpecError, match=r"^n_series must be a positive integer, got 0$"):
+        est.stream(0)
+    with pytest.raises(ValueError, match=r"^method must be 'predict' for Estimator, got 'predict_proba'$"):
+        est.stream(method="predict_proba")
+    with pytest.raises(ShapeError, match=r"^state has 0 tensors, that of the model has 3$"):
+        est.stream(state=[])
+    with pytest.raises(ShapeError, match=r"^state\[0\] is of 4 series, the input has 3$"):
+        est.stream(3, [*[torch.zeros(2, 4, 7)] * 2, torch.zeros(1, 4, 5)])
+    with pytest.raises(TypeError, match=r"^Ridge cannot run step by step"):
+        stream(Ridge().fit(np.eye(3), np.arange(3)))
+
+
+def test_a_saved_estimator_streams(tmp_path):
+    est, x = fitted()
+    est.save(tmp_path / "est")
+    loaded = Estimator.load(tmp_path / "est")
+    assert np.array_equal(steps(loaded.stream(N), x), steps(est.stream(N), x))
+
+
+# -- pipelines -----------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_streams(tmp_path):
+    x, y = data()
+    x[np.random.default_rng(3).random(x.shape) < 0.1] = np.nan
+    pipe = make_pipeline(
+        SequenceImputer("ffill"), make_pipeline(SequenceScaler(), "passthrough"), SequenceRegressor(5, epochs=1)
+    )
+    pipe.fit(samples(x), samples(y))
+    whole = pipe.predict(x)
+    live = stream(pipe, N)
+    found = steps(live, x, 0, 9)
+    torch.save(live.state, tmp_path / "state.pt")
+    again = stream(pipe, N, torch.load(tmp_path / "state.pt", weights_only=True))
+    found = np.concatenate([found, steps(again, x, 9)], 2)
+    assert np.abs(found - whole).max() < 1e-11
+    steps(live, x, 9)
+    live.reset(np.arange(5))
+    late = steps(live, x[:, :, :6])[:, :5]
+    assert np.abs(late - whole[:, :5, :6]).max() < 1e-11
+    live.reset()
+    assert np.abs(steps(live, x) - whole).max() < 1e-11
+
+
+def test_a_pipeline_of_rows_streams_their_scaler():
+    x, y = data("float32")
+    pipe = make_pipeline(StandardScaler(), SequenceRegressor(5, epochs=1)).fit(x[:, :, 0].T, y[0, :, 0])
+    expected = pipe.predict(x[:, :, 1].T)
+    assert np.abs(stream(pipe, N).step(x[:, :, 1])[0] - expected).max() < 1e-4
+
+
+def test_a_scaler_of_flat_series_cannot_stream():
+    x, y = data()
+    scaler = StandardScaler().fit(np.asarray(samples(x)))
+    pipe = make_pipeline(StandardScaler(), SequenceRegressor(5, epochs=1))
+    pipe.steps[0] = ("standardscaler", scaler)
+    pipe.steps[1] = ("last", SequenceRegressor(5, epochs=1).fit(x, y))
+    message = (
+        r"^the step 'standardscaler' of the pipeline, StandardScaler, was fitted on rows of 69 columns and cannot "
+        r"transform a step of shape \(3, 37\): take SequenceScaler or SequenceImputer"
+    )
+    with pytest.raises(ShapeError, match=message):
+        stream(pipe, N).step(x[:, :, 0])
+
+
+def test_probabilities_of_a_pipeline():
+    x, _ = data()
+    y = np.where(x[0] > 50, "up", "down")[None]
+    pipe = make_pipeline(SequenceScaler(), EstimatorClassifier(spec=Spec(epochs=1))).fit(samples(x), samples(y))
+    found = steps(stream(pipe, N, method="predict_proba"), x)
+    assert np.abs(found - pipe.predict_proba(x)).max() < 1e-11
+
+
+def test_targets_that_were_transformed_come_back():
+    x, y = data()
+    inner = make_pipeline(SequenceScaler(), SequenceRegressor(5, epochs=1, target="step"))
+    est = TransformedTargetRegressor(inner, func=np.log, inverse_func=np.exp, check_inverse=False)
+    est.fit(samples(x), np.asarray(samples(y[:1])))
+    whole = np.asarray(est.predict(samples(x))).reshape(N, 1, T).transpose(1, 0, 2)
+    assert np.abs(steps(stream(est, N), x) - whole).max() < 1e-9
+    est = TransformedTargetRegressor(inner, transformer=StandardScaler()).fit(samples(x), np.asarray(samples(y[:1])))
+    with pytest.raises(DataError, match=r"^the target's transformer, StandardScaler, was fitted on rows of 23 columns"):
+        stream(est, N).step(x[:, :, 0])
