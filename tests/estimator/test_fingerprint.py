@@ -287,6 +287,7 @@ DATA = {
         "the values of validation sample_weight (digest): .. -> ..",
     ),
     "lengths": ({"lengths": LENGTHS}, {"lengths": LENGTHS[::-1]}, "the rows: .. -> .."),
+    "starts": ({"starts": 11 - LENGTHS}, {"starts": (11 - LENGTHS)[::-1]}, "the rows: .. -> .."),
     "a view's": ({"x": samples(X), "y": samples(Y)}, {"x": samples(X_CHANGED), "y": samples(Y)}, "the values of x"),
     "rows of a view": (
         {"x": timesteps(X)[:8], "y": timesteps(Y)[:8]},
@@ -352,10 +353,12 @@ def test_equal_data_in_other_forms_go_on(tmp_path):
         assert make(tmp_path).fit(x, Y, sample_weight=W.astype(">f4").astype(int)).n_iter_ == 1
 
 
-def test_padding_may_be_anything(tmp_path):
+@pytest.mark.parametrize("late", [False, True])
+def test_padding_may_be_anything(tmp_path, late):
     padding = np.arange(T) >= LENGTHS[:, None]
-    make(tmp_path).fit(X, Y, lengths=LENGTHS)
-    make(tmp_path).fit(np.where(padding, 9.0, X), np.where(padding, -3.0, Y), lengths=LENGTHS)
+    padding, where = (padding[:, ::-1], {"starts": T - LENGTHS}) if late else (padding, {"lengths": LENGTHS})
+    make(tmp_path).fit(X, Y, **where)
+    make(tmp_path).fit(np.where(padding, 9.0, X), np.where(padding, -3.0, Y), **where)
 
 
 ALLOWED = {
