@@ -48,9 +48,9 @@ EXPORT int32_t fluxutils_isa(int32_t wanted) {
 #endif
 }
 
-EXPORT int64_t fluxutils_saved_bytes(const fluxutils_call *call) {
-    const fk_unit *unit = valid(call) ? unit_for(call->isa) : nullptr;
-    return unit ? unit->saved_bytes(call) : -1;
+EXPORT int32_t fluxutils_kept_per_output(int32_t cell) {
+    const fk_unit *unit = unit_for(FK_BEST);
+    return unit ? unit->kept_per_output(cell) : -1;
 }
 
 EXPORT int32_t fluxutils_forward(const fluxutils_call *call) {

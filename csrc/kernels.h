@@ -26,7 +26,7 @@ typedef struct {
     const void *x, *h0, *c0;             // (S, B, F), (B, H), (B, H); null states are zero
     const void *w_x, *w_h, *b_x, *b_h;   // (KX H, F), (KH H, H), (KX H), (KH H); null biases are zero
     void *y, *h, *c;                     // (S, B, H), and the last state (B, H), (B, H); h may be null
-    void *saved;                         // fluxutils_saved_bytes() for the backward pass; null: none will follow
+    void *saved;                         // S B H fluxutils_kept_per_output() numbers for the backward pass, or null
     const void *dy, *dh, *dc;            // gradients of y, h, c; each may be null
     void *dx, *dh0, *dc0;                // gradients to compute; each may be null
     void *dw_x, *dw_h, *db_x, *db_h;     // each may be null
@@ -34,7 +34,7 @@ typedef struct {
 
 int32_t fluxutils_version(void);
 int32_t fluxutils_isa(int32_t wanted);                   // the set that would be used, or -1 if this machine lacks it
-int64_t fluxutils_saved_bytes(const fluxutils_call *);   // -1 if the call makes no sense
+int32_t fluxutils_kept_per_output(int32_t cell);         // numbers kept for the backward pass, for each output
 int32_t fluxutils_forward(const fluxutils_call *);
 int32_t fluxutils_backward(const fluxutils_call *);
 

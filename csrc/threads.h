@@ -12,7 +12,7 @@ void *fk_scratch(int slot, size_t bytes);
 
 // What a unit, compiled for one instruction set, offers.
 struct fk_unit {
-    int64_t (*saved_bytes)(const void *call);
+    int32_t (*kept_per_output)(int32_t cell);
     int32_t (*forward)(const void *call);
     int32_t (*backward)(const void *call);
 };

@@ -5,36 +5,34 @@
 namespace FLUXUTILS_UNIT {
 namespace {
 
-enum What { BYTES, FORWARD, BACKWARD };
-
-template <class Cell, class T> int64_t run(const fluxutils_call &call, What what) {
-    Window<Cell, T> window(call);
-    if (what == BYTES) return window.saved_numbers() * static_cast<int64_t>(sizeof(T));
-    return what == FORWARD ? window.forward() : window.backward();
-}
-
-template <class T> int64_t with_type(const fluxutils_call &call, What what) {
-    switch (call.cell) {
-        case FK_LSTM: return run<LSTM, T>(call, what);
-        case FK_GRU: return run<GRU, T>(call, what);
-        case FK_RNN_TANH: return run<TanhRNN, T>(call, what);
-        case FK_RNN_RELU: return run<ReluRNN, T>(call, what);
+// f(Cell) for the cell of that number; `otherwise` if there is none.
+template <class Fn> int32_t with_cell(int64_t cell, int32_t otherwise, const Fn &f) {
+    switch (cell) {
+        case FK_LSTM: return f(LSTM{});
+        case FK_GRU: return f(GRU{});
+        case FK_RNN_TANH: return f(TanhRNN{});
+        case FK_RNN_RELU: return f(ReluRNN{});
     }
-    return what == BYTES ? -1 : FK_BAD_ARGUMENT;
+    return otherwise;
 }
 
-int64_t with_call(const void *p, What what) {
+// f(Window) for a call.
+template <class Fn> int32_t with_window(const void *p, const Fn &f) {
     const fluxutils_call &call = *static_cast<const fluxutils_call *>(p);
-    return call.type == FK_FLOAT32 ? with_type<float>(call, what) : with_type<double>(call, what);
+    return with_cell(call.cell, FK_BAD_ARGUMENT, [&](auto cell) -> int32_t {
+        using Cell = decltype(cell);
+        if (call.type == FK_FLOAT32) return f(Window<Cell, float>(call));
+        return f(Window<Cell, double>(call));
+    });
 }
 
 }  // namespace
 
 extern const fk_unit unit;
 const fk_unit unit = {
-    [](const void *call) { return with_call(call, BYTES); },
-    [](const void *call) { return static_cast<int32_t>(with_call(call, FORWARD)); },
-    [](const void *call) { return static_cast<int32_t>(with_call(call, BACKWARD)); },
+    [](int32_t cell) { return with_cell(cell, -1, [](auto c) -> int32_t { return decltype(c)::SAVED; }); },
+    [](const void *call) { return with_window(call, [](auto window) { return window.forward(); }); },
+    [](const void *call) { return with_window(call, [](auto window) { return window.backward(); }); },
 };
 
 }  // namespace FLUXUTILS_UNIT

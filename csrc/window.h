@@ -49,8 +49,6 @@ template <class Cell, class T> struct Window {
     explicit Window(const fluxutils_call &c)
         : call(c), S(c.S), B(c.B), F(c.F), H(c.H), n_groups((c.B + GROUP - 1) / GROUP) {}
 
-    int64_t saved_numbers() const { return S * B * H * SAVED; }
-
     int64_t threads() const {
         return static_cast<double>(S) * B * H * ROWS * (F + H) < FOR_ONE_THREAD ? 1 : call.threads;
     }

@@ -7,6 +7,7 @@ is first used. Without it everything works with torch's layers, only slower.
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import multiprocessing
 import os
@@ -40,17 +41,12 @@ class Library:
         self.isa: int = lib.fluxutils_isa(ISAS.get(wanted, 0))
         if self.isa < 0:
             raise OSError(f"this processor lacks {wanted or 'AVX2'}")
-        self.saved_bytes, self.forward, self.backward = (
-            lib.fluxutils_saved_bytes,
-            lib.fluxutils_forward,
-            lib.fluxutils_backward,
-        )
-        for function, result in (
-            (self.saved_bytes, ctypes.c_int64),
-            (self.forward, ctypes.c_int32),
-            (self.backward, ctypes.c_int32),
-        ):
-            function.argtypes, function.restype = [ctypes.c_char_p], result
+        self.forward, self.backward = lib.fluxutils_forward, lib.fluxutils_backward
+        for function in (self.forward, self.backward):
+            function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int32
+        lib.fluxutils_kept_per_output.argtypes = [ctypes.c_int32]
+        lib.fluxutils_kept_per_output.restype = ctypes.c_int32
+        self.kept_per_output = functools.cache(lib.fluxutils_kept_per_output)
 
     @property
     def isa_name(self) -> str:

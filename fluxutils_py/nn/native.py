@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fluxutils_py.nn.kernels import VERSION, Library, n_threads
+from fluxutils_py.nn.kernels import SWITCH, VERSION, Library, n_threads
 
 TYPES = {torch.float32: 0, torch.float64: 1}
 # fluxutils_call of csrc/kernels.h: version, cell, type, isa, threads, S, B, F, H; alpha; pointers
 _CALL = Struct("9qd21q")
+_NO_GRADIENTS = (0,) * 10
 _ERRORS = {1: "a bad argument", 2: "an instruction set that this processor lacks", 3: "too little memory"}
 
 Formula = Callable[..., tuple[Tensor, ...]]
@@ -29,6 +30,8 @@ class Cell(NamedTuple):
 
     number: int
     n_states: int
+    x_blocks: int  # of H rows, in w_x and b_x
+    h_blocks: int  # in w_h and b_h
     formula: Formula
 
 
@@ -40,10 +43,10 @@ def _one_state(step: Callable[..., Tensor]) -> Formula:
     return lambda x, state, w_x, w_h, b_x, b_h, alpha: (step(x, state[0], w_x, w_h, b_x, b_h),)
 
 
-LSTM = Cell(0, 2, _lstm)
-GRU = Cell(1, 1, _one_state(torch.gru_cell))
-TANH_RNN = Cell(2, 1, _one_state(torch.rnn_tanh_cell))
-RELU_RNN = Cell(3, 1, _one_state(torch.rnn_relu_cell))
+LSTM = Cell(0, 2, 4, 4, _lstm)
+GRU = Cell(1, 1, 3, 3, _one_state(torch.gru_cell))
+TANH_RNN = Cell(2, 1, 1, 1, _one_state(torch.rnn_tanh_cell))
+RELU_RNN = Cell(3, 1, 1, 1, _one_state(torch.rnn_relu_cell))
 
 
 class Call(NamedTuple):
@@ -57,6 +60,7 @@ class Call(NamedTuple):
 
 def recurrence(
     call: Call,
+    state_shape: tuple[int, ...],
     x: Tensor,
     h: Tensor | None,
     c: Tensor | None,
@@ -64,90 +68,116 @@ def recurrence(
     w_h: Tensor,
     b_x: Tensor | None,
     b_h: Tensor | None,
-    state_shape: tuple[int, ...],
 ) -> tuple[Tensor, ...]:
     """A window through one layer.
 
     Parameters
     ----------
     call : Call
+    state_shape : tuple of int
+        Of the states that are returned.
     x : Tensor of shape (S, B, F) or (B, F)
         This and all others float32 or float64, of the CPU, not empty.
     h, c : Tensor of B * H numbers or None
         None is zero.
-    w_x, w_h, b_x, b_h : Tensor of shapes (k H, F), (k H, H), (k H,), (k H,); biases may be None
-    state_shape : tuple of int
-        Of the states that are returned.
+    w_x, w_h, b_x, b_h : Tensor of shapes (k H, F), (k H, H), (k H,), (k H,)
+        Contiguous. Biases may be None.
 
     Returns
     -------
     tuple of Tensor
         The outputs (S, B, H) or (B, H); the last h if ``call.whole``; the last c if the cell has one.
     """
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, h, c, w_x, w_h, b_x, b_h)):
-        return _Recurrence.apply(call, state_shape, x, h, c, w_x, w_h, b_x, b_h)
-    return _forward(call, state_shape, x, h, c, w_x, w_h, b_x, b_h, keep=False)[0]
+    if torch.is_grad_enabled() and (
+        w_h.requires_grad
+        or w_x.requires_grad
+        or x.requires_grad
+        or any(t is not None and t.requires_grad for t in (h, c, b_x, b_h))
+    ):
+        return _apply(call, state_shape, x, h, c, w_x, w_h, b_x, b_h)
+    return _forward(call, state_shape, x, h, c, w_x, w_h, b_x, b_h)[0]
 
 
 def _head(call: Call, x: Tensor, w_h: Tensor) -> tuple[int | float, ...]:
     """The fields of the structure before its pointers."""
-    S = x.shape[0] if x.dim() == 3 else 1
-    B, F = x.shape[-2:]
-    return VERSION, call.cell.number, TYPES[x.dtype], call.library.isa, n_threads(), S, B, F, w_h.shape[1], call.alpha
+    S, B, F = x.shape if x.dim() == 3 else (1, *x.shape)
+    library = call.library
+    return VERSION, call.cell.number, TYPES[x.dtype], library.isa, n_threads(), S, B, F, w_h.shape[1], call.alpha
+
+
+def _pointer(t: Tensor | None) -> int:
+    return 0 if t is None else t.data_ptr()
 
 
 def _forward(
-    call: Call, state_shape: tuple[int, ...], *inputs: Tensor | None, keep: bool
+    call: Call,
+    state_shape: tuple[int, ...],
+    x: Tensor,
+    h: Tensor | None,
+    c: Tensor | None,
+    w_x: Tensor,
+    w_h: Tensor,
+    b_x: Tensor | None,
+    b_h: Tensor | None,
+    keep: bool = False,
 ) -> tuple[tuple[Tensor, ...], Tensor | None]:
     """The outputs, and what is kept for the backward pass."""
-    tensors: Any = [None if t is None else t.contiguous() for t in inputs]
-    x, w_h = tensors[0], tensors[4]
+    x = x.contiguous()
+    h, c = None if h is None else h.contiguous(), None if c is None else c.contiguous()
     head = _head(call, x, w_h)
     y = x.new_empty((*x.shape[:-1], w_h.shape[1]))
-    h = x.new_empty(state_shape) if call.whole else None
-    c = x.new_empty(state_shape) if call.cell.n_states == 2 else None
-    pointers = [0 if t is None else t.data_ptr() for t in (*tensors, y, h, c)]
-    saved = None
+    outputs = [y]
+    last_h = last_c = saved = 0
+    if call.whole:
+        outputs.append(x.new_empty(state_shape))
+        last_h = outputs[1].data_ptr()
+    if call.cell.n_states == 2:
+        outputs.append(x.new_empty(state_shape))
+        last_c = outputs[-1].data_ptr()
+    kept = None
     if keep:
-        n_bytes = call.library.saved_bytes(_CALL.pack(*head, *pointers, *(0,) * 11))
-        saved = x.new_empty(n_bytes // x.element_size())
-        pointers.append(saved.data_ptr())
-    else:
-        pointers.append(0)
-    _check(call.library.forward(_CALL.pack(*head, *pointers, *(0,) * 10)))
-    return tuple(t for t in (y, h, c) if t is not None), saved
-
-
-def _check(code: int) -> None:
+        kept = x.new_empty(y.numel() * call.library.kept_per_output(call.cell.number))
+        saved = kept.data_ptr()
+    inputs = map(_pointer, (x, h, c, w_x, w_h, b_x, b_h))
+    code = call.library.forward(_CALL.pack(*head, *inputs, y.data_ptr(), last_h, last_c, saved, *_NO_GRADIENTS))
     if code:
-        raise RuntimeError(f"a native kernel reports {_ERRORS.get(code, code)}; FLUXUTILS_KERNELS=0 does without")
+        raise _error(code)
+    return tuple(outputs), kept
+
+
+def _error(code: int) -> RuntimeError:
+    return RuntimeError(f"a native kernel reports {_ERRORS.get(code, code)}; {SWITCH}=0 does without")
 
 
 class _Recurrence(Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, state_shape: tuple[int, ...], *inputs: Tensor | None) -> tuple[Tensor, ...]:
-        outputs, saved = _forward(call, state_shape, *inputs, keep=True)
+    def forward(ctx: Any, call: Call, state_shape: tuple[int, ...], *inputs: Any) -> tuple[Tensor, ...]:
+        outputs, kept = _forward(call, state_shape, *inputs, keep=True)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*inputs, outputs[0], saved)
+        ctx.save_for_backward(*inputs, outputs[0], kept)
         ctx.call, ctx.state_shape = call, state_shape
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         call: Call = ctx.call
-        *inputs, y, saved = ctx.saved_tensors
+        *inputs, y, kept = ctx.saved_tensors
         needed = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():
             return None, None, *_differentiable(call, ctx.state_shape, inputs, needed, gradients)
         tensors: Any = [None if t is None else t.contiguous() for t in inputs]
         found = [torch.empty_like(t) if need else None for t, need in zip(tensors, needed, strict=True)]
-        dy = gradients[0]
-        dh = gradients[1] if call.whole else None
-        dc = gradients[-1] if call.cell.n_states == 2 else None
-        given = [None if t is None else t.contiguous() for t in (dy, dh, dc)]
-        pointers = [0 if t is None else t.data_ptr() for t in (*tensors, y, None, None, saved, *given, *found)]
-        _check(call.library.backward(_CALL.pack(*_head(call, tensors[0], tensors[4]), *pointers)))
+        given = [None if t is None else t.contiguous() for t in gradients]
+        dy, dh, dc = given[0], given[1] if call.whole else None, given[-1] if call.cell.n_states == 2 else None
+        pointers = map(_pointer, (*tensors, y, None, None, kept, dy, dh, dc, *found))
+        code = call.library.backward(_CALL.pack(*_head(call, tensors[0], tensors[4]), *pointers))
+        if code:
+            raise _error(code)
         return None, None, *found
+
+
+# Without a look for transforms of functorch at every step: native_layers has made sure that there are none.
+_apply = super(Function, _Recurrence).apply
 
 
 def _differentiable(

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as hooks
 
 from fluxutils_py.nn import kernels
-from fluxutils_py.nn.native import GRU, LSTM, RELU_RNN, TANH_RNN, TYPES, Call, recurrence
+from fluxutils_py.nn.native import GRU, LSTM, RELU_RNN, TANH_RNN, TYPES, Call, Cell, recurrence
 
 # By exact class: what inherits from these, parametrized layers among them, may compute something else.
 _LAYERS = {nn.LSTM: LSTM, nn.GRU: GRU, nn.RNN: TANH_RNN}
@@ -36,78 +36,71 @@ def run(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
     state : as the module returns it
     """
     kind: Any = type(module)
-    cell = _LAYERS.get(kind) or _CELLS.get(kind)
-    if cell is None:
+    layered = kind in _LAYERS
+    if not layered and kind not in _CELLS:
         return None
     library = kernels.library()
     if library is None or _watched(module):
         return None
-    layered = kind in _LAYERS
     content: Any = module.__dict__
     if layered:
-        if content["proj_size"] or (content["dropout"] and content["training"] and content["num_layers"] > 1):
+        cell, n_layers, weights = _LAYERS[kind], content["num_layers"], content["_flat_weights"]
+        if content["proj_size"] or (content["dropout"] and content["training"] and n_layers > 1):
             return None
-        n_layers, weights = content["num_layers"], content["_flat_weights"]
     else:
         own = content["_parameters"]
-        n_layers, weights = 1, [own.get(name) for name in _WEIGHTS]
+        cell, n_layers, weights = _CELLS[kind], 1, [own.get(name) for name in _WEIGHTS]
     if cell is TANH_RNN and content["nonlinearity"] == "relu":
         cell = RELU_RNN
-    states = () if state is None else (state,) if isinstance(state, Tensor) else tuple(state)
-    if not _fit(x, weights, content) or not _states_fit(states, x, n_layers, content, cell.n_states, layered):
+    H = content["hidden_size"]
+    h, c = (None, None) if state is None else (state, None) if isinstance(state, Tensor) else state
+    if not is_plain(x) or x.shape[-1] != content["input_size"] or not x.numel():
         return None
-    call = Call(library, cell, 0.0, layered)
-    h, c = (*states, None, None)[:2]
-    if n_layers == 1:
-        bx, bh = weights[2:4] if content["bias"] else (None, None)
-        shape = (1, x.shape[-2], content["hidden_size"]) if layered else (x.shape[-2], content["hidden_size"])
-        y, *after = recurrence(call, x, h, c, weights[0], weights[1], bx, bh, shape)
-        return y, _state(y, after, layered, cell.n_states)
-    return _stack(call, x, h, c, weights, n_layers, content)
-
-
-def _stack(
-    call: Call, x: Tensor, h: Tensor | None, c: Tensor | None, weights: list[Tensor], n_layers: int, content: Any
-) -> tuple[Tensor, Any]:
-    """Layers above one another."""
-    n = len(weights) // n_layers
-    shape = (x.shape[-2], content["hidden_size"])
-    afters = []
-    for k in range(n_layers):
-        w_x, w_h, *biases = weights[k * n : (k + 1) * n]
-        b_x, b_h = biases or (None, None)
-        before = (None if h is None else h[k], None if c is None else c[k])
-        x, *after = recurrence(call, x, *before, w_x, w_h, b_x, b_h, shape)
-        afters.append(after)
-    return x, _state(x, [torch.stack(s) for s in zip(*afters, strict=True)], True, call.cell.n_states)
-
-
-def _state(y: Tensor, after: list[Tensor], layered: bool, n_states: int) -> Any:
-    """The state as torch's module returns it, from the last states; the last h of a cell is its last output."""
-    if not layered:
-        after = [y[-1] if y.dim() == 3 else y, *after]
-    return after[0] if n_states == 1 else tuple(after)
-
-
-def _fit(x: Tensor, weights: list[Any], content: Any) -> bool:
-    """Whether these are plain tensors of one type, as the kernels take them."""
-    dtype = x.dtype
-    if type(x) is not Tensor or dtype not in TYPES or not x.is_cpu or x.layout is not torch.strided or x.is_neg():
-        return False
-    if x.shape[-1] != content["input_size"] or not x.numel():
-        return False
+    shape = (n_layers, x.shape[-2], H) if layered else (x.shape[-2], H)
+    for s in (h, c):
+        if s is not None and (not is_plain(s) or s.dtype is not x.dtype or s.shape != shape):
+            return None
     if not content["bias"]:
-        weights = [w for w in weights if w is not None]
-    return all(type(w) in _PLAIN and w.dtype is dtype and w.is_cpu and w.is_contiguous() for w in weights)
+        weights = [w for k in range(n_layers) for w in (*weights[2 * k : 2 * k + 2], None, None)]
+    n_in = content["input_size"]
+    for k in range(0, 4 * n_layers, 4):
+        if not _fit(x.dtype, cell, H if k else n_in, H, *weights[k : k + 4]):
+            return None
+    call = Call(library, cell, 0.0, layered)
+    if n_layers > 1:
+        return _stack(call, x, h, c, weights, shape[1:])
+    y, *after = recurrence(call, shape, x, h, c, *weights)
+    if not layered:
+        after.insert(0, y[-1] if y.dim() == 3 else y)
+    return y, after[0] if cell.n_states == 1 else tuple(after)
 
 
-def _states_fit(states: tuple[Any, ...], x: Tensor, n_layers: int, content: Any, n: int, layered: bool) -> bool:
-    if not states:
-        return True
-    shape = (n_layers, x.shape[-2], content["hidden_size"])[not layered :]
-    return len(states) == n and all(
-        type(s) is Tensor and s.shape == shape and s.dtype is x.dtype and s.is_cpu and not s.is_neg() for s in states
-    )
+def _stack(call: Call, x: Tensor, h: Any, c: Any, weights: list[Any], shape: tuple[int, ...]) -> tuple[Tensor, Any]:
+    """Layers above one another; four weights for each."""
+    afters = []
+    for k in range(len(weights) // 4):
+        h_k, c_k = None if h is None else h[k], None if c is None else c[k]
+        x, *after = recurrence(call, shape, x, h_k, c_k, *weights[4 * k : 4 * k + 4])
+        afters.append(after)
+    joined = tuple(torch.stack(s) for s in zip(*afters, strict=True))
+    return x, joined[0] if call.cell.n_states == 1 else joined
+
+
+def is_plain(t: Any) -> bool:
+    """Whether it is a tensor as the kernels take them: of numbers of its own, float32 or float64, on the CPU."""
+    return type(t) in _PLAIN and t.dtype in TYPES and t.is_cpu and t.layout is torch.strided and not t.is_neg()
+
+
+def _fit(dtype: torch.dtype, cell: Cell, n_in: int, H: int, w_x: Any, w_h: Any, b_x: Any, b_h: Any) -> bool:
+    """Whether these are the weights of a layer: plain, contiguous, of that type, of the shapes they should have."""
+    n = cell.x_blocks * H, cell.h_blocks * H
+    for w, shape in ((w_x, (n[0], n_in)), (w_h, (n[1], H)), (b_x, n[:1]), (b_h, n[1:])):
+        if w is None:
+            if len(shape) == 2:
+                return False
+        elif not (w.shape == shape and type(w) in _PLAIN and w.dtype is dtype and w.is_cpu and w.is_contiguous()):
+            return False
+    return True
 
 
 def _watched(module: nn.Module) -> bool:
