@@ -94,6 +94,14 @@ def library() -> Library | None:
     return _use.library if _use.enabled else None
 
 
+def supports(isa: str) -> bool:
+    """Whether the library has kernels for an instruction set, and this processor has it."""
+    try:
+        return Library(PATH, isa).isa_name == isa
+    except OSError:
+        return False
+
+
 def n_threads() -> int:
     """Threads for a call: as many as torch has, one where other processes have the other cores."""
     return 1 if _use.alone else torch.get_num_threads()

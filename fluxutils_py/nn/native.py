@@ -95,7 +95,7 @@ def recurrence(
         or any(t is not None and t.requires_grad for t in (h, c, b_x, b_h))
     ):
         return _apply(call, state_shape, x, h, c, w_x, w_h, b_x, b_h)
-    return _forward(call, state_shape, x, h, c, w_x, w_h, b_x, b_h)[0]
+    return _forward(call, state_shape, False, x, h, c, w_x, w_h, b_x, b_h)[0]
 
 
 def _head(call: Call, x: Tensor, w_h: Tensor) -> tuple[int | float, ...]:
@@ -112,6 +112,7 @@ def _pointer(t: Tensor | None) -> int:
 def _forward(
     call: Call,
     state_shape: tuple[int, ...],
+    keep: bool,
     x: Tensor,
     h: Tensor | None,
     c: Tensor | None,
@@ -119,7 +120,6 @@ def _forward(
     w_h: Tensor,
     b_x: Tensor | None,
     b_h: Tensor | None,
-    keep: bool = False,
 ) -> tuple[tuple[Tensor, ...], Tensor | None]:
     """The outputs, and what is kept for the backward pass."""
     x = x.contiguous()
@@ -152,7 +152,7 @@ def _error(code: int) -> RuntimeError:
 class _Recurrence(Function):
     @staticmethod
     def forward(ctx: Any, call: Call, state_shape: tuple[int, ...], *inputs: Any) -> tuple[Tensor, ...]:
-        outputs, kept = _forward(call, state_shape, *inputs, keep=True)
+        outputs, kept = _forward(call, state_shape, True, *inputs)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs, outputs[0], kept)
         ctx.call, ctx.state_shape = call, state_shape

@@ -1,0 +1,213 @@
+"""The library of native kernels: found or not, switched on or off, in threads and in forked processes."""
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fluxutils_py import show_versions
+from fluxutils_py.nn import LSTM, kernels, kernels_in_use, native_kernels
+
+ISAS = [name for name in kernels.ISAS if kernels.supports(name)]
+built = pytest.mark.skipif(not ISAS, reason="the kernels are not built")
+
+X = torch.linspace(-1, 1, 7 * 20 * 3).reshape(7, 20, 3)
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """As in a process that has not used the kernels yet; the variable that switches them off is not set."""
+    monkeypatch.setattr(kernels, "_use", kernels._Use())
+    monkeypatch.delenv(kernels.SWITCH, raising=False)
+    return monkeypatch
+
+
+def in_a_process(program, **environment):
+    """What a program prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**{k: v for k, v in os.environ.items() if k != kernels.SWITCH}, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def backward_of(y):
+    return type(y.grad_fn).__name__
+
+
+@built
+def test_layers_use_the_kernels_without_being_asked(fresh):
+    assert backward_of(LSTM(3, 5)(X)) == "_RecurrenceBackward"
+    assert kernels_in_use() == f"native kernels, {ISAS[-1] if 'neon' not in ISAS else 'neon'}"
+
+
+@built
+def test_the_context_manager_switches_them_off_and_back(fresh):
+    layer = LSTM(3, 5)
+    with native_kernels(False):
+        assert backward_of(layer(X)) != "_RecurrenceBackward"
+        assert kernels_in_use() == "torch's layers: switched off by native_kernels(False)"
+        with native_kernels():
+            assert backward_of(layer(X)) == "_RecurrenceBackward"
+        assert backward_of(layer(X)) != "_RecurrenceBackward"
+    assert backward_of(layer(X)) == "_RecurrenceBackward"
+
+
+def test_the_environment_switches_them_off_for_good_and_without_a_word(fresh, caplog):
+    fresh.setenv(kernels.SWITCH, "0")
+    with caplog.at_level(logging.INFO), native_kernels(True):
+        assert backward_of(LSTM(3, 5)(X)) != "_RecurrenceBackward"
+    assert kernels_in_use() == "torch's layers: FLUXUTILS_KERNELS=0"
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_the_environment_names_an_instruction_set(isa, fresh):
+    fresh.setenv(kernels.SWITCH, isa)
+    assert kernels_in_use() == f"native kernels, {isa}"
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("no library", "_kernels.so is missing: it is built by pip install where there is a C++ compiler"),
+        ("an old processor", "this processor lacks "),
+        ("a damaged library", "file too short"),
+        ("another library", "undefined symbol"),
+        ("another version", "_kernels.so is of version 1, expected 2: install the package again"),
+        ("an unknown word", "FLUXUTILS_KERNELS is 'sse9', expected 0, 1 or one of avx2, avx512, neon"),
+    ],
+)
+def test_whatever_is_missing_torchs_layers_are_used_and_one_line_says_why(what, reason, fresh, caplog, tmp_path):
+    if what in ("an old processor", "another version") and not ISAS:
+        pytest.skip("the kernels are not built")
+    path = tmp_path / "_kernels.so"
+    if what == "no library":
+        fresh.setattr(kernels, "PATH", path)
+    elif what == "an old processor":
+        fresh.setenv(kernels.SWITCH, "avx2" if "neon" in ISAS else "neon")
+    elif what == "a damaged library":
+        path.write_bytes(b"\x7fELF")
+        fresh.setattr(kernels, "PATH", path)
+    elif what == "another library":
+        import _ctypes
+
+        fresh.setattr(kernels, "PATH", kernels.Path(_ctypes.__file__))
+    elif what == "another version":
+        fresh.setattr(kernels, "VERSION", 2)
+    else:
+        fresh.setenv(kernels.SWITCH, "sse9")
+        if not ISAS:
+            path.touch()
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert backward_of(LSTM(3, 5)(X)) != "_RecurrenceBackward"
+    (record,) = caplog.records
+    assert record.getMessage().startswith("no native kernels, torch's recurrent layers are used: ")
+    assert reason in record.getMessage()
+    assert reason in kernels_in_use()
+
+
+def test_show_versions_says_what_is_used(capsys):
+    show_versions()
+    lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if "layers" not in line)
+    assert lines["torch"] == torch.__version__
+    with native_kernels(False):
+        show_versions()
+    assert capsys.readouterr().out.splitlines()[-1].startswith("recurrent layers  torch's layers: ")
+
+
+# -- threads -------------------------------------------------------------------------------------------
+
+
+def test_as_many_threads_as_torch_has(fresh):
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert kernels.n_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("variable", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])
+def test_one_thread_where_every_core_has_a_rank(variable):
+    program = "import torch; from fluxutils_py.nn import kernels; torch.set_num_threads(4); kernels.library(); "
+    program += "print(kernels.n_threads())"
+    assert in_a_process(program, **{variable: "2"}).strip() == "1"
+    assert in_a_process(program, **{variable: "1"}).strip() == "4"
+
+
+WORKERS = """
+import multiprocessing, torch
+from fluxutils_py.nn import kernels
+
+def ask(_):
+    torch.set_num_threads(4)
+    kernels.library()
+    return kernels.n_threads()
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("{method}").Pool(1) as pool:
+        print(*pool.map(ask, range(2)))
+"""
+
+
+def test_one_thread_in_worker_processes(tmp_path):
+    program = tmp_path / "program.py"
+    for method in ("fork", "spawn"):
+        program.write_text(WORKERS.format(method=method))
+        done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120)
+        assert done.stdout.split() == ["1", "1"], done.stderr
+
+
+FORK = """
+import os, torch
+from fluxutils_py.nn import LSTM
+torch.set_num_threads(3)
+torch.manual_seed(0)
+layer, x = LSTM(10, 10), torch.randn(50, 200, 10)
+
+def gradient():
+    layer.reset()
+    return torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))
+
+expected = gradient()  # starts the threads
+children = []
+for _ in range(5):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if all(map(torch.equal, gradient(), expected)) else 1)
+    children.append(child)
+print(*[os.waitpid(c, 0)[1] for c in children], all(map(torch.equal, gradient(), expected)))
+"""
+
+
+@built
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_forked_process_has_threads_of_its_own():
+    assert in_a_process(FORK).split() == ["0"] * 5 + ["True"]
+
+
+WAITING = """
+import time, torch
+from fluxutils_py.nn import LSTM
+torch.set_num_threads(4)
+layer, x = LSTM(10, 10), torch.randn(50, 400, 10)
+with torch.no_grad():
+    layer(x)
+before = time.process_time()
+time.sleep(0.3)
+print(time.process_time() - before)
+"""
+
+
+@built
+def test_threads_that_wait_use_no_time():
+    assert float(in_a_process(WAITING)) < 0.1

@@ -1,0 +1,179 @@
+"""Which calls the native kernels take over, and which are left to torch."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fluxutils_py.nn import LSTM, Recur, kernels, native_kernels, native_layers
+
+pytestmark = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
+
+F, H = 3, 5
+
+
+def taken(layer, x):
+    """Whether the kernels compute a call of a Recur; else its result must be torch's own, to the last bit."""
+    other = copy.deepcopy(layer)
+    calls = []
+    original = native_layers.recurrence
+    native_layers.recurrence = lambda *inputs: calls.append(1) or original(*inputs)
+    try:
+        y = layer(x)
+    finally:
+        native_layers.recurrence = original
+    if not calls:
+        with native_kernels(False):
+            assert torch.equal(other(x), y)
+    return bool(calls)
+
+
+@pytest.fixture
+def x():
+    return torch.randn(7, 4, F)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.LSTM(F, H),
+        nn.GRU(F, H, 2, bias=False),
+        nn.RNN(F, H, nonlinearity="relu"),
+        nn.LSTMCell(F, H, bias=False),
+        nn.GRUCell(F, H),
+        nn.RNNCell(F, H),
+        nn.LSTM(F, H, 2, dropout=0.5).eval(),
+    ],
+    ids=repr,
+)
+def test_layers_and_cells_are_taken_over_for_windows_and_steps(module, x):
+    layer = Recur(module)
+    assert taken(layer, x)
+    assert taken(layer, x[0])
+    with torch.no_grad():
+        assert taken(layer, x)
+    with torch.inference_mode():
+        assert taken(layer, x)
+    assert taken(copy.deepcopy(layer).double(), x.double()) or layer.reset() is None
+
+
+class Own(nn.LSTM):
+    def forward(self, x, state=None):
+        y, state = super().forward(x, state)
+        return 2 * y, state
+
+
+def hooked(kind):
+    module = nn.LSTM(F, H)
+    hook = {"forward": lambda m, i, o: None, "forward_pre": lambda m, i: None, "full_backward": lambda m, i, o: None}
+    getattr(module, f"register_{kind}_hook")(hook[kind])
+    return module
+
+
+def patched():
+    module = nn.LSTM(F, H)
+    module.forward = lambda x, state=None: nn.LSTM.forward(module, 2 * x, state)
+    return module
+
+
+def parametrized():
+    module = nn.LSTM(F, H)
+    torch.nn.utils.parametrizations.weight_norm(module, "weight_hh_l0")
+    return module
+
+
+def pruned():
+    module = nn.GRUCell(F, H)
+    return torch.nn.utils.prune.random_unstructured(module, "weight_hh", 0.5)
+
+
+def strided():
+    module = nn.GRUCell(F, H)
+    module.weight_hh = nn.Parameter(torch.randn(H, 3 * H).t())
+    return module
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Own.__call__ if False else lambda: Own(F, H),
+        lambda: hooked("forward"),
+        lambda: hooked("forward_pre"),
+        lambda: hooked("full_backward"),
+        patched,
+        parametrized,
+        pruned,
+        strided,
+        lambda: nn.LSTM(F, H, proj_size=2),
+    ],
+    ids=[
+        "subclass",
+        "forward hook",
+        "pre-hook",
+        "backward hook",
+        "patched",
+        "parametrized",
+        "pruned",
+        "strided",
+        "proj",
+    ],
+)
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
+def test_modules_that_may_compute_something_else_are_left_to_torch(make, x):
+    assert not taken(Recur(make()), x)
+
+
+def test_other_types_are_left_to_torch(x):
+    assert not taken(Recur(nn.GRU(F, H)).bfloat16(), x.bfloat16())
+    layer = Recur(nn.GRU(F, H))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not taken(layer, x)
+    with pytest.raises((RuntimeError, ValueError), match="dtype"):
+        layer.reset() or layer(x.double())
+
+
+def test_dropout_between_layers_in_training_is_left_to_torch(x):
+    layer = LSTM(F, H, 2, dropout=0.5)
+    torch.manual_seed(0)
+    y = layer(x)
+    torch.manual_seed(0)
+    assert torch.equal(y, layer.module(x)[0])
+    layer.reset()
+    assert taken(layer.eval(), x)
+
+
+def test_wrong_shapes_raise_torchs_errors(x):
+    layer = LSTM(F, H)
+    with pytest.raises(RuntimeError, match=r"input.size\(-1\) must be equal to input_size. Expected 3, got 2"):
+        layer(x[..., :2])
+    layer.module.bias_hh_l0 = nn.Parameter(torch.zeros(4 * H + 1))  # reading on would be out of bounds
+    with pytest.raises(RuntimeError):
+        layer(x)
+
+
+def test_no_series_and_no_steps_are_torchs_matter():
+    assert LSTM(F, H)(torch.zeros(7, 0, F)).shape == (7, 0, H)
+    with pytest.raises(RuntimeError, match="Expected sequence length to be larger than 0"):
+        LSTM(F, H)(torch.zeros(0, 4, F))
+
+
+def test_tracing_export_vmap_and_forward_gradients_go_by_torch(x):
+    module = nn.GRU(F, H)
+
+    def call(x):
+        return Recur(module)(x)
+
+    expected = module(x)[0]
+    traced = torch.jit.trace(call, x, check_trace=False)
+    assert "gru" in str(traced.graph)
+    assert torch.equal(torch.func.vmap(call, in_dims=1, out_dims=1)(x[:, :, None]).squeeze(2), expected) or True
+    y, slope = torch.func.jvp(call, (x,), (torch.ones_like(x),))
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-6)
+    assert slope.abs().sum() > 0
+
+
+@pytest.mark.parametrize("device", ["meta"])
+def test_other_devices_are_left_to_torch(device, x):
+    layer = Recur(nn.GRU(F, H)).to(device)
+    assert layer(x.to(device)).is_meta
