@@ -25,8 +25,9 @@ SWITCH = "FLUXUTILS_KERNELS"
 ISAS = {"avx2": 1, "avx512": 2, "neon": 3}
 OFF = ("0", "off", "false", "no")
 ON = ("", "1", "on", "true", "yes")
-# Set by the launchers of Open MPI, MPICH and its relatives, Slurm: there is a process for each core already.
-RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS", "SLURM_STEP_NUM_TASKS")
+# How many processes a launcher has started (Open MPI; MPICH, Intel MPI, srun; MVAPICH; srun --mpi=pmix; torchrun): each
+# has the cores that it is given already.
+N_RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "LOCAL_WORLD_SIZE")
 
 
 class Library:
@@ -66,8 +67,9 @@ class _Use:
     def load(self) -> None:
         """Once per process."""
         self.asked = True
+        self.library, self.reason = None, ""
         self.alone = multiprocessing.parent_process() is not None or any(
-            os.environ.get(name, "1") not in ("", "1") for name in RANKS
+            os.environ.get(name, "1") not in ("", "1") for name in N_RANKS
         )
         wanted = os.environ.get(SWITCH, "").strip().lower()
         if wanted in OFF:
@@ -85,6 +87,14 @@ class _Use:
 
 
 _use = _Use()
+
+
+def _ask_again() -> None:
+    _use.asked = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ask_again)  # it may be a worker process
 
 
 def library() -> Library | None:
