@@ -1,9 +1,10 @@
 // What one unit of each cell computes in one step, forwards and backwards, for a vector of series.
 //
 // A cell has ROWS sums per unit. X_ROWS says to which of them the blocks of the input weights add, in the order of
-// torch's layers, H_ROWS the same of the recurrent weights. SAVED numbers are kept for the backward pass. What backward
-// also needs: HAS_C the second state (the last of those saved), NEEDS_BEFORE the output of the step before,
-// NEEDS_AFTER that of the step itself. DIRECT: a part of dh goes to the state before without weights.
+// torch's layers, H_ROWS the same of the recurrent weights, of whose blocks the first H_BIASES have a bias. SAVED
+// numbers are kept for the backward pass. What backward also needs: HAS_C the second state (the last of those saved),
+// NEEDS_BEFORE the output of the step before, NEEDS_AFTER that of the step itself. DIRECT: a part of dh goes to the
+// state before without weights.
 //
 // forward: sums a -> h, c, saved. backward: dh, dc -> gradients d of the sums, of c before, and the direct part.
 #pragma once
@@ -23,7 +24,8 @@ template <class T> struct Step {
 };
 
 struct LSTM {
-    static constexpr int ROWS = 4, X_ROWS[] = {0, 1, 2, 3}, H_ROWS[] = {0, 1, 2, 3}, SAVED = 5;  // i, f, g, o; c
+    static constexpr int ROWS = 4, X_ROWS[] = {0, 1, 2, 3}, H_ROWS[] = {0, 1, 2, 3}, H_BIASES = 4;
+    static constexpr int SAVED = 5;  // i, f, g, o; c
     static constexpr bool HAS_C = true, NEEDS_BEFORE = false, NEEDS_AFTER = false, DIRECT = false;
 
     template <class T> static FK_INLINE typename Lanes<T>::V forward(
@@ -57,7 +59,8 @@ struct LSTM {
 };
 
 struct GRU {
-    static constexpr int ROWS = 4, X_ROWS[] = {0, 1, 2}, H_ROWS[] = {0, 1, 3}, SAVED = 4;  // r, z, n of x, n of h
+    static constexpr int ROWS = 4, X_ROWS[] = {0, 1, 2}, H_ROWS[] = {0, 1, 3}, H_BIASES = 3;
+    static constexpr int SAVED = 4;  // r, z, n of x, n of h
     static constexpr bool HAS_C = false, NEEDS_BEFORE = true, NEEDS_AFTER = false, DIRECT = true;
 
     template <class T> static FK_INLINE typename Lanes<T>::V forward(
@@ -84,7 +87,7 @@ struct GRU {
 };
 
 struct RNNBase {
-    static constexpr int ROWS = 1, X_ROWS[] = {0}, H_ROWS[] = {0}, SAVED = 0;
+    static constexpr int ROWS = 1, X_ROWS[] = {0}, H_ROWS[] = {0}, H_BIASES = 1, SAVED = 0;
     static constexpr bool HAS_C = false, NEEDS_BEFORE = false, NEEDS_AFTER = true, DIRECT = false;
 };
 

@@ -64,3 +64,19 @@ EXPORT int32_t fluxutils_backward(const fluxutils_call *call) {
     const fk_unit *unit = unit_for(call->isa);
     return unit ? unit->backward(call) : FK_NO_SUCH_INSTRUCTIONS;
 }
+
+static bool valid_linear(const fluxutils_linear_call *c) {
+    return c && c->version == FLUXUTILS_KERNELS_VERSION && c->S > 0 && c->B > 0 && c->H > 0;
+}
+
+EXPORT int32_t fluxutils_linear_forward(const fluxutils_linear_call *call) {
+    if (!valid_linear(call)) return FK_BAD_ARGUMENT;
+    const fk_unit *unit = unit_for(call->isa);
+    return unit ? unit->linear_forward(call) : FK_NO_SUCH_INSTRUCTIONS;
+}
+
+EXPORT int32_t fluxutils_linear_backward(const fluxutils_linear_call *call) {
+    if (!valid_linear(call)) return FK_BAD_ARGUMENT;
+    const fk_unit *unit = unit_for(call->isa);
+    return unit ? unit->linear_backward(call) : FK_NO_SUCH_INSTRUCTIONS;
+}

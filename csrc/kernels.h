@@ -11,8 +11,11 @@
 extern "C" {
 #endif
 
-enum { FK_LSTM = 0, FK_GRU = 1, FK_RNN_TANH = 2, FK_RNN_RELU = 3 };  // cells
-enum { FK_FLOAT32 = 0, FK_FLOAT64 = 1 };                              // types
+enum {  // cells
+    FK_LSTM = 0, FK_GRU = 1, FK_RNN_TANH = 2, FK_RNN_RELU = 3,
+    FK_FLSTM = 4, FK_SGRU = 5, FK_MGU = 6, FK_SMGU = 7, FK_HFGRU = 8,
+};
+enum { FK_FLOAT32 = 0, FK_FLOAT64 = 1, FK_COMPLEX64 = 2, FK_COMPLEX128 = 3 };  // types, complex in pairs
 enum { FK_BEST = 0, FK_AVX2 = 1, FK_AVX512 = 2, FK_NEON = 3 };        // instruction sets
 
 // What a call returns.
@@ -22,7 +25,7 @@ enum { FK_OK = 0, FK_BAD_ARGUMENT = 1, FK_NO_SUCH_INSTRUCTIONS = 2, FK_OUT_OF_ME
 typedef struct {
     int64_t version, cell, type, isa, threads;
     int64_t S, B, F, H;
-    double alpha;  // a parameter of some cells
+    double alpha;  // of HFGRU; of SGRU, MGU and SMGU: not 0 for the exact activations
     const void *x, *h0, *c0;             // (S, B, F), (B, H), (B, H); null states are zero
     const void *w_x, *w_h, *b_x, *b_h;   // (KX H, F), (KH H, H), (KX H), (KH H); null biases are zero
     void *y, *h, *c;                     // (S, B, H), and the last state (B, H), (B, H); h may be null
@@ -37,6 +40,20 @@ int32_t fluxutils_isa(int32_t wanted);                   // the set that would b
 int32_t fluxutils_kept_per_output(int32_t cell);         // numbers kept for the backward pass, for each output
 int32_t fluxutils_forward(const fluxutils_call *);
 int32_t fluxutils_backward(const fluxutils_call *);
+
+// The linear recurrence h[t] = a[t] * h[t - 1] + b[t] of (S, B, H). a has a_step numbers from one step to the next and
+// a_series from one series to the next; 0: all have the same.
+typedef struct {
+    int64_t version, type, isa, threads;
+    int64_t S, B, H, a_step, a_series;
+    const void *a, *b, *h0;  // h0 (B, H), null: zero
+    void *h;                 // (S, B, H)
+    const void *dh;          // gradient of h
+    void *da, *db, *dh0;     // gradients to compute; da, which has the shape of a, and dh0 may be null
+} fluxutils_linear_call;
+
+int32_t fluxutils_linear_forward(const fluxutils_linear_call *);
+int32_t fluxutils_linear_backward(const fluxutils_linear_call *);
 
 #ifdef __cplusplus
 }

@@ -17,11 +17,15 @@ template <int MAX, class Fn> FK_INLINE void with_constant(int64_t n, const Fn &f
     f(Int<MAX>{});
 }
 
-// 0...n in as few parts as possible, none longer than MAX, of about equal lengths: f(start, Int<length>).
+// As few parts of n as possible, none longer than MAX, of about equal lengths.
+template <int MAX> FK_INLINE int64_t n_parts_of(int64_t n) { return (n + MAX - 1) / MAX; }
+FK_INLINE int64_t part_length(int64_t n, int64_t parts, int64_t i) { return n / parts + (i < n % parts); }
+
+// These parts of 0...n, their lengths known to the compiler: f(start, Int<length>).
 template <int MAX, class Fn> FK_INLINE void in_parts(int64_t n, const Fn &f) {
-    int64_t parts = (n + MAX - 1) / MAX, start = 0;
+    int64_t parts = n_parts_of<MAX>(n), start = 0;
     for (int64_t i = 0; i < parts; i++) {
-        int64_t length = n / parts + (i < n % parts);
+        int64_t length = part_length(n, parts, i);
         with_constant<MAX>(length, [&](auto constant) { f(start, constant); });
         start += length;
     }

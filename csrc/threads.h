@@ -15,4 +15,6 @@ struct fk_unit {
     int32_t (*kept_per_output)(int32_t cell);
     int32_t (*forward)(const void *call);
     int32_t (*backward)(const void *call);
+    int32_t (*linear_forward)(const void *call);
+    int32_t (*linear_backward)(const void *call);
 };

@@ -1,5 +1,7 @@
 // All kernels, for the instruction set that the compiler is told. Compiled once for each, with FLUXUTILS_UNIT a name
 // of its own: what lies in its namespace is never shared with another unit.
+#include "gated_cells.h"
+#include "linear.h"
 #include "window.h"
 
 namespace FLUXUTILS_UNIT {
@@ -12,6 +14,11 @@ template <class Fn> int32_t with_cell(int64_t cell, int32_t otherwise, const Fn 
         case FK_GRU: return f(GRU{});
         case FK_RNN_TANH: return f(TanhRNN{});
         case FK_RNN_RELU: return f(ReluRNN{});
+        case FK_FLSTM: return f(FLSTM{});
+        case FK_SGRU: return f(SGRU{});
+        case FK_MGU: return f(MGU{});
+        case FK_SMGU: return f(SMGU{});
+        case FK_HFGRU: return f(HFGRU{});
     }
     return otherwise;
 }
@@ -33,6 +40,8 @@ const fk_unit unit = {
     [](int32_t cell) { return with_cell(cell, -1, [](auto c) -> int32_t { return decltype(c)::SAVED; }); },
     [](const void *call) { return with_window(call, [](auto window) { return window.forward(); }); },
     [](const void *call) { return with_window(call, [](auto window) { return window.backward(); }); },
+    [](const void *call) { return linear_forward(*static_cast<const fluxutils_linear_call *>(call)); },
+    [](const void *call) { return linear_backward(*static_cast<const fluxutils_linear_call *>(call)); },
 };
 
 }  // namespace FLUXUTILS_UNIT

@@ -43,11 +43,17 @@ template <class Cell, class T> struct Window {
     static constexpr int UNITS = ACCUMULATORS / 2 / ROWS;  // computed together
     static constexpr int PARTS_OF_GROUP = GROUP / W<T>;
 
-    const fluxutils_call &call;
+    fluxutils_call call;
     const int64_t S, B, F, H, n_groups;
 
     explicit Window(const fluxutils_call &c)
-        : call(c), S(c.S), B(c.B), F(c.F), H(c.H), n_groups((c.B + GROUP - 1) / GROUP) {}
+        : call(c), S(c.S), B(c.B), F(c.F), H(c.H), n_groups((c.B + GROUP - 1) / GROUP) {
+        if (Cell::H_BIASES < NH) {  // one bias: of blocks of the state, then of those of the input
+            call.b_x = at<T>(c.b_h, Cell::H_BIASES * H);
+            call.db_x = at<T>(c.db_h, Cell::H_BIASES * H);
+            if (Cell::H_BIASES == 0) call.b_h = call.db_h = nullptr;
+        }
+    }
 
     int64_t threads() const {
         return static_cast<double>(S) * B * H * ROWS * (F + H) < FOR_ONE_THREAD ? 1 : call.threads;
@@ -62,11 +68,12 @@ template <class Cell, class T> struct Window {
 
     void pack() {
         auto w_x = at<T>(call.w_x, 0), w_h = at<T>(call.w_h, 0), b_x = at<T>(call.b_x, 0), b_h = at<T>(call.b_h, 0);
-        in_parts<UNITS>(H, [&](int64_t u0, auto constant) {
-            constexpr int U = decltype(constant)::value;
+        const int64_t parts = n_parts_of<UNITS>(H);
+        for (int64_t part = 0, u0 = 0, U; part < parts; part++, u0 += U) {
+            U = part_length(H, parts, part);
             T *biases = packed + packed_at(u0), *x = biases + U * ROWS, *h = x + F * U * NX;
-            for (int i = 0; i < U * ROWS; i++) biases[i] = 0;
-            for (int u = 0; u < U; u++) {
+            for (int64_t i = 0; i < U * ROWS; i++) biases[i] = 0;
+            for (int64_t u = 0; u < U; u++) {
                 for (int q = 0; q < NX; q++) {
                     int64_t row = q * H + u0 + u;
                     if (b_x) biases[u * ROWS + Cell::X_ROWS[q]] += b_x[row];
@@ -74,11 +81,11 @@ template <class Cell, class T> struct Window {
                 }
                 for (int q = 0; q < NH; q++) {
                     int64_t row = q * H + u0 + u;
-                    if (b_h) biases[u * ROWS + Cell::H_ROWS[q]] += b_h[row];
+                    if (b_h && q < Cell::H_BIASES) biases[u * ROWS + Cell::H_ROWS[q]] += b_h[row];
                     for (int64_t k = 0; k < H; k++) h[(k * U + u) * NH + q] = w_h[row * H + k];
                 }
             }
-        });
+        }
     }
 
     template <int N_ROWS, int U, int VECTORS> static FK_INLINE void add_rows(
@@ -370,13 +377,13 @@ template <class Cell, class T> struct Window {
             group_backward(g, own, sum_x);
     }
 
-    void add_parts(T *dw, T *db, int64_t offset, int64_t rows, int64_t n, int64_t columns, bool one) const {
+    void add_parts(T *dw, T *db, int64_t offset, int64_t rows, int64_t biases, int64_t n, int64_t columns) const {
         for (int64_t row = 0; row < rows; row++) {
             T *first = sums + offset + row * columns;
             for (int64_t p = 1; p < n_parts(); p++)
-                for (int64_t k = 0; k < n + one; k++) first[k] += first[p * part_numbers() + k];
+                for (int64_t k = 0; k < n + (biases > 0); k++) first[k] += first[p * part_numbers() + k];
             if (dw) memcpy(dw + row * n, first, n * sizeof(T));
-            if (db && one) db[row] = first[n];
+            if (db && row < biases) db[row] = first[n];
         }
     }
 
@@ -387,9 +394,11 @@ template <class Cell, class T> struct Window {
             threads(), n_parts(), [](void *w, int64_t i) { static_cast<Window *>(w)->part_backward(i); }, this);
         if (out_of_memory) return FK_OUT_OF_MEMORY;
         T *db_x = at<T>(call.db_x, 0), *db_h = at<T>(call.db_h, 0);
-        if (of_x()) add_parts(at<T>(call.dw_x, 0), same_rows() && !db_x ? db_h : db_x, 0, NX * H, F, x_columns(), true);
+        if (of_x())
+            add_parts(at<T>(call.dw_x, 0), same_rows() && !db_x ? db_h : db_x, 0, NX * H, NX * H, F, x_columns());
         if (of_h())
-            add_parts(at<T>(call.dw_h, 0), db_h, NX * H * x_columns(), NH * H, H, h_columns(), !same_rows());
+            add_parts(at<T>(call.dw_h, 0), db_h, NX * H * x_columns(), NH * H, same_rows() ? 0 : Cell::H_BIASES * H, H,
+                      h_columns());
         if (same_rows() && db_x && db_h) memcpy(db_h, db_x, NX * H * sizeof(T));
         return FK_OK;
     }

@@ -4,6 +4,7 @@ from fluxutils_py.nn.activations import dpsigmoid, dptanh, psigmoid, ptanh
 from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell
 from fluxutils_py.nn.kernels import kernels_in_use, native_kernels
 from fluxutils_py.nn.layers import BatchNorm, DenseReLU, GaussianNoise, RNNStack, ffnn
+from fluxutils_py.nn.linear_recurrence import linear_recurrence
 from fluxutils_py.nn.losses import SeqLoss, as_loss, needs_weights, seqloss, takes_weights
 from fluxutils_py.nn.ops import batched_gemm, batched_gemm_, bmm, contract
 from fluxutils_py.nn.parameters import gradinfo, module_of, namedparams, namedweights, notrack, weights
@@ -75,6 +76,7 @@ __all__ = [
     "gradinfo",
     "kernels_in_use",
     "known_mode",
+    "linear_recurrence",
     "loadstates",
     "mark",
     "marked",

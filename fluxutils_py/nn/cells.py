@@ -11,10 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fluxutils_py.nn import native
 from fluxutils_py.nn.activations import psigmoid, ptanh
+from fluxutils_py.nn.native_cells import run_cell
 from fluxutils_py.nn.scan import scan_gru, scan_lstm
 
 Activation = Callable[[Tensor], Tensor]
+States = tuple[Tensor, ...]
 
 _CELL_DOC = """{first}
 
@@ -82,13 +85,50 @@ class _Cell(nn.Module):
         """Of a batch of 0, see ``Recur``."""
         return (self.weight_hh.detach().new_zeros(0, self.n_out),) * self.n_states
 
+    def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+        found = self.by_kernel(x, state)
+        if found is not None:
+            return found
+        state = self.zero_state(x) if state is None else state
+        states = (state,) if self.n_states == 1 else state
+        after = self.formula(x, states, self.weight_ih, self.weight_hh, None, self.bias, self.form)
+        return after[0], after[0] if self.n_states == 1 else after
+
     def window(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        """All steps of ``x`` (S, B, n_in): the outputs (S, B, H) and the last state. Differentiable once."""
+        """All steps of ``x`` (S, B, n_in): the outputs (S, B, H) and the last state.
+
+        Differentiable twice where the native kernels compute it, else once.
+        """
+        found = self.by_kernel(x, state)
+        return self._scan(x, self.zero_state(x) if state is None else state) if found is None else found
+
+    def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """``window`` without the native kernels."""
         ys = []
         for step in x.unbind():
             y, state = self(step, state)
             ys.append(y)
         return torch.stack(ys), state
+
+    def by_kernel(self, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
+        """A step (B, n_in) or a window (S, B, n_in) by the native kernels; None where they do not compute it."""
+        return run_cell(
+            self, native.Cell(self.kernel(), self.n_states, self.x_blocks, self.h_blocks, self.formula), x, state
+        )
+
+    def kernel(self) -> int:
+        """The number of the native kernel."""
+        raise NotImplementedError
+
+    @staticmethod
+    def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, form: float) -> States:
+        """The state after a step. It starts with the output."""
+        raise NotImplementedError
+
+    @property
+    def form(self) -> float:
+        """The number that the formula depends on, besides its tensors."""
+        raise NotImplementedError
 
     def extra_repr(self) -> str:
         return f"{self.n_in}, {self.n_out}"
@@ -101,11 +141,16 @@ class _Approximate(_Cell):
         super().__init__(n_in, n_out)
         self.exact = exact
 
-    def _activations(self) -> tuple[Activation, Activation]:
-        return (torch.sigmoid, torch.tanh) if self.exact else (psigmoid, ptanh)
+    @property
+    def form(self) -> float:
+        return float(self.exact)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (", exact=True" if self.exact else "")
+
+
+def _activations(exact: float) -> tuple[Activation, Activation]:
+    return (torch.sigmoid, torch.tanh) if exact else (psigmoid, ptanh)
 
 
 class FLSTMCell(_Approximate):
@@ -122,24 +167,27 @@ class FLSTMCell(_Approximate):
     x_blocks = h_blocks = 4
     n_states = 2
 
+    @staticmethod
+    def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float) -> States:
+        sigmoid, tanh = _activations(exact)
+        h, c = state
+        i, f, g, o = (F.linear(x, w_x, bias) + F.linear(h, w_h)).chunk(4, 1)
+        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+        return sigmoid(o) * tanh(c), c
+
+    def kernel(self) -> int:
+        return native.LSTM.number if self.exact else 4
+
     def reset_parameters(self) -> None:
         super().reset_parameters()
         _glorot_(self.bias)
         with torch.no_grad():
             self.bias[self.n_out : 2 * self.n_out] = 1  # to remember, at first
 
-    def forward(self, x: Tensor, state: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        sigmoid, tanh = self._activations()
-        h, c = self.zero_state(x) if state is None else state
-        i, f, g, o = (F.linear(x, self.weight_ih, self.bias) + F.linear(h, self.weight_hh)).chunk(4, 1)
-        c = sigmoid(f) * c + sigmoid(i) * tanh(g)
-        h = sigmoid(o) * tanh(c)
-        return h, (h, c)
-
-    def window(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         if self.exact:  # then nn.LSTM is faster still
-            return super().window(x, state)
-        h, c = self.zero_state(x) if state is None else state
+            return super()._scan(x, state)
+        h, c = state
         y, h, c = scan_lstm(x, h, c, self.weight_ih, self.weight_hh, self.bias)
         return y, (h, c)
 
@@ -147,9 +195,8 @@ class FLSTMCell(_Approximate):
 class _Gated(_Approximate):
     """A GRU cell with fewer products or gates: ``h' = (1 - z) n + z h``."""
 
-    def window(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        h = self.zero_state(x) if state is None else state
-        return scan_gru(x, h, self.weight_ih, self.weight_hh, self.bias, exact=self.exact)
+    def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        return scan_gru(x, state, self.weight_ih, self.weight_hh, self.bias, exact=self.exact)
 
 
 class SGRUCell(_Gated):
@@ -166,15 +213,18 @@ class SGRUCell(_Gated):
     )
     x_blocks, h_blocks = 1, 3
 
-    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        sigmoid, tanh = self._activations()
-        h = self.zero_state(x) if state is None else state
-        hr, hz, hn = F.linear(h, self.weight_hh).chunk(3, 1)
-        br, bz, bn = self.bias.chunk(3)
+    @staticmethod
+    def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float) -> States:
+        sigmoid, tanh = _activations(exact)
+        (h,) = state
+        hr, hz, hn = F.linear(h, w_h).chunk(3, 1)
+        br, bz, bn = bias.chunk(3)
         r, z = sigmoid(hr + br), sigmoid(hz + bz)
-        n = tanh(F.linear(x, self.weight_ih, bn) + r * hn)
-        h = (1 - z) * n + z * h
-        return h, h
+        n = tanh(F.linear(x, w_x, bn) + r * hn)
+        return ((1 - z) * n + z * h,)
+
+    def kernel(self) -> int:
+        return 5
 
 
 class MGUCell(_Gated):
@@ -190,15 +240,18 @@ class MGUCell(_Gated):
     )
     x_blocks = h_blocks = 2
 
-    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        sigmoid, tanh = self._activations()
-        h = self.zero_state(x) if state is None else state
-        xz, xn = F.linear(x, self.weight_ih, self.bias).chunk(2, 1)
-        hz, hn = F.linear(h, self.weight_hh).chunk(2, 1)
+    @staticmethod
+    def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float) -> States:
+        sigmoid, tanh = _activations(exact)
+        (h,) = state
+        xz, xn = F.linear(x, w_x, bias).chunk(2, 1)
+        hz, hn = F.linear(h, w_h).chunk(2, 1)
         z = sigmoid(xz + hz)
         n = tanh(xn + z * hn)
-        h = (1 - z) * n + z * h
-        return h, h
+        return ((1 - z) * n + z * h,)
+
+    def kernel(self) -> int:
+        return 6
 
 
 class SMGUCell(_Gated):
@@ -214,15 +267,18 @@ class SMGUCell(_Gated):
     )
     x_blocks, h_blocks = 1, 2
 
-    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        sigmoid, tanh = self._activations()
-        h = self.zero_state(x) if state is None else state
-        hz, hn = F.linear(h, self.weight_hh).chunk(2, 1)
-        bz, bn = self.bias.chunk(2)
+    @staticmethod
+    def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float) -> States:
+        sigmoid, tanh = _activations(exact)
+        (h,) = state
+        hz, hn = F.linear(h, w_h).chunk(2, 1)
+        bz, bn = bias.chunk(2)
         z = sigmoid(hz + bz)
-        n = tanh(F.linear(x, self.weight_ih, bn) + z * hn)
-        h = (1 - z) * n + z * h
-        return h, h
+        n = tanh(F.linear(x, w_x, bn) + z * hn)
+        return ((1 - z) * n + z * h,)
+
+    def kernel(self) -> int:
+        return 7
 
 
 class HFGRUCell(_Cell):
@@ -244,23 +300,29 @@ class HFGRUCell(_Cell):
         super().__init__(n_in, n_out)
         self.alpha = float(alpha)
 
+    @staticmethod
+    def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, alpha: float) -> States:
+        (h,) = state
+        xr, xz, xn = F.linear(x, w_x, bias).chunk(3, 1)
+        hr, hz, hn = F.linear(h, w_h).chunk(3, 1)
+        r, z = torch.sigmoid(xr + hr), alpha * torch.sigmoid(xz + hz)
+        n = torch.tanh(xn + r * hn)
+        return (z * n + (1 - z) * h,)
+
+    def kernel(self) -> int:
+        return 8
+
     def reset_parameters(self) -> None:
         super().reset_parameters()
         _glorot_(self.bias)
 
-    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        h = self.zero_state(x) if state is None else state
-        xr, xz, xn = F.linear(x, self.weight_ih, self.bias).chunk(3, 1)
-        hr, hz, hn = F.linear(h, self.weight_hh).chunk(3, 1)
-        r, z = torch.sigmoid(xr + hr), self.alpha * torch.sigmoid(xz + hz)
-        n = torch.tanh(xn + r * hn)
-        h = z * n + (1 - z) * h
-        return h, h
-
-    def window(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        h = self.zero_state(x) if state is None else state
+    def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         weights = self.weight_ih, self.weight_hh, self.bias
-        return scan_gru(x, h, *weights, exact=True, reverse=True, alpha=self.alpha)
+        return scan_gru(x, state, *weights, exact=True, reverse=True, alpha=self.alpha)
+
+    @property
+    def form(self) -> float:
+        return self.alpha
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", alpha={self.alpha}" if self.alpha != 1 else "")

@@ -43,7 +43,8 @@ class Library:
         if self.isa < 0:
             raise OSError(f"this processor lacks {wanted or 'AVX2'}")
         self.forward, self.backward = lib.fluxutils_forward, lib.fluxutils_backward
-        for function in (self.forward, self.backward):
+        self.linear_forward, self.linear_backward = lib.fluxutils_linear_forward, lib.fluxutils_linear_backward
+        for function in (self.forward, self.backward, self.linear_forward, self.linear_backward):
             function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_int32
         lib.fluxutils_kept_per_output.argtypes = [ctypes.c_int32]
         lib.fluxutils_kept_per_output.restype = ctypes.c_int32

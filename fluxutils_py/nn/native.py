@@ -141,11 +141,11 @@ def _forward(
     inputs = map(_pointer, (x, h, c, w_x, w_h, b_x, b_h))
     code = call.library.forward(_CALL.pack(*head, *inputs, y.data_ptr(), last_h, last_c, saved, *_NO_GRADIENTS))
     if code:
-        raise _error(code)
+        raise kernel_error(code)
     return tuple(outputs), kept
 
 
-def _error(code: int) -> RuntimeError:
+def kernel_error(code: int) -> RuntimeError:
     return RuntimeError(f"a native kernel reports {_ERRORS.get(code, code)}; {SWITCH}=0 does without")
 
 
@@ -172,7 +172,7 @@ class _Recurrence(Function):
         pointers = map(_pointer, (*tensors, y, None, None, kept, dy, dh, dc, *found))
         code = call.library.backward(_CALL.pack(*_head(call, tensors[0], tensors[4]), *pointers))
         if code:
-            raise _error(code)
+            raise kernel_error(code)
         return None, None, *found
 
 

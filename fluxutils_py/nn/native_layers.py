@@ -16,7 +16,7 @@ from fluxutils_py.nn.native import GRU, LSTM, RELU_RNN, TANH_RNN, TYPES, Call, C
 _LAYERS = {nn.LSTM: LSTM, nn.GRU: GRU, nn.RNN: TANH_RNN}
 _CELLS = {nn.LSTMCell: LSTM, nn.GRUCell: GRU, nn.RNNCell: TANH_RNN}
 _WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-_PLAIN = (Tensor, nn.Parameter)
+PLAIN = (Tensor, nn.Parameter)
 
 
 def run(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
@@ -38,9 +38,10 @@ def run(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
     kind: Any = type(module)
     layered = kind in _LAYERS
     if not layered and kind not in _CELLS:
-        return None
+        by_kernel = getattr(kind, "by_kernel", None)  # a cell of FluxUtils.jl
+        return None if by_kernel is None else by_kernel(module, x, state)
     library = kernels.library()
-    if library is None or _watched(module):
+    if library is None or watched(module):
         return None
     content: Any = module.__dict__
     if layered:
@@ -64,7 +65,7 @@ def run(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
         weights = [w for k in range(n_layers) for w in (*weights[2 * k : 2 * k + 2], None, None)]
     n_in = content["input_size"]
     for k in range(0, 4 * n_layers, 4):
-        if not _fit(x.dtype, cell, H if k else n_in, H, *weights[k : k + 4]):
+        if not fit(x.dtype, cell, H if k else n_in, H, *weights[k : k + 4]):
             return None
     call = Call(library, cell, 0.0, layered)
     if n_layers > 1:
@@ -88,27 +89,26 @@ def _stack(call: Call, x: Tensor, h: Any, c: Any, weights: list[Any], shape: tup
 
 def is_plain(t: Any) -> bool:
     """Whether it is a tensor as the kernels take them: of numbers of its own, float32 or float64, on the CPU."""
-    return type(t) in _PLAIN and t.dtype in TYPES and t.is_cpu and t.layout is torch.strided and not t.is_neg()
+    return type(t) in PLAIN and t.dtype in TYPES and t.is_cpu and t.layout is torch.strided and not t.is_neg()
 
 
-def _fit(dtype: torch.dtype, cell: Cell, n_in: int, H: int, w_x: Any, w_h: Any, b_x: Any, b_h: Any) -> bool:
+def fit(dtype: torch.dtype, cell: Cell, n_in: int, H: int, w_x: Any, w_h: Any, b_x: Any, b_h: Any) -> bool:
     """Whether these are the weights of a layer: plain, contiguous, of that type, of the shapes they should have."""
     n = cell.x_blocks * H, cell.h_blocks * H
     for w, shape in ((w_x, (n[0], n_in)), (w_h, (n[1], H)), (b_x, n[:1]), (b_h, n[1:])):
         if w is None:
             if len(shape) == 2:
                 return False
-        elif not (w.shape == shape and type(w) in _PLAIN and w.dtype is dtype and w.is_cpu and w.is_contiguous()):
+        elif not (w.shape == shape and type(w) in PLAIN and w.dtype is dtype and w.is_cpu and w.is_contiguous()):
             return False
     return True
 
 
-def _watched(module: nn.Module) -> bool:
+def watched(module: nn.Module) -> bool:
     """Whether someone follows, changes or compiles what torch computes here."""
     content = module.__dict__
     return bool(
-        torch.compiler.is_compiling()
-        or content["_forward_hooks"]
+        content["_forward_hooks"]
         or content["_forward_pre_hooks"]
         or content["_backward_hooks"]
         or content["_backward_pre_hooks"]
@@ -119,6 +119,14 @@ def _watched(module: nn.Module) -> bool:
         or hooks._global_backward_hooks
         or hooks._global_backward_pre_hooks
         or torch.is_autocast_enabled("cpu")
+        or transformed()
+    )
+
+
+def transformed() -> bool:
+    """Whether torch's operations are compiled, traced, mapped or replaced here."""
+    return bool(
+        torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._len_torch_dispatch_stack()

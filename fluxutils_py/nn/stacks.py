@@ -79,8 +79,9 @@ _LAYER_DOC = """{first}
     Notes
     -----
     Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``, its state carried as in
-    :class:`Recur`. Whole windows are several times faster than their steps. Differentiable once: not for penalties on
-    gradients. See :class:`{name}Cell` for the formula.
+    :class:`Recur`. Whole windows are several times faster than their steps. Without the native kernels (see
+    :func:`native_kernels`) differentiable once: not for penalties on gradients. See :class:`{name}Cell` for the
+    formula.
 
     Source: ``{name}`` of FluxUtils.jl.
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.nn import FLSTMCell, HFGRUCell, MGUCell, Recur, SGRUCell, SMGUCell, states
+from fluxutils_py.nn import FLSTMCell, HFGRUCell, MGUCell, Recur, SGRUCell, SMGUCell, kernels, native_kernels, states
 
 S, B, F, H = 7, 4, 3, 5
 CELLS = {
@@ -269,15 +269,26 @@ def test_in_a_recur_it_carries_its_state(make):
     torch.testing.assert_close(y, cell.window(x)[0], rtol=0, atol=1e-13)
 
 
-def test_second_derivatives_of_a_window_are_refused():
+def test_second_derivatives_of_a_window_are_refused_without_the_kernels():
     cell = built(SGRUCell)
     x, _ = inputs(cell, requires_grad=True)
-    with pytest.raises(RuntimeError) as info:
+    with native_kernels(False), pytest.raises(RuntimeError) as info:
         torch.autograd.grad(cell.window(x)[0].sum(), x, create_graph=True)
     assert str(info.value) == (
         "windows through these layers can be differentiated once, not with create_graph=True; steps can be "
         "differentiated again: use a cell, as Recur(FLSTMCell(n_in, n_out))"
     )
+
+
+@pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
+@every_cell
+def test_second_derivatives_of_a_window_and_of_a_step_by_the_kernels(make):
+    cell = built(make)
+    x, state = inputs(cell, requires_grad=True)
+    n = cell.n_states
+    for run, first in ((cell.window, x[:2]), (cell, x[0])):
+        given = (first.detach().requires_grad_(), *state, *cell.parameters())
+        assert torch.autograd.gradgradcheck(lambda x, *r, run=run: tensors(run(x, packed(r[:n]))), given)
 
 
 def test_writing_into_the_output_is_noticed():

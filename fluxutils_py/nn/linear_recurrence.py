@@ -1,0 +1,149 @@
+"""The linear recurrence ``h[t] = a[t] * h[t - 1] + b[t]``, by the native kernels or step by step."""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.nn import kernels
+from fluxutils_py.nn.native import kernel_error
+from fluxutils_py.nn.native_layers import PLAIN, transformed
+
+TYPES = {torch.float32: 0, torch.float64: 1, torch.complex64: 2, torch.complex128: 3}
+# fluxutils_linear_call of csrc/kernels.h: version, type, isa, threads; S, B, H, a_step, a_series; pointers
+_CALL = Struct("17q")
+
+
+def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
+    """All ``h[t] = a[t] * h[t - 1] + b[t]``, element by element, from ``h[-1] = h0``.
+
+    Parameters
+    ----------
+    a : Tensor of shape (S, B, H), or one that broadcasts to it
+        Factors, real or complex, for instance (H,) for one factor per unit, (B, H), or (S, 1, H).
+    b : Tensor of shape (S, B, H)
+        What is added: S steps of B series, time-major.
+    h0 : Tensor of shape (B, H) or None
+        The state before the first step; None is zero.
+
+    Returns
+    -------
+    Tensor of shape (S, B, H)
+        A new tensor. Its last step ``h[-1]`` is the ``h0`` of the steps that follow.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes are others.
+    TypeError
+        If a tensor is neither floating nor complex.
+
+    Notes
+    -----
+    Tensors of several types are computed in the one that holds them all (real factors of complex states are made
+    complex). Time and memory are linear in S. Differentiable any number of times. float32, float64, complex64 and
+    complex128 on the CPU are computed by native kernels (see :func:`native_kernels`); h and its gradients by b and h0
+    then do not depend on the number of threads, on the other series, on how time is cut into calls, or on the
+    instruction set, to the last bit, and the gradient by a does not depend on threads and instruction set.
+
+    Examples
+    --------
+    >>> a, b = torch.tensor([0.5]), torch.ones(4, 1, 1)
+    >>> linear_recurrence(a, b).flatten()
+    tensor([1.0000, 1.5000, 1.7500, 1.8750])
+    """
+    if b.dim() != 3:
+        raise ShapeError(f"linear_recurrence takes b of shape (S, B, H), got a tensor of shape {tuple(b.shape)}")
+    S, B, H = b.shape
+    if a.dim() > 3 or any(n not in (1, full) for n, full in zip(reversed(a.shape), (H, B, S), strict=False)):
+        raise ShapeError(f"a of shape {tuple(a.shape)} does not broadcast to b of shape {(S, B, H)}")
+    if h0 is not None and h0.shape != (B, H):
+        raise ShapeError(f"h0 is (B, H), here {(B, H)}, got a tensor of shape {tuple(h0.shape)}")
+    dtype = torch.promote_types(a.dtype, b.dtype)
+    if h0 is not None:
+        dtype = torch.promote_types(dtype, h0.dtype)
+        h0 = h0.to(dtype)
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise TypeError(f"linear_recurrence takes floating or complex tensors, got {a.dtype} and {b.dtype}")
+    a, b = a.to(dtype), b.to(dtype)
+    a = a.reshape((1,) * (3 - a.dim()) + a.shape)
+    library = kernels.library()
+    if library is None or transformed() or not b.numel() or not all(map(_plain, (a, b, h0))):
+        return _step_by_step(a, b, h0)
+    a = a.expand(-1, -1, H)
+    result: Tensor = _LinearRecurrence.apply(library, *(t if t is None else _resolved(t) for t in (a, b, h0)))
+    return result
+
+
+def _plain(t: Tensor | None) -> bool:
+    return t is None or (type(t) in PLAIN and t.dtype in TYPES and t.is_cpu and t.layout is torch.strided)
+
+
+def _resolved(t: Tensor) -> Tensor:
+    """The numbers themselves, one after the other."""
+    return t.resolve_conj().resolve_neg().contiguous()
+
+
+def _step_by_step(a: Tensor, b: Tensor, h: Tensor | None) -> Tensor:
+    """The formula; a (S or 1, B or 1, H or 1)."""
+    if not b.numel():
+        return b.clone()
+    h = torch.zeros_like(b[0]) if h is None else h
+    states = []
+    for factor, added in zip(a.expand(len(b), -1, -1).unbind(), b.unbind(), strict=True):
+        h = torch.addcmul(added, factor, h)
+        states.append(h)
+    return torch.stack(states)
+
+
+class _LinearRecurrence(Function):
+    """By the kernels: contiguous tensors, a (S or 1, B or 1, H)."""
+
+    @staticmethod
+    def forward(ctx: Any, library: kernels.Library, a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
+        h = torch.empty_like(b)
+        ctx.library = library
+        _run(library.linear_forward, library, a, h0, h, b=b)
+        ctx.save_for_backward(a, h0, h)
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
+        a, h0, h = ctx.saved_tensors
+        _, of_a, _, of_h0 = ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            return None, *_differentiable(a, h0, h, dh, of_a, of_h0)
+        da = torch.empty_like(a) if of_a else None
+        db = torch.empty_like(h)
+        dh0 = torch.empty_like(h[0]) if of_h0 else None
+        _run(ctx.library.linear_backward, ctx.library, a, h0, h, dh=_resolved(dh), da=da, db=db, dh0=dh0)
+        return None, da, db, dh0
+
+
+def _run(function: Any, library: kernels.Library, a: Tensor, h0: Tensor | None, h: Tensor, **others: Any) -> None:
+    S, B, H = h.shape
+    head = kernels.VERSION, TYPES[h.dtype], library.isa, kernels.n_threads(), S, B, H
+    apart = len(a) == S and a.shape[1] * H, a.shape[1] == B and H  # in a, between steps and between series
+    b, dh, da, db, dh0 = (others.get(name) for name in ("b", "dh", "da", "db", "dh0"))
+    pointers = (0 if t is None else t.data_ptr() for t in (a, b, h0, h, dh, da, db, dh0))
+    if code := function(_CALL.pack(*head, *apart, *pointers)):
+        raise kernel_error(code)
+
+
+def _differentiable(
+    a: Tensor, h0: Tensor | None, h: Tensor, dh: Tensor, of_a: bool, of_h0: bool
+) -> tuple[Tensor | None, ...]:
+    """The gradients as functions of all that they depend on: that of b is a linear recurrence backwards in time."""
+    conjugate = a.conj()
+    factors = conjugate
+    if len(a) == len(h):  # of the step after, which the last one lacks
+        factors = torch.cat([torch.zeros_like(a[:1]), conjugate.flip(0)[:-1]])
+    db = linear_recurrence(factors, dh.flip(0)).flip(0)
+    before = torch.cat([torch.zeros_like(h[:1]) if h0 is None else h0[None], h[:-1]])
+    da = (db * before.conj()).sum_to_size(a.shape) if of_a else None
+    return da, db, conjugate[0] * db[0] if of_h0 else None

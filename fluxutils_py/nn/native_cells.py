@@ -1,0 +1,43 @@
+"""Which calls of the cells of FluxUtils.jl the native kernels take over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from fluxutils_py.nn import kernels
+from fluxutils_py.nn.native import Call, Cell, recurrence
+from fluxutils_py.nn.native_layers import fit, is_plain, watched
+
+
+def run_cell(cell: Any, kernel: Cell, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
+    """Outputs and state of a cell, as :func:`native_layers.run` returns them; None where it is for torch to compute.
+
+    Parameters
+    ----------
+    cell : nn.Module
+        One of :mod:`cells`.
+    kernel : Cell
+    x : Tensor of shape (S, B, F) or (B, F)
+    state : as the cell takes it, or None
+    """
+    library = kernels.library()
+    if library is None or "formula" not in vars(type(cell)) or watched(cell):
+        return None
+    own = cell._parameters
+    weights = own.get("weight_ih"), own.get("weight_hh"), None, own.get("bias")
+    if not is_plain(x) or not x.numel() or isinstance(cell.form, Tensor):
+        return None
+    state_shape = x.shape[-2], cell.n_out
+    if not fit(x.dtype, kernel, x.shape[-1], cell.n_out, *weights) or weights[3] is None:
+        return None
+    h, c = (None, None) if state is None else (state, None) if isinstance(state, Tensor) else state
+    for s in (h, c):
+        if s is not None and (not is_plain(s) or s.dtype is not x.dtype or s.shape != state_shape):
+            return None
+    window = x.dim() == 3
+    y, *after = recurrence(Call(library, kernel, cell.form, window), state_shape, x, h, c, *weights)
+    if not window:
+        after.insert(0, y)
+    return y, after[0] if kernel.n_states == 1 else tuple(after)
