@@ -81,7 +81,7 @@ class SequenceImputer(SequenceTransformer):
 
         Parameters
         ----------
-        x : array of shape (F, N, T), view, or matrix
+        x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
             As :class:`fluxutils_py.Estimator` takes it, but not several inputs; NaN is a value that is missing.
         y : None
             Ignored.

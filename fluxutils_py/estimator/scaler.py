@@ -85,7 +85,7 @@ class SequenceScaler(SequenceTransformer):
 
         Parameters
         ----------
-        x : array of shape (F, N, T), view, or matrix
+        x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
             As :class:`fluxutils_py.Estimator` takes it, but not several inputs; NaN is a value that is missing.
         y : None
             Ignored.
@@ -116,7 +116,7 @@ class SequenceScaler(SequenceTransformer):
 
         Parameters
         ----------
-        x : array of shape (F, N, T), view, or matrix
+        x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
         features : sequence of int or str, optional
             Which of the fitted features ``x`` holds, by their places or names, where it does not hold all: predictions
             of one output of several.
@@ -131,7 +131,8 @@ class SequenceScaler(SequenceTransformer):
         check_is_fitted(self)
         part = copy.copy(self)
         part.__dict__.pop("feature_names_in_", None)  # predictions have no names of columns
-        given = x.n_features if isinstance(x, SequenceView) else x.shape[0] if np.ndim(x) == 3 else None
+        is_native = len(getattr(x, "shape", ())) == 3
+        given = x.n_features if isinstance(x, SequenceView) else x.shape[0] if is_native else None
         if features is not None:
             part._keep(self._places(features), self._n_inputs)
         elif given not in (None, self._n_inputs):

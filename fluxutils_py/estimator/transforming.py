@@ -30,16 +30,16 @@ class _Transforming:
 
         Parameters
         ----------
-        x : array of shape (F, N, T), view, or matrix
+        x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
             Of the F features that were fitted, in any of these forms, with any N and T. After fitting a view, a
             matrix of the view's columns too.
 
         Returns
         -------
-        view, ndarray or LazyArray
-            Of a view, a view, and of an array in a file, a lazy array: windows are transformed as they are read. Of
-            an array in memory, a fresh one in the same memory order. Of a matrix, a matrix (what ``set_output``
-            asked for). float32 and float64 stay; float16 becomes float32, integers become float64.
+        view, ndarray, LazyArray or list
+            Of a view, a view, and of an array in a file, a lazy array: windows are transformed as they are read. Of an
+            array in memory, a fresh one in the same memory order; of a list, a list of such. Of a matrix, a matrix
+            (what ``set_output`` asked for). float32 and float64 stay; float16 becomes float32, integers become float64.
 
         Raises
         ------
@@ -62,6 +62,8 @@ class _Transforming:
         check_is_fitted(self)
         inputs, series = one_input(x, est, fitted=True)
         function = self._function(series.F, inverse)
+        if inputs.is_list:
+            return [function(np.asarray(a)[:, None])[:, 0] for a in series.array.arrays]
         if isinstance(x, SequenceView):
             return x.replace(function.over) if has_memory(function) else x.map(function)
         if not series.in_memory and inputs.form == "native":

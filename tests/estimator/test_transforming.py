@@ -2,8 +2,10 @@
 
 import numpy as np
 import pytest
+from sklearn.base import clone
+from sklearn.pipeline import make_pipeline
 
-from fluxutils_py import SequenceScaler, WinsorScaler
+from fluxutils_py import SequenceImputer, SequenceRegressor, SequenceScaler, WinsorScaler, stream
 from fluxutils_py.errors import ShapeError, SpecError
 
 F, N, T = 3, 5, 11
@@ -30,3 +32,51 @@ def test_steps_of_another_shape_are_named(rng):
         scaler.stream(4, [np.zeros(2)])
     with pytest.raises(SpecError, match=r"^n_series must be a positive integer, got 0$"):
         scaler.stream(0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("transformer", [
+    SequenceScaler(), WinsorScaler(), SequenceImputer(), SequenceImputer("constant"), SequenceImputer("ffill"),
+])  # fmt: skip
+def test_lists_of_series_are_transformed_one_by_one(rng, transformer, dtype):
+    """Steps behind the end of a series are none: the statistics are those of one long series."""
+    xs = [rng.normal([[50], [-3]], 3, size=(2, n)).astype(dtype) for n in (7, 12, 30, 1)]
+    for x in xs[:3]:
+        x[rng.random(x.shape) < 0.2] = np.nan
+    found = transformer.fit(xs).transform(xs)
+    assert isinstance(found, list)
+    assert [f.dtype for f in found] == [np.dtype(dtype)] * 4
+    alone = clone(transformer).fit(np.concatenate(xs, 1)[:, None])
+    for x, f in zip(xs, found, strict=True):
+        assert np.allclose(f, alone.transform(x[:, None])[:, 0], rtol=1e-6, atol=1e-6, equal_nan=True)
+    if hasattr(transformer, "inverse_transform"):
+        back = transformer.inverse_transform(found)
+        assert all(np.allclose(b, x, rtol=1e-5, equal_nan=True) for b, x in zip(back, xs, strict=True))
+
+
+def test_a_pipeline_takes_lists_of_series(rng):
+    xs = [rng.normal(size=(2, n)) for n in (7, 12, 30, 9)]
+    ys = [500 + x[:1].cumsum(1) for x in xs]
+    settings = {"hidden_size": 3, "epochs": 2, "seqsize": 5, "random_state": 0}
+    model = make_pipeline(SequenceImputer("ffill"), SequenceScaler(), SequenceRegressor(**settings)).fit(xs, ys)
+    assert model[-1].target_mean_ == pytest.approx(np.concatenate(ys, 1).mean())
+    by_hand = SequenceScaler().fit_transform(xs)
+    wanted = SequenceRegressor(**settings).fit(by_hand, ys).predict(by_hand)
+    assert all(np.array_equal(a, b) for a, b in zip(model.predict(xs), wanted, strict=True))
+
+
+@pytest.mark.parametrize("strategy", ["mean", "ffill"])
+def test_a_pipeline_with_a_scaled_target_streams(rng, strategy):
+    x = rng.normal(size=(2, N, T))
+    y = 1e6 + 30 * x[:1].cumsum(2)
+    settings = {"hidden_size": 3, "epochs": 2, "seqsize": 5, "random_state": 0}
+    model = make_pipeline(SequenceImputer(strategy), SequenceScaler(), SequenceRegressor(**settings)).fit(x, y)
+    x[rng.random(x.shape) < 0.2] = np.nan
+    live = stream(model, N)
+    first = [live.step(x[:, :, t]) for t in range(4)]
+    again = stream(model, N, live.state)
+    found = np.stack([*first, *(again.step(x[:, :, t]) for t in range(4, T))], 2)
+    assert np.allclose(found, model.predict(x), rtol=1e-12)
+    live.reset(2)
+    anew = model.predict(x[:, 2:3, 4:])
+    assert live.step(x[:, :, 4])[:, 2] == pytest.approx(anew[:, 0, 0], rel=1e-12)
