@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
+import functools
 import io
 import os
 import struct
@@ -35,8 +39,23 @@ def heap_damage(file: h5py.File, name: str, attributes: Sequence[str], values: b
             if values:
                 dataset[()]
     except (KeyError, OSError, RuntimeError, TypeError, UnicodeError, ValueError):
-        pass
+        if guard.damage is not None or not _is_missing(file, name):
+            _close_before_python_ends()
     return guard.damage
+
+
+def _is_missing(file: h5py.File, name: str) -> bool:
+    try:
+        return name not in file
+    except (OSError, RuntimeError, ValueError):
+        return False
+
+
+@functools.cache
+def _close_before_python_ends() -> None:
+    """HDF5 may keep hold of a guarded file that it failed to read, and would let go of it when Python is gone."""
+    with contextlib.suppress(AttributeError, OSError):
+        atexit.register(ctypes.CDLL(h5py.h5.__file__).H5close)  # which h5py does not give
 
 
 def read_attribute(dataset: h5py.Dataset, name: str) -> Any:
