@@ -23,8 +23,9 @@ class LazyArray(ArrayFace):
     """An (F, N, T) array made of some series and some steps of another one, and of functions applied on reading.
 
     It takes indices as NumPy does (one array of indices at most) and returns NumPy arrays, which may be views of the
-    source and are not to be written to; ``np.asarray`` reads it all. It may be pickled: a source in a file goes as the
-    file's name.
+    source and are not to be written to; ``np.asarray`` reads it all. Axes keep their order, as in h5py, where NumPy
+    moves that of an array of indices to the front: ``a[0, :, [2, 1]]`` has shape (N, 2). It may be pickled: a source in
+    a file goes as the file's name.
 
     Parameters
     ----------

@@ -196,26 +196,25 @@ class Estimator(ReadableTables, BaseEstimator):
             memory, ``(T, N, F)`` in C order, transposed. float64 gives float64 parameters, integers stay integers.
             :func:`fluxutils_py.samples` and :func:`fluxutils_py.timesteps` of such an array, or parts of them, are
             for tools that split; between the gaps of ``timesteps`` the state is forgotten. A matrix or data frame has
-            one row per series of a single step, and is float64 unless it is float32.
+            one row per series of a single step, and is float64 unless it is float32. Series of unequal length may be a
+            list of arrays (F, T_i), which are not copied; ``y`` is then a list of (G, T_i), or one target per series.
         y : array of shape (G, N, T), tuple of such, view, vector or matrix
-            Targets. A step with a NaN target carries no loss; its inputs still move the state (if they are NaN, the
-            step counts as zeros). Rows of ``samples(y)``, ``timesteps(y)``, or of a plain vector or matrix belong to
-            the rows of ``x``: a matrix of G * T columns beside ``samples(x)`` holds all steps. A vector (N,) or matrix
-            (N, G) for series of several steps is one target per series, to be predicted at its last step; see
-            ``target``.
+            Targets. A step with NaN targets carries no loss; its inputs still move the state (if they are NaN, the step
+            counts as zeros). Where some outputs are NaN, the others carry loss. Rows of ``samples(y)``,
+            ``timesteps(y)``, or of a plain vector or matrix belong to the rows of ``x``: a matrix of G * T columns
+            beside ``samples(x)`` holds all steps. A vector (N,) or matrix (N, G) for series of several steps is one
+            target per series, to be predicted at its last step; see ``target``.
         sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
             Weights of series or steps, scaled to mean 1 over the steps that count. Steps of weight 0 do not count.
-            For ``timesteps``, (T,) or (T, N).
+            For ``timesteps``, (T,) or (T, N); for a list of series, a list of (T_i,).
         validation_data : (x, y), (x, y, sample_weight), ... or (x, y, sample_weight, lengths, starts), optional
             Series for the validation loss after each epoch, which never disturbs training.
         epochs : int, optional
             In place of the spec's, for this call.
-        lengths : array of int, shape (N,), optional
-            How many steps of each series there are, from its start; what follows is padding.
-        starts : array of int, shape (N,), optional
-            The first step of each series, 0 by default; what precedes is padding. Series ``n`` has the steps
-            ``starts[n]`` to ``starts[n] + lengths[n]`` (default: to T): it begins with the zero state there, and
-            ``burn_in`` counts from there. Minibatches walk through their series side by side, each from its own start.
+        lengths, starts : array of int, shape (N,), optional
+            Series ``n`` has the steps ``starts[n]`` (default 0) to ``starts[n] + lengths[n]`` (default T); the rest is
+            padding. It begins with the zero state there, ``burn_in`` counts from there, and the series of a minibatch
+            are walked through side by side, each from its own start.
 
         Returns
         -------
@@ -292,9 +291,9 @@ class Estimator(ReadableTables, BaseEstimator):
         Returns
         -------
         ndarray of shape (G, N, T) in time-major memory, or ``out``; a tuple for several outputs
-            For a view, the matrix with the view's rows: (N, G * T) or (T, G * N). For a matrix, (N, G). Where targets
-            were one per series, (N, G). A vector where the targets were one. With ``return_state``, a pair of that
-            and the state.
+            For a list of series, a list of (G, T_i). For a view, the matrix with the view's rows: (N, G * T) or
+            (T, G * N). For a matrix, (N, G). Where targets were one per series, (N, G). A vector where the targets were
+            one. With ``return_state``, a pair of that and the state.
 
         Raises
         ------

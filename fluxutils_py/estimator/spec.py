@@ -43,7 +43,7 @@ class Spec:
     clip : float or None
         Largest global norm of the gradient.
     accumulate : int
-        Minibatches per step of the optimizer.
+        Minibatches per step of the optimizer. One in which no step counts is not among them.
     patience : int or None
         Stop after so many epochs without a better validation loss (training loss, if there are no validation data),
         and restore the best weights. None: never; the last weights stay.
