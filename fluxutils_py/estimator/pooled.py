@@ -96,9 +96,9 @@ def flatten_steps(y_true: Any, *y_pred: Any) -> tuple[np.ndarray, ...]:
     Returns
     -------
     tuple of ndarray
-        Of ``n`` live steps, those that have a target and every prediction: the targets (n,), and of each prediction
-        what it says of them, (n,), or (n, K) where there are K numbers for one target, such as probabilities. Of
-        several outputs, the first's steps come first.
+        Of ``n`` targets, those that are there and have every prediction: the targets (n,), and of each prediction what
+        it says of them, (n,), or (n, K) where there are K numbers for one target, such as probabilities. Of several
+        outputs, the first's steps come first.
 
     Raises
     ------
@@ -121,9 +121,8 @@ def flatten_steps(y_true: Any, *y_pred: Any) -> tuple[np.ndarray, ...]:
         y_pred = tuple(_beside(p, y_true.shape) for p in y_pred)
     pairs = [_aligned(y_true, p, of_scores=True)[:2] for p in y_pred]
     true = pairs[0][0] if pairs else _aligned(y_true, y_true, of_scores=False)[0]
-    live = ~np.any([_missing(a) for a in (true, *(pred for _, pred in pairs))], axis=0)
-    found = [pred[:, live] for _, pred in pairs]
-    return true[:, live].ravel(), *(p.T if len(p) > len(true) else p.ravel() for p in found)
+    live = _live(true, *(pred for _, pred in pairs))
+    return true[live], *(pred[:, live[0]].T if len(pred) > len(true) else pred[live] for _, pred in pairs)
 
 
 class _Pooled:
@@ -146,9 +145,7 @@ class _Pooled:
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None, **kwargs: Any) -> float:
         true, pred, form = _aligned(y_true, y_pred, self.of_scores)
         _, n_series, n_steps = true.shape
-        missing = _missing(pred)  # of scores: a step without a prediction
-        missing = _missing(true) | (missing.any(0) if self.of_scores else missing)
-        live = ~missing  # (G, N, T)
+        live = _live(true, pred)
         rows = Rows.whole(n_series, n_steps)
         steps = Series(np.where(live.any(0), 0, np.nan)[None], "y")
         weight = read_weight(sample_weight, Inputs((steps,), form, 1))
@@ -210,6 +207,9 @@ def _aligned(y_true: Any, y_pred: Any, of_scores: bool) -> tuple[np.ndarray, np.
     return true, pred, form
 
 
-def _missing(array: np.ndarray) -> np.ndarray:
-    """Where a value is missing."""
-    return ~present(array)
+def _live(true: np.ndarray, *preds: np.ndarray) -> np.ndarray:
+    """Where targets (G, N, T) have a value and every prediction, all K numbers of one, has: bool (G, N, T)."""
+    live = present(true)
+    for pred in preds:
+        live = live & (present(pred).all(0) if len(pred) > len(true) else present(pred))
+    return live

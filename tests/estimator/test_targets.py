@@ -264,10 +264,10 @@ def test_displays_take_estimators_of_series_and_of_one_series_in_time(x, labels)
 def test_numbers_are_flattened_too(x, y):
     y[0, 3, 4] = np.nan
     est = SequenceRegressor(**SMALL).fit(x, y)
-    there = ~np.isnan(y).any(0)
+    there = ~np.isnan(y)
     true, pred = flatten_steps(y, est.predict(x))
-    assert np.array_equal(true, y[:, there].ravel())
-    assert np.array_equal(pred, est.predict(x)[:, there].ravel())
+    assert np.array_equal(true, y[there])
+    assert np.array_equal(pred, est.predict(x)[there])
 
 
 # -- masks -----------------------------------------------------------------------------------------------
