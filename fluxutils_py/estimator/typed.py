@@ -50,7 +50,8 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
       ``timesteps``, (T, N)); or one per series, (N,). NaN, and None among strings, is a step without a label;
     - ``predict`` gives labels in the same form, ``predict_proba`` probabilities: (K, N, T) for ``(F, N, T)``; one row
       of K columns per series or sample; of views with a label per step, rows of K * T or K * N columns;
-    - ``score`` is the share of labels that are right, pooled over series and time.
+    - ``score`` is the share of labels that are right, pooled over series and time; for metrics and displays of
+      scikit-learn, :func:`fluxutils_py.flatten_steps` makes vectors of labels per step.
 
     A step without any input has NaN for probabilities; its label means nothing.
 
