@@ -113,6 +113,40 @@ class RaggedArray(ArrayFace):
         return np.array(self[...], dtype)
 
 
+class MappedSeries(ArrayFace):
+    """A function of one series (F, T_i), applied when it is read.
+
+    Parameters
+    ----------
+    source : array of shape (F, T_i)
+    function : callable
+        Takes and returns blocks (F, n, t) for any n and t; F may change.
+    """
+
+    def __init__(self, source: Any, function: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.source, self.function = source, function
+        trial = function(np.zeros((source.shape[0], 1, 1), source.dtype))
+        self.shape, self.dtype = (trial.shape[0], int(source.shape[1])), trial.dtype
+
+    def __getitem__(self, key: Any) -> Any:
+        f, t = picks(key, self.shape)
+        steps = range(t, t + 1) if isinstance(t, int) else t
+        block = self.function(np.asarray(self.source[:, _as_key(steps)])[:, None])[:, 0]
+        return block[_as_key(f)][..., 0 if isinstance(t, int) else slice(None)]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if copy is False:
+            raise ValueError("an array that is read lazily cannot be had without copying it")
+        return np.array(self[...], dtype)
+
+
+def _as_key(index: int | range | np.ndarray) -> Any:
+    """What arrays and h5py datasets take: a slice, where it can be one."""
+    if isinstance(index, range) and index.step > 0:
+        return slice(index.start, index.stop, index.step)
+    return np.asarray(index) if isinstance(index, range) else index
+
+
 def is_list_of_series(value: Any) -> bool:
     """Whether a value is a list of arrays that is not one matrix; nested lists of numbers are one array."""
     if not isinstance(value, list) or not value or not all(len(getattr(a, "shape", ())) for a in value):

@@ -13,6 +13,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from fluxutils_py.data import LazyArray, SampleWeight, SequenceView, Series
+from fluxutils_py.data.ragged import MappedSeries
+from fluxutils_py.data.series import in_memory
 from fluxutils_py.data.weights import blocks
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.layout import Inputs, read_inputs, sizes
@@ -62,10 +64,10 @@ class _Transforming:
         check_is_fitted(self)
         inputs, series = one_input(x, est, fitted=True)
         function = self._function(series.F, inverse)
-        if inputs.is_list:
-            return [function(np.asarray(a)[:, None])[:, 0] for a in series.array.arrays]
         if isinstance(x, SequenceView):
             return x.replace(function.over) if has_memory(function) else x.map(function)
+        if inputs.is_list:
+            return [_of_one_series(function, a) for a in series.array.arrays]
         if not series.in_memory and inputs.form == "native":
             return (
                 function.over(series.array) if has_memory(function) else LazyArray(series.array, functions=(function,))
@@ -82,6 +84,13 @@ class _Transforming:
           new state, a list of Tensor, and ``forget(state, series)``.
         """
         raise NotImplementedError
+
+
+def _of_one_series(function: Any, array: Any) -> Any:
+    """A function of blocks on one (F, T_i) array: read later, if the array is in a file and no step needs others."""
+    if in_memory(array) or has_memory(function):
+        return function(np.asarray(array)[:, None])[:, 0]
+    return MappedSeries(array, function)
 
 
 def has_memory(function: Any) -> bool:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
 from torch import nn
 
 from fluxutils_py import (
@@ -15,6 +16,7 @@ from fluxutils_py import (
     EstimatorClassifier,
     SequenceClassifier,
     SequenceRegressor,
+    SequenceScaler,
     Spec,
     net2vec,
 )
@@ -160,6 +162,25 @@ def test_one_series(x):
     same = est().fit(x[0][:, None], targets(x[:1])[0][:, None])
     assert torch.equal(net2vec(found), net2vec(same))
     assert np.array_equal(found.predict(x[:1])[0], same.predict(x[0][:, None])[:, 0])
+
+
+@pytest.mark.parametrize("kind", ["memory", "npy"])
+def test_a_pipeline_of_scaler_and_estimator(x, kind, tmp_path):
+    given = x
+    if kind == "npy":
+        for n, a in enumerate(x):
+            np.save(tmp_path / f"{n}.npy", a)
+        given = [np.load(tmp_path / f"{n}.npy", mmap_mode="r") for n in range(len(x))]
+    scaled = SequenceScaler().fit(given).transform(given)
+    steps = np.concatenate(x, 1)
+    expected = [(a - steps.mean(1, keepdims=True)) / steps.std(1, keepdims=True) for a in x]
+    for found, wanted in zip(scaled, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(found[1, ::2], wanted[1, ::2], rtol=0, atol=1e-12)
+        assert isinstance(found, np.ndarray) == (kind == "memory")
+    piped = make_pipeline(SequenceScaler(), est()).fit(given, targets(x))
+    assert torch.allclose(net2vec(piped[-1]), net2vec(est().fit(expected, targets(x))), rtol=0, atol=1e-10)
+    assert [a.shape for a in piped.predict(given)] == [(1, t) for t in LENGTHS]
 
 
 def test_scikit_learn_splits_lists_by_series(x):

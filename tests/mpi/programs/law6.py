@@ -74,6 +74,12 @@ class Task:
             random_state=random_state, verbose=False,
         )  # fmt: skip
 
+    def listed(self, a):
+        return [
+            a[:, n, start : start + length]
+            for n, (start, length) in enumerate(zip(self.starts, self.spans, strict=True))
+        ]
+
     # each returns a fitted estimator
 
     def plain(self):
@@ -137,6 +143,9 @@ class Task:
         est = self.est(overlap=2, burn_in=1, shuffle=True)
         return est.fit(self.x, self.holes, lengths=self.spans, starts=self.starts)
 
+    def lists(self):
+        return self.est(shuffle=True).fit(self.listed(self.x), self.listed(self.holes), self.listed(self.weight[None]))
+
     def sparse(self):
         words = np.abs(self.x[:1] * 2).astype(int) % 7
         opt = functools.partial(torch.optim.SGD, lr=0.1)
@@ -154,7 +163,7 @@ class Task:
         return self.est(n_jobs=2).fit(self.x, self.y)
 
 
-CASES = [name for name in vars(Task) if not name.startswith("_") and name != "est"]
+CASES = [name for name in vars(Task) if not name.startswith("_") and name not in ("est", "listed")]
 
 
 def results(dtype, factor, comm):
@@ -173,6 +182,9 @@ def results(dtype, factor, comm):
             est.predict(task.x, out=into, lengths=task.lengths)
             found |= {f"{dtype} prediction": y, f"{dtype} going on": more, f"{dtype} into": into}
             found[f"{dtype} state"] = np.concatenate([s.numpy().ravel() for s in state])
+            alone = est.predict(task.listed(task.x))
+            assert [a.shape[1] for a in alone] == task.spans.tolist()
+            found[f"{dtype} lists of predictions"] = np.concatenate(alone, 1)
             found[f"{dtype} late"] = est.predict(task.x, starts=task.starts, lengths=task.spans)
             found[f"{dtype} prediction of few"] = est.predict(task.x[:, :2])
             found[f"{dtype} score"] = np.array(
