@@ -435,3 +435,21 @@ def test_training_may_be_stopped(task):
             raise StopTraining
 
     assert_alike(*(fit(task, n, callbacks=stop) for n in (1, 3)), 1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_single_missing_outputs_and_series_that_begin_late(dtype):
+    """Some threads have series of which no output is missing, some have none at all at first."""
+    task = make_task(dtype)
+    rng = np.random.default_rng(4)
+    y = task.y.copy()
+    y[rng.random(y.shape) < 0.3] = np.nan
+    y[:, ::4] = task.y[:, ::4]
+    starts = rng.integers(0, 30, y.shape[1])
+    fits = [
+        Estimator(task.ours(), None, sgd, Spec(2, B, S, overlap=3), n_jobs=n).fit(
+            task.x, y, sample_weights(task), starts=starts
+        )
+        for n in (1, 3)
+    ]
+    assert_alike(*fits, 1e-6 if dtype == "float32" else 1e-12)
