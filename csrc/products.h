@@ -68,35 +68,36 @@ template <class T, int V, int ROWS, int BLOCKS> void back_through(
     });
 }
 
-// Gradients of weights: out[q H + u][k] += sum over steps, parts and their series of d[u ROWS + rows[q]] * z[k], with
-// vectors over the columns k. d: (steps, parts, H ROWS, W), z: (steps, GROUP, columns), columns a multiple of L.
-template <class T, int ROWS, int BLOCKS> void add_outer_products(
-    T *out, const T *d, const int (&rows)[BLOCKS], const T *z, int64_t H, int64_t columns, int64_t steps, int live,
-    int parts, int group) {
+// Gradients of weights: out[q H + u][k] += sum over steps and series of d[u ROWS + rows[q]] * z[k], with vectors over
+// the columns k. d: (steps, PARTS, H ROWS, W), z: (steps, PARTS W, columns), columns a multiple of L.
+template <class T, int ROWS, int PARTS, int BLOCKS> void add_outer_products(
+    T *out, const T *d, const int (&rows)[BLOCKS], const T *z, int64_t H, int64_t columns, int64_t steps, int live) {
     constexpr int L = Lanes<T>::L;
-    int64_t d_apart = H * ROWS * W<T>;
-    for (int q = 0; q < BLOCKS; q++)
-        in_parts<ACCUMULATORS / 2>(H, [&](int64_t u0, auto n_units) {
-            constexpr int R = decltype(n_units)::value;
-            in_parts<2>(columns / L, [&](int64_t c0, auto n_columns) {
-                constexpr int C = decltype(n_columns)::value;
+    in_parts<2>(columns / L, [&](int64_t c0, auto n_columns) {
+        constexpr int C = decltype(n_columns)::value;
+        for (int q = 0; q < BLOCKS; q++)
+            in_parts<ACCUMULATORS / 2>(H, [&](int64_t u0, auto n_units) {
+                constexpr int R = decltype(n_units)::value;
                 typename Lanes<T>::V sums[R][C];
                 FK_UNROLL
                 for (int j = 0; j < R; j++)
                     FK_UNROLL
                     for (int c = 0; c < C; c++) sums[j][c] = every(T(0));
                 for (int64_t t = 0; t < steps; t++)
-                    for (int b = 0; b < live; b++) {
-                        const T *zb = z + (t * group + b) * columns + c0 * L;
-                        const T *db = d + (t * parts + b / W<T>) * d_apart + (u0 * ROWS + rows[q]) * W<T> + b % W<T>;
-                        typename Lanes<T>::V x[C];
-                        FK_UNROLL
-                        for (int c = 0; c < C; c++) x[c] = load(zb + c * L);
-                        FK_UNROLL
-                        for (int j = 0; j < R; j++) {
-                            auto g = every(db[j * ROWS * W<T>]);
+                    for (int part = 0; part * W<T> < live; part++) {
+                        const T *zb = z + (t * PARTS + part) * W<T> * columns + c0 * L;
+                        const T *db = d + ((t * PARTS + part) * H * ROWS + u0 * ROWS + rows[q]) * W<T>;
+                        const T *end = db + (live - part * W<T> < W<T> ? live - part * W<T> : W<T>);
+                        for (; db < end; db++, zb += columns) {
+                            typename Lanes<T>::V x[C];
                             FK_UNROLL
-                            for (int c = 0; c < C; c++) sums[j][c] = fma(g, x[c], sums[j][c]);
+                            for (int c = 0; c < C; c++) x[c] = load(zb + c * L);
+                            FK_UNROLL
+                            for (int j = 0; j < R; j++) {
+                                auto g = every(db[j * ROWS * W<T>]);
+                                FK_UNROLL
+                                for (int c = 0; c < C; c++) sums[j][c] = fma(g, x[c], sums[j][c]);
+                            }
                         }
                     }
                 FK_UNROLL
@@ -107,7 +108,15 @@ template <class T, int ROWS, int BLOCKS> void add_outer_products(
                         store(o, load(o) + sums[j][c]);
                     }
             });
-        });
+    });
+}
+
+// Copies n numbers by whole vectors: up to L - 1 more are written, and read unless they lie at or behind `end`.
+template <class T> FK_INLINE void copy_over(T *to, const T *from, int64_t n, const T *end) {
+    constexpr int L = Lanes<T>::L;
+    int64_t k = 0;
+    for (; k < n && from + k + L <= end; k += L) store(to + k, load(from + k));
+    for (; k < n; k++) to[k] = from[k];
 }
 
 }  // namespace

@@ -194,23 +194,23 @@ template <class Cell, class T> struct Window {
 
     // -- backwards -----------------------------------------------------------------------------------------------
 
-    // Columns of the sums for the gradients of weights: inputs and a one for the bias, states (and a one if the sums
-    // that the state adds to are others); filled up to whole vectors.
+    // The gradients of weights are sums of products with rows of inputs, states, and a one for the bias. Where inputs
+    // and states add to the same sums of a cell, one row holds both. Rows are filled up to whole vectors.
     static constexpr bool same_rows() {
         if (NX != NH) return false;
         for (int q = 0; q < NX; q++)
             if (Cell::X_ROWS[q] != Cell::H_ROWS[q]) return false;
         return true;
     }
-    int64_t x_columns() const { return (F + 1 + L - 1) / L * L; }
-    int64_t h_columns() const { return (H + !same_rows() + L - 1) / L * L; }
+    static int64_t filled(int64_t n) { return (n + L - 1) / L * L; }
+    int64_t x_columns() const { return filled(same_rows() ? F + H + 1 : F + 1); }
+    int64_t h_columns() const { return same_rows() ? 0 : filled(H + 1); }
     int64_t part_numbers() const { return NX * H * x_columns() + NH * H * h_columns(); }
-    bool of_x() const { return call.dw_x || call.db_x || (same_rows() && call.db_h); }
-    bool of_h() const { return call.dw_h || (!same_rows() && call.db_h); }
+    bool of_weights() const { return call.dw_x || call.dw_h || call.db_x || call.db_h; }
 
     // A number of parts that depends on the shape alone.
     int64_t n_parts() const {
-        int64_t most = PARTS_BYTES / ((NX * (F + 1) + NH * (H + 1)) * H * static_cast<int64_t>(sizeof(T)));
+        int64_t most = PARTS_BYTES / ((NX * F + NH * H) * H * static_cast<int64_t>(sizeof(T)));
         most = most > MAX_PARTS ? MAX_PARTS : most < MIN_PARTS ? MIN_PARTS : most;
         return n_groups < most ? n_groups : most;
     }
@@ -231,8 +231,8 @@ template <class Cell, class T> struct Window {
             : dh(room.take<T>(PARTS_OF_GROUP * w.H * W<T>)),
               dc(room.take<T>(PARTS_OF_GROUP * w.H * W<T>)),
               d(room.take<T>(steps * PARTS_OF_GROUP * w.H * ROWS * W<T>)),
-              z_x(room.take<T>(steps * GROUP * w.x_columns())),
-              z_h(room.take<T>(steps * GROUP * w.h_columns())),
+              z_x(room.take<T>(steps * GROUP * w.x_columns() + L)),
+              z_h(room.take<T>(steps * GROUP * w.h_columns() + L)),
               dy(room.take<T>(w.H * W<T>)),
               before(room.take<T>(w.H * W<T>)),
               after(room.take<T>(w.H * W<T>)),
@@ -312,18 +312,29 @@ template <class Cell, class T> struct Window {
         }
     }
 
-    // Rows of `n` numbers, each followed by a one and zeros.
-    static void copy_rows(T *to, const T *from, int64_t n, int64_t columns, bool one, int live) {
-        for (int b = 0; b < live; b++, to += columns) {
-            if (from)
-                memcpy(to, from + b * n, n * sizeof(T));
-            else
-                memset(to, 0, n * sizeof(T));
-            for (int64_t k = n; k < columns; k++) to[k] = one && k == n;
+    // The rows for the steps of a block: of inputs, and of the states before them.
+    void fill_rows(const BackwardRoom &r, int64_t b0, int live, int64_t first, int64_t end) const {
+        V one = every(T(0));
+        one[0] = 1;
+        const T *x_end = at<T>(call.x, S * B * F);
+        for (int64_t t = first; t < end; t++) {
+            const T *x = at<T>(call.x, (t * B + b0) * F), *h = rows_before(t, b0);
+            const T *h_end = t ? at<T>(call.y, S * B * H) : at<T>(call.h0, B * H);
+            T *to_x = r.z_x + (t - first) * GROUP * x_columns(), *to_h = r.z_h + (t - first) * GROUP * h_columns();
+            for (int b = 0; b < live; b++, to_x += x_columns(), to_h += h_columns()) {
+                copy_over(to_x, x + b * F, F, x_end);
+                T *states = same_rows() ? to_x + F : to_h;
+                if (h)
+                    copy_over(states, h + b * H, H, h_end);
+                else
+                    memset(states, 0, H * sizeof(T));
+                if (!same_rows()) store(to_x + F, one);
+                store(states + H, one);
+            }
         }
     }
 
-    void group_backward(int64_t group, BackwardRoom r, T *sum_x) const {
+    void group_backward(int64_t group, BackwardRoom r, T *sums_of_part) const {
         const int64_t b0 = group * GROUP, steps = steps_together();
         const int live = static_cast<int>(B - b0 < GROUP ? B - b0 : GROUP);
         for (int b = 0; b < live; b += W<T>) {
@@ -339,20 +350,13 @@ template <class Cell, class T> struct Window {
                 n > L ? series_backward<2>(b0 + b, n, b / W<T>, first, end, r)
                       : series_backward<1>(b0 + b, n, b / W<T>, first, end, r);
             }
-            if (of_x()) {
-                for (int64_t t = first; t < end; t++)
-                    copy_rows(r.z_x + (t - first) * GROUP * x_columns(), at<T>(call.x, (t * B + b0) * F), F,
-                              x_columns(), true, live);
-                add_outer_products<T, ROWS>(sum_x, r.d, Cell::X_ROWS, r.z_x, H, x_columns(), end - first, live,
-                                            PARTS_OF_GROUP, GROUP);
-            }
-            if (of_h()) {
-                for (int64_t t = first; t < end; t++)
-                    copy_rows(r.z_h + (t - first) * GROUP * h_columns(), rows_before(t, b0), H, h_columns(),
-                              !same_rows(), live);
-                add_outer_products<T, ROWS>(sum_x + NX * H * x_columns(), r.d, Cell::H_ROWS, r.z_h, H, h_columns(),
-                                            end - first, live, PARTS_OF_GROUP, GROUP);
-            }
+            if (!of_weights()) continue;
+            fill_rows(r, b0, live, first, end);
+            add_outer_products<T, ROWS, PARTS_OF_GROUP>(sums_of_part, r.d, Cell::X_ROWS, r.z_x, H, x_columns(),
+                                                        end - first, live);
+            if (!same_rows())
+                add_outer_products<T, ROWS, PARTS_OF_GROUP>(sums_of_part + NX * H * x_columns(), r.d, Cell::H_ROWS,
+                                                            r.z_h, H, h_columns(), end - first, live);
         }
         for (int b = 0; b < live; b += W<T>) {
             int n = live - b < W<T> ? live - b : W<T>;
@@ -371,19 +375,20 @@ template <class Cell, class T> struct Window {
             return;
         }
         BackwardRoom own(room, *this, steps_together());
-        T *sum_x = sums + part * part_numbers();
-        memset(sum_x, 0, part_numbers() * sizeof(T));
+        T *sums_of_part = sums + part * part_numbers();
+        memset(sums_of_part, 0, part_numbers() * sizeof(T));
         for (int64_t g = n_groups * part / n_parts(); g < n_groups * (part + 1) / n_parts(); g++)
-            group_backward(g, own, sum_x);
+            group_backward(g, own, sums_of_part);
     }
 
-    void add_parts(T *dw, T *db, int64_t offset, int64_t rows, int64_t biases, int64_t n, int64_t columns) const {
-        for (int64_t row = 0; row < rows; row++) {
-            T *first = sums + offset + row * columns;
+    // The sum over the parts of n columns; `apart` numbers from row to row of the sums.
+    void add_parts(void *to, int64_t rows, int64_t n, const T *from, int64_t apart) const {
+        if (!to) return;
+        T *out = static_cast<T *>(to);
+        for (int64_t row = 0; row < rows; row++, out += n, from += apart) {
+            memcpy(out, from, n * sizeof(T));
             for (int64_t p = 1; p < n_parts(); p++)
-                for (int64_t k = 0; k < n + (biases > 0); k++) first[k] += first[p * part_numbers() + k];
-            if (dw) memcpy(dw + row * n, first, n * sizeof(T));
-            if (db && row < biases) db[row] = first[n];
+                for (int64_t k = 0; k < n; k++) out[k] += from[p * part_numbers() + k];
         }
     }
 
@@ -393,13 +398,13 @@ template <class Cell, class T> struct Window {
         fk_parallel(
             threads(), n_parts(), [](void *w, int64_t i) { static_cast<Window *>(w)->part_backward(i); }, this);
         if (out_of_memory) return FK_OUT_OF_MEMORY;
-        T *db_x = at<T>(call.db_x, 0), *db_h = at<T>(call.db_h, 0);
-        if (of_x())
-            add_parts(at<T>(call.dw_x, 0), same_rows() && !db_x ? db_h : db_x, 0, NX * H, NX * H, F, x_columns());
-        if (of_h())
-            add_parts(at<T>(call.dw_h, 0), db_h, NX * H * x_columns(), NH * H, same_rows() ? 0 : Cell::H_BIASES * H, H,
-                      h_columns());
-        if (same_rows() && db_x && db_h) memcpy(db_h, db_x, NX * H * sizeof(T));
+        if (!of_weights()) return FK_OK;
+        const int64_t apart = same_rows() ? x_columns() : h_columns();
+        const T *of_states = same_rows() ? sums + F : sums + NX * H * x_columns();
+        add_parts(call.dw_x, NX * H, F, sums, x_columns());
+        add_parts(call.dw_h, NH * H, H, of_states, apart);
+        add_parts(call.db_x, NX * H, 1, same_rows() ? of_states + H : sums + F, x_columns());
+        add_parts(call.db_h, Cell::H_BIASES * H, 1, of_states + H, apart);
         return FK_OK;
     }
 };
