@@ -2,8 +2,8 @@
 
 The loop brings x to time-major memory, carries the state from window to window, and writes into an array; windows are
 of ``seqsize`` steps. ``in one call`` gives the recurrent layer all steps of a group at once, which needs the memory.
-``predict`` chooses its blocks itself, such that predictions in chunks of time come out equal to the last bit, which the
-loop's do not. All take turns and must give the same numbers to rounding; ratios are to the loop, with its A/A control.
+``predict`` chooses its windows itself, in bounded memory. All take turns and must give the same numbers to rounding;
+ratios are to the loop, with its A/A control.
 
     python benchmarks/bench_predict.py [--rounds 9] [--shapes small large long]
 """

@@ -46,6 +46,7 @@ PARTS = {
     "step": Part("bench_step.py"),
     "ranks": Part("bench_parallel.py", ["--rounds", "4"]),
     "predict": Part("bench_predict.py"),
+    "stream": Part("bench_stream.py", environment={"OMP_NUM_THREADS": "1"}),
     "growth": Part("bench_growth.py"),
     "windows": Part("bench_windows.py"),
     "cells": Part("bench_cells.py", environment={"OMP_NUM_THREADS": "1"}),

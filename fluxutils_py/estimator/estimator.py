@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -422,6 +423,12 @@ class Estimator(ReadableTables, BaseEstimator):
     def _transforms(self) -> dict[str, Transform]:
         """What the methods that give something for each step make of the model's outputs (S, B, G)."""
         return {"predict": self._answer}
+
+    @classmethod
+    @cache
+    def _get_param_names(cls) -> list[str]:  # at each call of predict: 50 us where the signature is read again
+        names: list[str] = super()._get_param_names()
+        return names
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

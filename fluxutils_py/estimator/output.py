@@ -135,7 +135,12 @@ class Output:
                 )
             dtype = getattr(_writable(target), "dtype", None)
             numbers = y.dtype.kind == "f"  # labels are to stay whole: strings would be cut, integers wrap around
-            if isinstance(dtype, np.dtype) and not np.can_cast(y.dtype, dtype, "same_kind" if numbers else "safe"):
+            # not text or bytes either, of which NumPy would write as many digits as there is room for
+            if isinstance(dtype, np.dtype) and not (
+                np.can_cast(y.dtype, dtype, "same_kind") and dtype.kind in "fcO"
+                if numbers
+                else np.can_cast(y.dtype, dtype, "safe")
+            ):
                 way_out = "floating-point" if numbers else str(y.dtype)
                 raise DataError(f"{name} has dtype {dtype}, which cannot hold {y.dtype}; make it {way_out}")
         return tuple(_writable(target) for _, target in named)

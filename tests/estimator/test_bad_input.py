@@ -787,6 +787,11 @@ def state_of(n_series, n_features=2, hidden=4):
     Case("out G", ShapeError, "out has shape (2, 5, 12); expected (1, 5, 12)", out(2, N, T)),
     Case("out of integers", DataError, ("out has dtype int64, which cannot hold float32", "make it floating-point"),
          out(1, N, T, dtype="int64")),
+    *(
+        Case(f"out of {kind}", DataError, (f"out has dtype {np.dtype(kind)}, which", "make it floating-point"),
+             out(1, N, T, dtype=kind))
+        for kind in ("U9", "S9", "V4", "M8[s]")
+    ),
     Case("out of bools", DataError, "out has dtype bool", out(1, N, T, dtype="bool")),
     Case("out of torch integers", DataError, "out has dtype int64, which cannot hold float32",
          lambda: {"x": X, "out": torch.full((1, N, T), 7)}),

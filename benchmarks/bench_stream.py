@@ -1,0 +1,115 @@
+"""How long one step takes as data come in: a stream, and ``predict`` called for each step, beside the bare model.
+
+The bare model is an ``nn.LSTM`` and a linear head of torch that are given each step under ``torch.inference_mode``, the
+state carried by hand. A stream takes the step as a NumPy array of shape (F, N), looks for missing values, and returns
+an array; ``predict`` is given the state of the step before and returns the next one. All take turns at each step, and
+must give the same numbers to rounding. The ratio is that of a round's medians to that of the bare model; the columns
+p50 and p99 are over all steps, in microseconds.
+
+    python benchmarks/bench_stream.py [--rounds 9] [--hidden 10 128] [--series 1 100 1000]
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from common import Report, Table, parse, parser, ratios, spread
+from torch import Tensor, nn
+
+from fluxutils_py import Estimator
+from fluxutils_py.nn import LSTM
+
+BASE = "bare model"
+N_FEATURES = 3
+
+
+class Bare:
+    """The layers of torch, with a state that is carried by hand."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.lstm, self.head = copy.deepcopy(model[0].module), copy.deepcopy(model[1])
+        self.state: tuple[Tensor, Tensor] | None = None
+
+    def step(self, x: Tensor) -> Tensor:
+        with torch.inference_mode():
+            y, self.state = self.lstm(x, self.state)
+            return self.head(y)
+
+
+class EachStep:
+    """``predict``, called for each step with the state of the one before."""
+
+    def __init__(self, est: Estimator) -> None:
+        self.est, self.state = est, None
+
+    def step(self, x: np.ndarray) -> np.ndarray:
+        y, self.state = self.est.predict(x, state=self.state, return_state=True)
+        return y
+
+
+def by_turns(
+    work: dict[str, tuple[Callable[[object], object], list[object]]], rounds: int
+) -> dict[str, list[np.ndarray]]:
+    """The seconds of each step of each round; at each step all take turns, each round begins with another one."""
+    names = list(work)
+    taken: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for r in range(rounds):
+        gc.collect()
+        order = names[r % len(names) :] + names[: r % len(names)]
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        for t in range(len(work[BASE][1])):
+            for name in order:
+                step, xs = work[name]
+                began = time.perf_counter()
+                step(xs[t])
+                seconds[name].append(time.perf_counter() - began)
+        for name in names:
+            taken[name].append(np.array(seconds[name]))
+    return taken
+
+
+def compare(n_hidden: int, n_series: int, report: Report, rounds: int, n_steps: int) -> None:
+    x = np.random.default_rng(0).normal(size=(n_steps, N_FEATURES, n_series)).astype("f4")
+    model = nn.Sequential(LSTM(N_FEATURES, n_hidden), nn.Linear(n_hidden, 1))
+    few = np.ascontiguousarray(x[:5].transpose(1, 2, 0))  # (F, N, T)
+    est = Estimator(model, spec={"epochs": 1, "batchsize": 256, "seqsize": 5}, verbose=False).fit(few, few[:1])
+    tensors = [torch.tensor(step.T[None].copy()) for step in x]  # (1, N, F)
+    bare = [Bare(est.model_) for _ in range(2)]
+    live, each = est.stream(n_series), EachStep(est)
+    work = {
+        BASE: (bare[0].step, tensors),
+        "bare model again (A/A)": (bare[1].step, tensors),
+        "stream": (live.step, list(x)),
+        "predict, one step per call": (each.step, [step[:, :, None] for step in x]),
+    }
+    last = {name: np.asarray([step(v) for v in xs][-1]).reshape(-1) for name, (step, xs) in work.items()}
+    apart = {name: float(np.abs(y - last[BASE]).max()) for name, y in last.items()}  # and all are warm
+    assert max(apart.values()) < 1e-5, apart
+    taken = by_turns(work, rounds)
+    medians = {name: [float(np.median(seconds)) for seconds in found] for name, found in taken.items()}
+    columns = ["contender", f"ratio of p50 to {BASE} (range)", "p50, us", "p99, us", "outputs apart"]
+    table = Table(f"LSTM({n_hidden}) and a linear head, {n_series} series", columns)
+    for name, found in medians.items():
+        p50, p99 = (f"{1e6 * np.percentile(np.concatenate(taken[name]), p):.0f}" for p in (50, 99))
+        table.rows.append([name, spread(ratios(found, medians[BASE])), p50, p99, f"{apart[name]:.1e}"])
+    report.add(table)
+
+
+def main() -> None:
+    made = parser(__doc__, rounds=9)
+    made.add_argument("--hidden", type=int, nargs="+", default=[10, 128])
+    made.add_argument("--series", type=int, nargs="+", default=[1, 100, 1000])
+    args = parse(made)
+    report = Report(__doc__, args)
+    for n_hidden in args.hidden:
+        for n_series in args.series:
+            compare(n_hidden, n_series, report, args.rounds, 5 if args.quick else 200)
+
+
+if __name__ == "__main__":
+    main()
