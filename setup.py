@@ -55,7 +55,7 @@ class BuildKernels(build_ext):
         flags = FLAGS + shlex.split(os.environ.get("CXXFLAGS", ""))
         objects = Path(self.build_temp)
         objects.mkdir(parents=True, exist_ok=True)
-        jobs = {name: (SOURCES / f"{name}.cpp", []) for name in ("dispatch", "threads")}
+        jobs = {name: (SOURCES / f"{name}.cpp", []) for name in ("copy", "dispatch", "threads")}
         for name, own in units.items():
             jobs[f"unit_{name}"] = (SOURCES / "unit.cpp", [*own, f"-DFLUXUTILS_UNIT=fk_{name}"])
 

@@ -124,9 +124,6 @@ class Series:
         size = stop - start
         if rows.common_start is not None and (rows.common_series is not None or self._plain is not None):
             block = self._rectangle(rows, start, stop)
-            if self._order is not None and rows.common_series is not None:  # of scattered series it is a copy already
-                there, back = self._order
-                block = np.ascontiguousarray(block.transpose(there)).transpose(back)
             if block.shape[2] < size:  # rows that end before their neighbours: the caller masks the rest
                 block = np.concatenate([block, np.zeros((*block.shape[:2], size - block.shape[2]), block.dtype)], 2)
             return block.transpose(2, 1, 0)

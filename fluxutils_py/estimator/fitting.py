@@ -28,7 +28,7 @@ from fluxutils_py.nn import SeqLoss, as_loss, known_mode, recurs, reset, seeded,
 from fluxutils_py.parallel import Sync, Threads, n_threads
 from fluxutils_py.reporting.progress import progress_hook
 from fluxutils_py.training import EarlyStopping, Loop, Schedule, TensorBatches, Validation, WindowStep
-from fluxutils_py.training.batches import to_tensor
+from fluxutils_py.training.tensors import to_tensor
 
 FOLD_WINDOWS = 8  # windows that a piece of a series holds at least, for its state to mean something
 VALIDATION = 1 << 14  # rows times steps computed together

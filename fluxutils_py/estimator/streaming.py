@@ -14,7 +14,7 @@ from torch import Tensor
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.spec import check_int, read_spec
 from fluxutils_py.nn import InferenceSession
-from fluxutils_py.training.batches import to_tensor
+from fluxutils_py.training.tensors import to_tensor
 
 
 def stream(model: Any, n_series: int = 1, state: Sequence[Tensor] | None = None, *, method: str = "predict") -> Any:

@@ -50,6 +50,11 @@ class Library:
         lib.fluxutils_kept_per_output.restype = ctypes.c_int32
         self.kept_per_output = functools.cache(lib.fluxutils_kept_per_output)
 
+        self.copy_window = lib.fluxutils_copy_window
+        word, address = ctypes.c_int64, ctypes.c_void_p
+        self.copy_window.argtypes = [address, word, address, *[word] * 8]
+        self.copy_window.restype = ctypes.c_int32
+
     @property
     def isa_name(self) -> str:
         return next(name for name, number in ISAS.items() if number == self.isa)

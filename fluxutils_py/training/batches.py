@@ -14,6 +14,7 @@ from torch import Tensor
 from fluxutils_py.data import BackgroundDataLoader, Place, SequenceWindows, Window
 from fluxutils_py.errors import LoadError
 from fluxutils_py.training.randomness import generator_state, load_generator, pass_begins
+from fluxutils_py.training.tensors import to_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,43 +138,3 @@ def share_of(n: int, rank: int, size: int) -> slice:
     each, more = divmod(n, size)
     start = each * rank + min(rank, more)
     return slice(start, start + each + (rank < more))
-
-
-def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device, *, aside: bool = False) -> Tensor:
-    """A contiguous tensor with a copy of an array of any memory order: integers as int64, all else as ``dtype``.
-
-    Never shares memory with ``values``, so that a model that works in place cannot change the user's data. ``aside``
-    says that this goes on beside training: then rows that lie in one piece are copied by NumPy, on one core, where
-    torch would take all (benchmarks/bench_windows.py: 2.2 against 1.7 of a memcpy on two cores).
-    """
-    if values.dtype.kind in "iu":
-        dtype = torch.int64
-    if not values.dtype.isnative:
-        values = values.astype(values.dtype.newbyteorder("="))
-    on_gpu = device.type == "cuda"
-    out = torch.empty(values.shape, dtype=dtype, pin_memory=on_gpu)
-    half, size = values.dtype == np.float16, values.itemsize
-    if half and not _torch_takes(values):
-        values = np.array(values)
-    scattered = half or values.strides[-1] != size  # torch transposes, and converts halves, faster than NumPy
-    if (scattered or not aside) and _torch_takes(values):
-        out.copy_(torch.from_numpy(values if values.flags.writeable else np.asarray(_Writable(values))))
-    else:
-        np.copyto(out.numpy(), values, casting="unsafe")
-    # from pinned memory a copy to a GPU waits for nothing; torch keeps the memory until it is done
-    return out if device.type == "cpu" else out.to(device, non_blocking=on_gpu)
-
-
-def _torch_takes(values: np.ndarray) -> bool:
-    """Whether there can be a tensor of this memory: strides neither negative nor between two values."""
-    size = values.itemsize
-    return size <= 8 and all(s >= 0 and s % size == 0 for s in values.strides)
-
-
-class _Writable:
-    """The memory of a read-only array as if it could be written to, for torch, which warns of what only reads."""
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values = values  # keeps the memory alive
-        interface = values.__array_interface__
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}

@@ -14,7 +14,7 @@ from fluxutils_py.data import SequenceWindows
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import InferenceSession
 from fluxutils_py.parallel import Sync
-from fluxutils_py.training.batches import to_tensor
+from fluxutils_py.training.tensors import to_tensor
 
 MEMORY = 1 << 22  # bytes that the outputs of a model's layers may take, for one window
 FEW = 128  # series times steps that need no look at the size of the model

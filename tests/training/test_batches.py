@@ -1,6 +1,5 @@
-"""Arrays of any kind as tensors, and windows as batches."""
+"""Windows as batches."""
 
-import itertools
 import threading
 
 import numpy as np
@@ -8,85 +7,9 @@ import pytest
 import torch
 
 from fluxutils_py.data import Place, Rows, SampleWeight, SequenceWindows, Series, as_series, h5mmap, h5save
-from fluxutils_py.training.batches import TensorBatches, to_tensor
+from fluxutils_py.training.batches import TensorBatches
 
 CPU = torch.device("cpu")
-ORDERS = list(itertools.permutations(range(3)))
-FLOATS = ["f2", "f4", "f8", "g", "?", ">f2", ">f4", ">f8"]
-INTEGERS = ["i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", ">i2", ">i8"]
-
-
-def array(dtype, order=(0, 1, 2), shape=(4, 3, 5)):
-    x = (np.arange(np.prod(shape)) % 50).reshape(shape).astype(dtype)
-    return np.ascontiguousarray(x.transpose(order)).transpose(np.argsort(order))
-
-
-def packed(dtype):
-    """One field of records that are no multiple of its size."""
-    records = np.zeros((4, 3, 5), [("flag", "u1"), ("value", dtype)])
-    records["value"] = array(dtype)
-    return records["value"]
-
-
-def read_only(x):
-    x = x.copy(order="K")
-    x.flags.writeable = False
-    return x
-
-
-VIEWS = {
-    "whole": lambda x: x,
-    "steps reversed": lambda x: x[::-1],
-    "series reversed": lambda x: x[:, ::-1],
-    "features reversed": lambda x: x[:, :, ::-1],
-    "every second": lambda x: x[::2, :, ::2],
-    "one": lambda x: x[1:2, 2:3, 4:],
-    "repeated": lambda x: np.broadcast_to(x[:, :1], x.shape),
-    "read-only": read_only,
-    "not aligned": lambda x: np.frombuffer(b"\0" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape),
-}
-
-
-def check(values, dtype):
-    before = values.copy()
-    tensor = to_tensor(values, dtype, CPU)
-    assert tensor.dtype == (torch.int64 if values.dtype.kind in "iu" else dtype)
-    assert tensor.is_contiguous()
-    assert tensor.tolist() == values.astype("f8" if dtype == torch.float64 else "f4").tolist()
-    tensor.fill_(99)
-    assert np.array_equal(values, before)
-
-
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("kind", [*FLOATS, *INTEGERS])
-def test_any_array_becomes_a_contiguous_copy(kind, view):
-    for order in ORDERS:
-        check(VIEWS[view](array(kind, order)), torch.float64)
-        check(VIEWS[view](array(kind, order)), torch.float32)
-
-
-@pytest.mark.parametrize("kind", ["f2", "f4", "f8", "i4"])
-def test_a_field_of_records_becomes_a_contiguous_copy(kind):
-    check(packed(kind), torch.float64)
-    check(packed(kind).transpose(2, 1, 0), torch.float32)
-
-
-def test_doubles_are_rounded_once_to_the_type_of_the_model():
-    x = np.random.default_rng(0).normal(size=(6, 5, 4))
-    for values in (x, x.transpose(2, 1, 0)):
-        assert np.array_equal(to_tensor(values, torch.float32, CPU).numpy(), values.astype("f4"))
-
-
-def test_values_that_are_no_numbers_stay():
-    x = np.array([[[np.nan, np.inf, -np.inf, -0.0]]], "f4")
-    assert np.array_equal(to_tensor(x, torch.float64, CPU).numpy(), x.astype("f8"), equal_nan=True)
-
-
-def test_a_tensor_goes_to_its_device():
-    assert to_tensor(array("f4"), torch.float32, torch.device("meta")).device.type == "meta"
-
-
-# -- batches -------------------------------------------------------------------------------------------
 
 
 def windows(n_inputs=1, n_targets=1, **kwargs):

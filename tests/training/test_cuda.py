@@ -8,7 +8,8 @@ from torch import nn
 from fluxutils_py import Estimator, Spec, net2vec
 from fluxutils_py.data import Rows, SequenceWindows, Series
 from fluxutils_py.nn import LSTM, takes_windows
-from fluxutils_py.training.batches import TensorBatches, to_tensor
+from fluxutils_py.training.batches import TensorBatches
+from fluxutils_py.training.tensors import to_tensor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 F, N, T = 3, 13, 43

@@ -1,0 +1,110 @@
+"""Windows of arrays as tensors: one copy, into contiguous memory of the type and device of the model."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fluxutils_py.nn.kernels import library, n_threads
+
+_FLOATS = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}  # as csrc/kernels.h numbers them
+
+
+def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device, *, aside: bool = False) -> Tensor:
+    """A contiguous tensor with a copy of a window ``(S, B, F)`` of any memory order.
+
+    Never shares memory with ``values``, so that a model that works in place cannot change the user's data. Windows
+    whose features are not neighbours in memory are transposed by the native kernels where these are at hand, else
+    gathered in the order of their memory and then transposed by torch (benchmarks/bench_windows.py).
+
+    Parameters
+    ----------
+    values : ndarray
+        Integers become int64, all else ``dtype``.
+    dtype : torch.dtype
+    device : torch.device
+    aside : bool
+        Whether this goes on beside training: then one core does it, where it would take all.
+    """
+    if values.dtype.kind in "iu":
+        dtype = torch.int64
+    if not values.dtype.isnative:
+        values = values.astype(values.dtype.newbyteorder("="))
+    on_gpu = device.type == "cuda"
+    out = torch.empty(values.shape, dtype=dtype, pin_memory=on_gpu)
+    scattered = values.strides[-1] != values.itemsize
+    if not (scattered and copy_window(out.numpy(), values, threads=1 if aside else None)):
+        _copy(out, gathered(values) if scattered else values, aside)
+    # from pinned memory a copy to a GPU waits for nothing; torch keeps the memory until it is done
+    return out if device.type == "cpu" else out.to(device, non_blocking=on_gpu)
+
+
+def copy_window(out: np.ndarray, values: np.ndarray, threads: int | None = None) -> bool:
+    """Copy a window whose memory runs along its steps or its series to contiguous memory, if the library can.
+
+    Parameters
+    ----------
+    out : ndarray of shape (S, B, F), C order, float32 or float64
+    values : ndarray of shape (S, B, F)
+        float32 or, also for an ``out`` of float32, float64; of any strides, one of which is that of neighbours.
+    threads : int, optional
+        By default as many as recurrent layers use.
+
+    Returns
+    -------
+    bool
+        Whether it was done; if not, ``out`` is as it was.
+    """
+    codes, size, loaded = (_FLOATS.get(out.dtype), _FLOATS.get(values.dtype)), values.itemsize, library()
+    if loaded is None or None in codes or values.ndim != 3 or not values.size:
+        return False
+    if not values.flags.aligned or any(stride % size for stride in values.strides):
+        return False
+    strides = (stride // size for stride in values.strides)
+    threads = n_threads() if threads is None else threads
+    return not loaded.copy_window(
+        out.ctypes.data, codes[0], values.ctypes.data, codes[1], *values.shape, *strides, threads
+    )
+
+
+def _copy(out: Tensor, values: np.ndarray, aside: bool) -> None:
+    half = values.dtype == np.float16
+    if half and not _torch_takes(values):
+        values = np.array(values)
+    scattered = (
+        half or values.strides[-1] != values.itemsize
+    )  # torch transposes, and converts halves, faster than NumPy
+    if (scattered or not aside) and _torch_takes(values):
+        out.copy_(torch.from_numpy(values if values.flags.writeable else np.asarray(_Writable(values))))
+    else:
+        np.copyto(out.numpy(), values, casting="unsafe")
+
+
+def gathered(values: np.ndarray) -> np.ndarray:
+    """A window (S, B, F) copied from where it lies scattered, in the order of its memory.
+
+    Runs of the memory stay innermost, features come next: then a transposition to (S, B, F) stays in the cache, with up
+    to five times the speed that it has from a copy in the order of the memory (benchmarks/bench_windows.py).
+    """
+    apart = ((n - 1) * abs(stride) for n, stride in zip(values.shape, values.strides, strict=True))
+    if values.ndim != 3 or sum(apart) + values.itemsize == values.nbytes:  # in one piece already
+        return values
+    along_steps = abs(values.strides[0]) <= abs(values.strides[1])
+    there, back = ((1, 2, 0), (2, 0, 1)) if along_steps else ((0, 2, 1), (0, 2, 1))
+    return np.ascontiguousarray(values.transpose(there)).transpose(back)
+
+
+def _torch_takes(values: np.ndarray) -> bool:
+    """Whether there can be a tensor of this memory: strides neither negative nor between two values."""
+    size = values.itemsize
+    return size <= 8 and all(s >= 0 and s % size == 0 for s in values.strides)
+
+
+class _Writable:
+    """The memory of a read-only array as if it could be written to, for torch, which warns of what only reads."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values  # keeps the memory alive
+        interface = values.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
