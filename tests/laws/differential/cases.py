@@ -32,7 +32,7 @@ PLAIN = {
     "y_dtype": None,  # as x
     "order": "C",
     "lengths": False,
-    "starts": False,
+    "starts": True,
     "listed": False,  # series as a list of arrays
     "view": False,  # samples(x)
     "weights": None,  # "series", "steps", "zeros"
@@ -70,18 +70,19 @@ STACKS = {  # cells, and whether each begins a layer
 }
 READY = {"lstm", "gru", "rnn", "lstm2", "gru2", "flstm", "sgru", "mgu2", "hfgru"}  # SequenceRegressor has them
 OF_CELLS = {"lstmcell", "grucell", "rnncell", "leaky"}  # whose states are (B, H)
+MORE_STEPS = 4  # other data of a case are longer by fewer than this
 NO_WEIGHTS = {"custom", "custom_steps"}  # losses without a fourth argument
 LABELS = {"ce", "ce_weights", "ce_ignore"}
 
 # What main can do already; the rest of the rules is stated in loop.py and waits here.
 LANDED = {
-    "auto": False,  # Spec.rebatch="auto", and the guard of True
-    "starts": False,
+    "auto": True,  # Spec.rebatch="auto", and the guard of True
+    "starts": True,
     "listed": False,
-    "outputs": False,  # masks of single outputs
+    "outputs": True,  # masks of single outputs
     "context": False,  # overlap of models without state
     "proba state": False,  # predict_proba takes and returns the state
-    "burn_in weights": False,
+    "burn_in weights": True,
 }
 
 
@@ -234,8 +235,12 @@ def settle(case):
 
 
 def longest_row(c):
-    """The fewest steps that some row of a fit has at least; ``burn_in`` must be below."""
+    """How many steps some row of any fit of a case has at least; ``burn_in`` must be below."""
+    return min(_longest_piece(c, c["n_steps"] + more) for more in range(MORE_STEPS))
+
+
+def _longest_piece(c, n_steps):
     pieces = c["batchsize"] // c["n_series"]
     if c["rebatch"] == "auto":
-        pieces = min(pieces, c["n_steps"] // (8 * c["seqsize"])) if c["seqsize"] else 1
-    return c["n_steps"] // pieces if c["rebatch"] is not False and 2 <= pieces < c["n_steps"] else c["n_steps"]
+        pieces = min(pieces, n_steps // (8 * c["seqsize"])) if c["seqsize"] else 1
+    return n_steps // pieces if c["rebatch"] is not False and 2 <= pieces < n_steps else n_steps

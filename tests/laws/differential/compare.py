@@ -14,7 +14,7 @@ from fluxutils_py.nn import native_kernels
 
 from . import ours
 from .arrays import IGNORED, Place, make_data
-from .cases import LANDED, NO_WEIGHTS, OF_CELLS
+from .cases import LANDED, MORE_STEPS, NO_WEIGHTS, OF_CELLS
 from .loop import Oracle, accuracy, pooled_r2
 
 LABELS = np.array(["ash", "birch", "cedar"])
@@ -119,7 +119,7 @@ def _run(case, folder):
     given = Given(case, train, place)
     held_out = held_out_given = None
     if case["validation"]:
-        held_out = make_data(case, 2, more_series=case["data"] % 3, more_steps=case["data"] % 4)
+        held_out = make_data(case, 2, more_series=case["data"] % 3, more_steps=case["data"] % MORE_STEPS)
         held_out_given = Given(case, held_out, place)
 
     start = ours.Start()
@@ -150,7 +150,7 @@ def _run(case, folder):
         _same_fit(same, case["then"], est, oracle)
 
     _same_predictions(same, case, est, oracle, given, "train")
-    other = Given(case, make_data(case, 4, more_series=case["data"] % 4, more_steps=case["data"] % 5), place)
+    other = Given(case, make_data(case, 4, more_series=case["data"] % 4, more_steps=case["data"] % (MORE_STEPS + 1)), place)
     _same_predictions(same, case, est, oracle, other, "other")
     if case["outputs"] != "last" and not case["view"]:
         _same_chunks(same, case, est, oracle, other)
