@@ -31,7 +31,7 @@ def run_score(est: Any, x: Any, y: Any, sample_weight: Any, lengths: Any, starts
         rows = inputs.whole()
         weight = read_weight(sample_weight, inputs)
         if weight is not None:
-            weight.normalise(rows, targets)
+            weight.normalise(rows, targets, single_outputs=True)
         loss = as_loss(est._settings().loss)
         if isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int":
             return pooled_accuracy(predictions, targets, rows, weight, loss.ignore_index, sync)

@@ -134,6 +134,14 @@ def test_steps_without_a_target_or_input_do_not_count(est, data):
     assert est.score(x, y) == near(r2(masked, yhat))
 
 
+def test_weights_where_no_step_has_all_its_targets(est, data):
+    x, _ = data
+    y = fitted_to(est.predict(x))
+    y[np.random.default_rng(2).integers(3, size=(N, T)), np.arange(N)[:, None], np.arange(T)] = np.nan
+    w = np.random.default_rng(3).uniform(0.1, 5, (N, T))
+    assert est.score(x, y, w) == near(r2(y, est.predict(x), w))
+
+
 def test_lengths(est, data):
     x, _ = data
     y = fitted_to(est.predict(x))
