@@ -52,12 +52,12 @@ class InferenceSession:
 
     def run(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The outputs (S, B, G) for the next window (S, B, F); the state moves on."""
-        if not (self.needs_context and self.overlap):
+        if not self.needs_context:
             return self._outputs(xs)
         n_steps = xs[0].shape[0]
         if self._context:
             xs = tuple(torch.cat(both) for both in zip(self._context, xs, strict=True))
-        self._context = tuple(x[-self.overlap :] for x in xs)
+        self._context = tuple(x[max(0, x.shape[0] - self.overlap) :] for x in xs)
         if self._ages is None:
             return tuple(o[-n_steps:] for o in self._outputs(xs))
         outs: list[Tensor] = []

@@ -83,6 +83,9 @@ class Predictor:
             return self._states[0]
         found = (Sync() if sync is None else sync).share((self._states, self.session.batch_dims))
         groups, dims = [group for groups, _ in found for group in groups], found[0][1]
+        if self.session.needs_context:  # a group of short series has seen fewer inputs
+            most = max(group[0].shape[0] for group in groups if group)
+            groups = [_with_unseen(group, most) for group in groups]
         return [torch.cat(parts, d) for parts, d in zip(zip(*groups, strict=True), dims, strict=True)]
 
     # -- one group of series -------------------------------------------------------------------------
@@ -120,8 +123,8 @@ class Predictor:
         if not kept:
             return now
         which = torch.from_numpy(over).nonzero()[:, 0].to(self.device)
-        if self.session.needs_context and (more := now[0].shape[0] - kept[0].shape[0]):
-            kept = [torch.cat([k.new_full((more, *k.shape[1:]), torch.nan), k]) for k in kept]  # inputs never seen
+        if self.session.needs_context:
+            kept = _with_unseen(kept, now[0].shape[0])
         dims = self.session.batch_dims
         return [n.index_copy(d, which, k.index_select(d, which)) for n, k, d in zip(now, kept, dims, strict=True)]
 
@@ -156,3 +159,8 @@ class Predictor:
 
     def _tensor(self, values: np.ndarray) -> Tensor:
         return to_tensor(values, self.dtype, self.device)
+
+
+def _with_unseen(inputs: list[Tensor], n: int) -> list[Tensor]:
+    """The last ``n`` inputs (k, B, F) of some series, NaN where those saw fewer."""
+    return [torch.cat([x.new_full((n - x.shape[0], *x.shape[1:]), torch.nan), x]) if len(x) < n else x for x in inputs]

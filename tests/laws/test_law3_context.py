@@ -190,6 +190,24 @@ def test_series_of_unequal_length_each_have_their_own_last_inputs():
         assert inputs[: OVERLAP - kept, n].isnan().all()
 
 
+def test_groups_of_short_series_have_fewer_last_inputs():
+    est, task = fitted(Causal)
+    lengths = np.full(N, T)
+    lengths[B : 2 * B] = 3  # a whole group
+    _, (inputs,) = est.predict(task.x, lengths=lengths, return_state=True)
+    assert inputs.shape == (OVERLAP, N, 3)
+    assert np.array_equal(inputs[-3:, B : 2 * B], task.x[:, B : 2 * B, :3].transpose(2, 1, 0))
+    assert inputs[:-3, B : 2 * B].isnan().all()
+    assert not inputs[:, 2 * B :].isnan().any()
+
+
+def test_without_overlap_the_state_is_empty():
+    est, task = fitted(Causal, overlap=0)
+    _, state = est.predict(task.x, lengths=1 + np.arange(N), return_state=True)
+    assert [tuple(s.shape) for s in state] == [(0, N, 3)]
+    assert np.array_equal(est.predict(task.x, state=state), est.predict(task.x))
+
+
 def test_integer_inputs_have_no_place_for_a_shorter_history():
     class Tokens(nn.Module):
         takes_windows = True

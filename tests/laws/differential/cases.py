@@ -32,7 +32,7 @@ PLAIN = {
     "y_dtype": None,  # as x
     "order": "C",
     "lengths": False,
-    "starts": True,
+    "starts": False,
     "listed": False,  # series as a list of arrays
     "view": False,  # samples(x)
     "weights": None,  # "series", "steps", "zeros"
@@ -78,10 +78,10 @@ LABELS = {"ce", "ce_weights", "ce_ignore"}
 LANDED = {
     "auto": True,  # Spec.rebatch="auto", and the guard of True
     "starts": True,
-    "listed": False,
+    "listed": True,
     "outputs": True,  # masks of single outputs
-    "context": False,  # overlap of models without state
-    "proba state": False,  # predict_proba takes and returns the state
+    "context": True,  # overlap of models without state
+    "proba state": True,  # predict_proba takes and returns the state
     "burn_in weights": True,
 }
 
@@ -175,7 +175,16 @@ def settle(case):
         unless(not c["shuffle"], shuffle=False)
         unless(LANDED["auto"], batchsize=min(c["batchsize"], 2 * c["n_series"] - 1))
     if c["estimator"] == "EstimatorClassifier":
-        c.update(outputs="labels", weights=None, lengths=False, starts=False, missing=None, loss=None, view=False)
+        c.update(
+            outputs="labels",
+            weights=None,
+            lengths=False,
+            starts=False,
+            listed=False,
+            missing=None,
+            loss=None,
+            view=False,
+        )
     unless(c["estimator"] == "SequenceRegressor", far=False)
     unless(c["n_series"] * c["n_steps"] > 2 or c["estimator"] != "EstimatorClassifier", estimator="Estimator")
     if c["outputs"] == "labels":
@@ -204,9 +213,9 @@ def settle(case):
         unless(c["net"] != "conv", net="gru")
         unless(c["y_dtype"] is not None, y_dtype="float32")
     if c["loss"] in NO_WEIGHTS:
-        c.update(weights=None, missing=None, lengths=False, starts=False, nan_inputs=False)
+        c.update(weights=None, missing=None, lengths=False, starts=False, listed=False, nan_inputs=False)
     if c["loss"] == "summed":  # what a sum is divided by where steps are missing, no document says
-        c.update(weights=None, missing=None, lengths=False, starts=False, rebatch=False)
+        c.update(weights=None, missing=None, lengths=False, starts=False, listed=False, rebatch=False)
     unless(c["missing"] or not c["nan_inputs"], nan_inputs=False)
     unless(c["missing"] != "outputs" or c["targets"] > 1, missing="steps")
     unless(not c["shuffle"] or (c["dtype"] != "float16" and not c["nan_inputs"]), shuffle=False)
