@@ -12,7 +12,7 @@ from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, optim
 
-from fluxutils_py.data import SampleWeight
+from fluxutils_py.data import Rows, SampleWeight
 from fluxutils_py.estimator.building import ready_settings
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.html import ReadableTables
@@ -412,7 +412,9 @@ class Estimator(ReadableTables, BaseEstimator):
         """The labels that there are, of classifiers."""
         return None
 
-    def _weigh(self, weight: SampleWeight | None, targets: Targets, classes: np.ndarray | None) -> SampleWeight | None:
+    def _weigh(
+        self, weight: SampleWeight | None, targets: Targets, classes: np.ndarray | None, rows: Rows
+    ) -> SampleWeight | None:
         """The weights of the steps, with those of their classes."""
         return weight
 

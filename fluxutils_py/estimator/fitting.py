@@ -190,11 +190,11 @@ class Fit:
             raise ValueError(f"the series differ in length, but {no_weights(self.loss)}")
         if targets.per_series and not weighable:
             raise ValueError(f"y has one target per series, at its last step, but {no_weights(self.loss)}")
+        self._mark_missing(targets)
+        weight = self.est._weigh(weight, targets, self.classes, rows)
         if part is not None:
             rows = part.of(rows)
             rows = rows[rows.length > 0]
-        self._mark_missing(targets)
-        weight = self.est._weigh(weight, targets, self.classes)
         if weight is not None and inputs.form == "rows":  # as if rows of weight 0 were not there: minibatches too
             rows = weight.counting(rows) or rows
         unfolded = rows

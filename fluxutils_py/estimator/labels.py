@@ -84,11 +84,15 @@ class ClassWeight:
     classes : ndarray
     codes : array of int, shape (1, N, T)
     weight : SampleWeight, optional
+    rows : Rows
+        The steps that there are of each series: what lies around them is not counted.
     """
 
     ndim, dtype = 3, np.dtype(float)
 
-    def __init__(self, class_weight: Any, classes: np.ndarray, codes: Any, weight: SampleWeight | None) -> None:
+    def __init__(
+        self, class_weight: Any, classes: np.ndarray, codes: Any, weight: SampleWeight | None, rows: Rows
+    ) -> None:
         self.codes, self.weight, self.shape = codes, weight, tuple(codes.shape)
         self.of_class = np.ones(len(classes))
         if class_weight == "balanced":
@@ -96,7 +100,10 @@ class ClassWeight:
             for series, steps in blocks(*self.shape[1:]):
                 block = np.asarray(codes[:, series, steps])[0]
                 w = np.ones(block.shape) if weight is None else weight.block(series, steps)
-                counts += np.bincount(block[block >= 0], w[block >= 0], len(classes))
+                counted = block >= 0
+                if (walked := rows.covered(series, steps)) is not None:
+                    counted &= walked
+                counts += np.bincount(block[counted], w[counted], len(classes))
             there = counts > 0
             self.of_class[there] = counts.sum() / (there.sum() * counts[there])
         else:

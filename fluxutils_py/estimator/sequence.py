@@ -13,7 +13,7 @@ import numpy as np
 import torch.nn.functional as F
 from torch import nn
 
-from fluxutils_py.data import SampleWeight
+from fluxutils_py.data import Rows, SampleWeight
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import adamw, require_one
 from fluxutils_py.estimator.estimator import Estimator
@@ -267,8 +267,10 @@ class SequenceClassifier(_Sequence, EstimatorClassifier):
     def _default_loss(self) -> Any:
         return F.cross_entropy
 
-    def _weigh(self, weight: SampleWeight | None, targets: Targets, classes: np.ndarray | None) -> SampleWeight | None:
+    def _weigh(
+        self, weight: SampleWeight | None, targets: Targets, classes: np.ndarray | None, rows: Rows
+    ) -> SampleWeight | None:
         if self.class_weight is None or classes is None:
             return weight
         (codes,) = targets.series
-        return SampleWeight(ClassWeight(self.class_weight, classes, codes.array, weight), codes.N, codes.T)
+        return SampleWeight(ClassWeight(self.class_weight, classes, codes.array, weight, rows), codes.N, codes.T)

@@ -259,6 +259,20 @@ def test_weights_of_classes_leave_missing_labels_alone():
     assert torch.allclose(net2vec(est), net2vec(SequenceClassifier(**settings).fit(X, y, w)), rtol=0, atol=1e-10)
 
 
+def test_weights_of_classes_do_not_count_labels_around_the_series(rng):
+    y = np.array([1, 2, 5])[CODES]
+    lengths, starts = rng.integers(1, T // 2, N), rng.integers(0, T // 2, N)
+    steps = np.arange(T)
+    there = (steps >= starts[:, None]) & (steps < (starts + lengths)[:, None])
+    w = np.ones(y.shape)
+    w[0, there] = compute_sample_weight("balanced", y[0, there])
+    settings = {"hidden_size": 3, "epochs": 2, "random_state": 0}
+    given = {"lengths": lengths, "starts": starts}
+    est = SequenceClassifier(class_weight="balanced", **settings).fit(X, y, **given)
+    oracle = SequenceClassifier(**settings).fit(X, y, w, **given)
+    assert torch.allclose(net2vec(est), net2vec(oracle), rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("class_weight", ["even", 3, {"left": 2.0}])
 def test_weights_of_classes_that_are_none(class_weight):
     est = SequenceClassifier(2, class_weight=class_weight, epochs=1)
