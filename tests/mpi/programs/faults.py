@@ -183,7 +183,7 @@ CASES = {
     "stop while accumulating": fit(est(callbacks=on("step", 4, stop), spec=Spec(2, 2, 10, accumulate=3))),
     "stop on_epoch": fit(est(callbacks=on("epoch", 1, stop))),
     "predict": (None, lambda: good.predict(only1(x, x[:2]))),
-    "predict reading": (None, lambda: good.predict(Unreadable(x, 1))),
+    "predict reading": (None, lambda: good.predict(Unreadable(x, 0))),
     "score": (None, lambda: good.score(x, only1(y, y[:, :3]))),
 }
 
