@@ -33,14 +33,16 @@ class LazyArray(ArrayFace):
     series, steps : range or ndarray of int, optional
         Which, in order. None: all.
     functions : tuple of callables
-        Each takes and returns blocks of shape (F, n, t), for any n and t; F may change.
+        Each takes and returns blocks of shape (F, n, t), for any n and t; F may change. One that leaves each feature
+        in its place says so by an attribute ``keeps_features = True``, as the transformers of this package do; NumPy's
+        ufuncs are known to.
 
     Attributes
     ----------
     shape : tuple of int
     dtype : numpy.dtype
     feature_names : tuple of str or None
-        Those of the source, unless the functions change the number of features.
+        Those of the source, if all functions keep the features.
     """
 
     def __init__(
@@ -60,8 +62,7 @@ class LazyArray(ArrayFace):
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
-        names = feature_names_of(self.source)
-        return names if names is not None and len(names) == self.shape[0] else None
+        return feature_names_of(self.source) if keep_features(self.functions) else None
 
     def __repr__(self) -> str:
         return f"LazyArray(shape={self.shape}, dtype={self.dtype}, of {type(self.source).__name__})"
@@ -85,6 +86,11 @@ class LazyArray(ArrayFace):
         for f in self.functions:
             block = f(block)
         return block
+
+
+def keep_features(functions: tuple[Function, ...]) -> bool:
+    """Whether functions of blocks (F, n, t) leave each feature in its place, as far as they tell."""
+    return all(isinstance(f, np.ufunc) or getattr(f, "keeps_features", False) for f in functions)
 
 
 def select(source: Any, series: Index | None, steps: Index | None, functions: tuple[Function, ...] = ()) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from fluxutils_py.data.featurenames import Names, feature_names_of
 from fluxutils_py.data.hdf5lazy import H5Lazy
 from fluxutils_py.data.indexing import chosen, picks, runs
-from fluxutils_py.data.lazy import Function, Index, LazyArray, portable, select
+from fluxutils_py.data.lazy import Function, Index, LazyArray, keep_features, portable, select
 from fluxutils_py.data.series import three_axes
 from fluxutils_py.errors import DataError, ShapeError
 
@@ -60,12 +60,13 @@ class SequenceView:
         self.functions = functions
         self._per_step = LazyArray(array, range(0), range(0), functions)  # for its F and dtype
         self.dtype: np.dtype = self._per_step.dtype
-        self._names = names
+        self._names = names if keep_features(functions) else None
 
     @property
     def feature_names(self) -> Names | None:
-        names = feature_names_of(self.array) if self._names is None else self._names
-        return names if names is not None and len(names) == self.n_features else None
+        if not keep_features(self.functions):
+            return None
+        return feature_names_of(self.array) if self._names is None else self._names
 
     @property
     def native(self) -> Any:
@@ -130,8 +131,9 @@ class SequenceView:
     def map(self, function: Function) -> Self:
         """The same view of a function of the array, applied to what is read.
 
-        ``function`` takes and returns blocks (F, n, t) of any number of series and steps; F may change. To be used
-        with several processes it must be picklable.
+        ``function`` takes and returns blocks (F, n, t) of any number of series and steps; F may change. Names of
+        features stay if it is one of NumPy's ufuncs, or has an attribute ``keeps_features = True``. To be used with
+        several processes it must be picklable.
         """
         return self._rebuilt(self.index, (*self.functions, function))
 

@@ -127,6 +127,8 @@ class SequenceImputer(SequenceTransformer):
 class _Filling:
     """Puts one value per feature where a block (F, n, t) has none."""
 
+    keeps_features = True
+
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
 

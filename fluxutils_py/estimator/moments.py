@@ -13,6 +13,8 @@ CONSTANT = 10 * np.finfo(float).eps  # a spread of so much of the mean is roundi
 class Scaling:
     """What is done to blocks of shape (F, n, t): a function that can be pickled."""
 
+    keeps_features = True
+
     def __init__(self, mean: np.ndarray, scale: np.ndarray, inverse: bool) -> None:
         self.mean, self.scale, self.inverse = mean[:, None, None], scale[:, None, None], inverse
 

@@ -91,6 +91,8 @@ class WinsorScaler(SequenceTransformer):
 class _Winsorising:
     """What is done to blocks of shape (F, n, t)."""
 
+    keeps_features = True
+
     def __init__(self, *statistics: np.ndarray) -> None:
         self.statistics = tuple(s[:, None, None] for s in statistics)
 

@@ -90,7 +90,8 @@ def test_lazy_arrays_have_the_names_of_their_source(tmp_path):
             assert pickle.loads(pickle.dumps(half)).feature_names == NAMES
             assert select(source, range(1, 3), None).feature_names == NAMES
             assert LazyArray(half, functions=(np.negative,)).feature_names == NAMES
-            assert LazyArray(half, functions=(lambda block: block[:2],)).feature_names is None
+            for function in (lambda block: block[:2], lambda block: block[::-1]):  # who knows what they do
+                assert LazyArray(half, functions=(function,)).feature_names is None
             assert LazyArray(x[1:]).feature_names == NAMES[1:]
         assert pickle.loads(pickle.dumps(lazy)).feature_names == copy.copy(lazy).feature_names == NAMES
     with h5py.File(tmp_path / "a.h5") as file:

@@ -75,6 +75,18 @@ def test_views_keep_them_when_they_are_split_and_pickled(form, tmp_path):
         assert len(cross_val_score(SequenceRegressor(**SMALL), x, target(x), cv=3)) == 3
 
 
+@pytest.mark.parametrize("view", [samples, timesteps])
+def test_functions_that_may_move_features_lose_them(view):
+    x = view(X, feature_names=NAMES)
+    assert x.map(np.negative).feature_names == NAMES
+    assert x.map(np.flipud).feature_names is None
+    assert pickle.loads(pickle.dumps(x.map(np.flipud).map(np.negative))).feature_names is None
+    assert SequenceImputer("ffill").fit_transform(x.map(np.flipud)).feature_names is None
+    est = SequenceRegressor(**SMALL).fit(x, target(x))
+    est.fit(x.map(np.flipud), target(x))
+    assert not hasattr(est, "feature_names_in_")
+
+
 @forms
 def test_other_names_are_refused(form, tmp_path):
     x = FORMS[form](tmp_path)
