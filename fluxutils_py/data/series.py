@@ -272,7 +272,10 @@ def _from_lists(value: Any, name: str) -> np.ndarray:
     try:
         return np.asarray(value)
     except ValueError as error:
-        raise ShapeError(f"{name} must be an array of shape (F, N, T): {error}") from None
+        raise ShapeError(
+            f"{name} must be an array of shape (F, N, T): {error} Series of unequal length are a list of arrays "
+            "(F, T_i), given to fit and predict as it is."
+        ) from None
 
 
 def _way_out(shape: tuple[int, ...]) -> str:

@@ -171,8 +171,7 @@ class EstimatorStream:
         if series is None:
             self._session.load(None, self.n_series)
         else:
-            chosen = np.atleast_1d(np.arange(self.n_series)[series])
-            self._session.reset(torch.from_numpy(chosen).to(self._device))
+            self._session.reset(torch.from_numpy(chosen_series(series, self.n_series)).to(self._device))
 
 
 class PipelineStream:
@@ -275,6 +274,16 @@ def read_step(x: Any, shape: tuple[int, int]) -> np.ndarray:
     if x.dtype.kind not in "fiub":
         raise DataError(f"a step must hold real numbers, got dtype {x.dtype}")
     return x
+
+
+def chosen_series(series: Any, n_series: int) -> np.ndarray:
+    """The numbers of the series that an index, a list or slice of them, or a mask (N,) picks."""
+    try:
+        return np.atleast_1d(np.arange(n_series)[series])
+    except IndexError as error:
+        raise IndexError(
+            f"series must be an index, a list or slice of them, or a mask, of {n_series} series; got {series!r}"
+        ) from error
 
 
 def _without_gaps(arrays: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:

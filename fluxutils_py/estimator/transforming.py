@@ -19,6 +19,7 @@ from fluxutils_py.data.weights import blocks
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.layout import Inputs, read_inputs, sizes
 from fluxutils_py.estimator.spec import check_int
+from fluxutils_py.estimator.streaming import chosen_series
 
 
 class _Transforming:
@@ -200,7 +201,9 @@ class TransformerStream:
     def reset(self, series: Any = None) -> None:
         """Let some series (an index or a mask; None: all) start anew."""
         if has_memory(self.function):
-            self.state = self.function.forget(self.state, slice(None) if series is None else series)
+            self.state = self.function.forget(
+                self.state, slice(None) if series is None else chosen_series(series, self.shape[1])
+            )
 
 
 def one_input(x: Any, est: Any, fitted: bool) -> tuple[Inputs, Series]:

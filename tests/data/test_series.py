@@ -250,7 +250,9 @@ def test_what_is_no_real_number_is_refused(dtype):
 
 
 def test_ragged_lists_are_refused():
-    with pytest.raises(ShapeError, match=r"x must be an array of shape \(F, N, T\): .*inhomogeneous"):
+    with pytest.raises(
+        ShapeError, match=r"x must be an array of shape \(F, N, T\): .*inhomogeneous.* a list of arrays \(F, T_i\)"
+    ):
         Series([[[1, 2], [3]]], "x")
 
 

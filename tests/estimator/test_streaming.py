@@ -1,6 +1,7 @@
 """Step by step gives what predict gives for the whole."""
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -161,6 +162,17 @@ def test_some_series_start_anew(kind, series):
     assert np.abs(est.predict(x[:, :, 9:], state=state) - rest).max() < 1e-11
     live.reset()
     assert np.abs(steps(live, x) - est.predict(x)).max() < 1e-11
+
+
+@pytest.mark.parametrize("series", [99, [0, 99], "first", 2.5, [True] * 3])
+def test_series_that_there_are_not_are_named(series):
+    est, _ = fitted()
+    scaler = SequenceImputer("ffill").fit(data()[0])
+    for live in (est.stream(N), stream(make_pipeline(scaler, est), N), scaler.stream(N)):
+        with pytest.raises(
+            IndexError, match=rf"^series must be an index, .* of {N} series; got {re.escape(repr(series))}$"
+        ):
+            live.reset(series)
 
 
 def test_a_module_whose_first_state_is_not_known_starts_anew_as_a_whole_only():
