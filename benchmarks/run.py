@@ -50,6 +50,7 @@ PARTS = {
     "growth": Part("bench_growth.py"),
     "windows": Part("bench_windows.py"),
     "cells": Part("bench_cells.py", environment={"OMP_NUM_THREADS": "1"}),
+    "kernels": Part("bench_kernels.py", environment={"OMP_NUM_THREADS": "1"}),
     "hooks": Part("bench_hooks.py"),
     "import": Part("bench_import.py"),
     "cuda": Part("bench_cuda.py"),

@@ -48,6 +48,9 @@ class Recur(nn.Module):
     :func:`fluxutils_py.nn.truncate`; :func:`fluxutils_py.nn.reset` forgets it. It is not in
     ``state_dict()``: use :func:`fluxutils_py.nn.states` and :func:`fluxutils_py.nn.loadstates`.
 
+    On the CPU torch's layers and cells are computed by native kernels where these were built and nothing speaks against
+    it, with torch's results to rounding; see :func:`fluxutils_py.nn.native_kernels`.
+
     Source: ``Recur`` of Flux.jl 0.9, as used by FluxUtils.jl. There the initial state is trained; here it is zero.
 
     Raises
