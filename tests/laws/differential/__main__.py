@@ -52,8 +52,13 @@ def main():
     first = arguments.seed * 10**6
     numbers = range(first, first + arguments.cases) if arguments.only is None else [arguments.only]
     began, failed = time.perf_counter(), 0
+    done = 0
     for number in numbers:
-        found = differences(case := draw(number))
+        try:
+            found = differences(case := draw(number))
+        except KeyboardInterrupt:  # says how far it came
+            break
+        done += 1
         if found:
             failed += 1
             print(f"case {number}:", *found[:SHOWN], sep="\n  ")
@@ -63,7 +68,7 @@ def main():
                 print(" ", *differences(case)[:SHOWN], sep="\n  ", flush=True)
             if failed == arguments.stop_after:
                 break
-    print(f"{number - numbers[0] + 1} cases, {failed} differ, {time.perf_counter() - began:.0f} s")
+    print(f"{done} cases, {failed} differ, {time.perf_counter() - began:.0f} s")
     return failed > 0
 
 

@@ -74,17 +74,6 @@ MORE_STEPS = 4  # other data of a case are longer by fewer than this
 NO_WEIGHTS = {"custom", "custom_steps"}  # losses without a fourth argument
 LABELS = {"ce", "ce_weights", "ce_ignore"}
 
-# What main can do already; the rest of the rules is stated in loop.py and waits here.
-LANDED = {
-    "auto": True,  # Spec.rebatch="auto", and the guard of True
-    "starts": True,
-    "listed": True,
-    "outputs": True,  # masks of single outputs
-    "context": True,  # overlap of models without state
-    "proba state": True,  # predict_proba takes and returns the state
-    "burn_in weights": True,
-}
-
 
 def draw(seed):
     """A valid case from a number."""
@@ -158,14 +147,6 @@ def settle(case):
         if not condition:
             c.update(changes)
 
-    unless(LANDED["auto"] or c["rebatch"] is not True or 2 * c["n_series"] > c["batchsize"], rebatch=False)
-    unless(LANDED["auto"] or c["rebatch"] != "auto", rebatch=False)
-    unless(LANDED["starts"], starts=False)
-    unless(LANDED["listed"], listed=False)
-    unless(LANDED["outputs"] or c["missing"] != "outputs", missing="steps")
-    unless(LANDED["context"] or c["net"] != "conv", net="windowed")
-    unless(LANDED["burn_in weights"] or not c["burn_in"], weights=None)
-
     if c["estimator"] == "SequenceRegressor":
         c.update(inputs="one", loss=None, opt="adamw", accumulate=1, patience=None, scheduler=None, spec_form="Spec")
         unless(c["net"] in READY, net="lstm2")
@@ -173,7 +154,6 @@ def settle(case):
         c["y_dtype"] = None
         unless(c["dtype"] in ("float64", ">f8"), dtype="float64")
         unless(not c["shuffle"], shuffle=False)
-        unless(LANDED["auto"], batchsize=min(c["batchsize"], 2 * c["n_series"] - 1))
     if c["estimator"] == "EstimatorClassifier":
         c.update(
             outputs="labels",

@@ -14,7 +14,7 @@ from fluxutils_py.nn import native_kernels
 
 from . import ours
 from .arrays import IGNORED, Place, make_data
-from .cases import LANDED, MORE_STEPS, NO_WEIGHTS, OF_CELLS
+from .cases import MORE_STEPS, NO_WEIGHTS, OF_CELLS
 from .loop import Oracle, accuracy, pooled_r2
 
 LABELS = np.array(["ash", "birch", "cedar"])
@@ -190,7 +190,7 @@ def _same_fit(same, when, est, oracle):
     same(f"grad_ after {when}", est.grad_, oracle.gradient)
     same(f"parameters after {when}", net2vec(est), torch.cat([p.detach().reshape(-1) for p in oracle.params]))
     same(f"n_iter_ after {when}", est.n_iter_, len(oracle.loss_curve))
-    if LANDED["auto"] and when == "fit":
+    if when == "fit":
         same(f"folds after {when}", est.history_[0]["folds"], oracle.folds)
     if oracle.scheduler is not None and oracle.spec.schedule_every == "epoch":
         same(f"lr in history_ after {when}", [record["lr"] for record in est.history_], oracle.learning_rates)
@@ -236,8 +236,6 @@ def _same_chunks(same, case, est, oracle, given):
     outputs, ends = oracle.predict(data)
     predict, state = est.predict, None
     if case["estimator"] == "EstimatorClassifier":
-        if not LANDED["proba state"]:
-            return
         predict, outputs = est.predict_proba, [_softmax(outputs[0])]
     if given.ends or case["listed"]:
         _, state = predict(given.x, return_state=True, **given.ends)

@@ -15,7 +15,7 @@ from fluxutils_py.nn import FLSTM, GRU, HFGRU, LSTM, MGU, RNN, SGRU, Recur
 from fluxutils_py.training import Checkpointer, ForEachNSteps
 
 from .arrays import IGNORED, N_LABELS, N_WORDS
-from .cases import LANDED, STACKS
+from .cases import STACKS
 from .loop import CrossEntropy, Elementwise, Summed
 from .nets import Convolution, Net
 
@@ -233,9 +233,7 @@ SCHEDULERS = {
     "plateau": partial(torch.optim.lr_scheduler.ReduceLROnPlateau, factor=0.3, patience=0),
 }
 
-SEQUENCE_FIELDS = ["epochs", "batchsize", "seqsize", "shuffle", "overlap", "burn_in", "clip"]
-if LANDED["auto"]:
-    SEQUENCE_FIELDS.append("rebatch")
+SEQUENCE_FIELDS = ["epochs", "batchsize", "seqsize", "shuffle", "overlap", "burn_in", "clip", "rebatch"]
 SPEC_FIELDS = [f.name for f in dataclasses.fields(Spec)]
 
 
