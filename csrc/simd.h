@@ -23,10 +23,15 @@ constexpr int VECTOR_BYTES = 32, ACCUMULATORS = 12;
 constexpr int VECTOR_BYTES = 16, ACCUMULATORS = 24;
 #endif
 
+// Under a sanitizer, code that is written out again and again takes many minutes to compile.
+#if defined(FLUXUTILS_SANITIZED)
+#define FK_INLINE inline
+#define FK_UNROLL
+#elif defined(__clang__)
 #define FK_INLINE inline __attribute__((always_inline))
-#if defined(__clang__)
 #define FK_UNROLL _Pragma("clang loop unroll(full)")
 #else
+#define FK_INLINE inline __attribute__((always_inline))
 #define FK_UNROLL _Pragma("GCC unroll 64")
 #endif
 
