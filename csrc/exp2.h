@@ -13,7 +13,7 @@ template <> struct Exp2<float> {
                                   0.00961823761f, 0.00133907353f, 0.000154035122f};
     static constexpr float SHIFTER = 12582912.0f;  // 1.5 * 2**23: what is added to it is rounded to an integer
     static constexpr int MANTISSA = 23;
-    static constexpr int32_t ONE = 0x3f800000;  // the bits of 1
+    static constexpr uint32_t ONE = 0x3f800000;  // the bits of 1
     static constexpr float LIMIT = 30;          // so that the product of four of 1 + 2**t is finite
 };
 
@@ -25,7 +25,7 @@ template <> struct Exp2<double> {
         1.0178121299165704e-07, 7.0725617019303202e-09, 4.4455372281544426e-10};
     static constexpr double SHIFTER = 6755399441055744.0;  // 1.5 * 2**52
     static constexpr int MANTISSA = 52;
-    static constexpr int64_t ONE = 0x3ff0000000000000;
+    static constexpr uint64_t ONE = 0x3ff0000000000000;
     static constexpr double LIMIT = 240;
 };
 

@@ -27,7 +27,8 @@ typedef struct {
     int64_t S, B, F, H;
     double alpha;  // of HFGRU; of SGRU, MGU and SMGU: not 0 for the exact activations
     const void *x, *h0, *c0;             // (S, B, F), (B, H), (B, H); null states are zero
-    const void *w_x, *w_h, *b_x, *b_h;   // (KX H, F), (KH H, H), (KX H), (KH H); null biases are zero
+    const void *w_x, *w_h, *b_x, *b_h;   // (KX H, F), (KH H, H), (KX H), (KH H); null biases are zero; from FLSTM on
+                                         // there is one bias, b_h
     void *y, *h, *c;                     // (S, B, H), and the last state (B, H), (B, H); h may be null
     void *saved;                         // S B H fluxutils_kept_per_output() numbers for the backward pass, or null
     const void *dy, *dh, *dc;            // gradients of y, h, c; each may be null

@@ -39,13 +39,13 @@ template <class T> struct Lanes;
 template <> struct Lanes<float> {
     typedef float V __attribute__((vector_size(VECTOR_BYTES)));
     typedef float Anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(4), may_alias));
-    typedef int32_t I __attribute__((vector_size(VECTOR_BYTES)));
+    typedef uint32_t I __attribute__((vector_size(VECTOR_BYTES)));
     static constexpr int L = VECTOR_BYTES / 4;
 };
 template <> struct Lanes<double> {
     typedef double V __attribute__((vector_size(VECTOR_BYTES)));
     typedef double Anywhere __attribute__((vector_size(VECTOR_BYTES), aligned(8), may_alias));
-    typedef int64_t I __attribute__((vector_size(VECTOR_BYTES)));
+    typedef uint64_t I __attribute__((vector_size(VECTOR_BYTES)));
     static constexpr int L = VECTOR_BYTES / 8;
 };
 

@@ -114,7 +114,7 @@ def supports(isa: str) -> bool:
     """Whether the library has kernels for an instruction set, and this processor has it."""
     try:
         return Library(PATH, isa).isa_name == isa
-    except OSError:
+    except (OSError, AttributeError):  # AttributeError: a library of another version of the package
         return False
 
 

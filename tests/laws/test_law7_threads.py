@@ -11,7 +11,7 @@ from sklearn.base import clone
 from torch import nn
 
 from fluxutils_py import Estimator, Spec, net2vec, seqloss
-from fluxutils_py.nn import LSTM, Recur, states, weights
+from fluxutils_py.nn import FLSTM, GRU, LSTM, RNN, SMGU, Recur, kernels, native, states, weights
 from fluxutils_py.training import StopTraining
 
 from .conftest import B, S, T, difference, make_task
@@ -453,3 +453,43 @@ def test_single_missing_outputs_and_series_that_begin_late(dtype):
         for n in (1, 3)
     ]
     assert_alike(*fits, 1e-6 if dtype == "float32" else 1e-12)
+
+
+# -- the native kernels ------------------------------------------------------------------------------------
+
+LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN, "FLSTM": FLSTM, "SMGU": SMGU}
+ISAS = [name for name in kernels.ISAS if kernels.supports(name)]
+by_kernels = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
+
+
+@by_kernels
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_threads_and_instruction_sets_of_the_kernels_change_no_bit_of_a_fit(layer, dtype, rng, monkeypatch):
+    x = rng.normal(size=(3, 70, 41)).astype(dtype)
+    y = np.roll(x[:2], 1, 2)
+    model = torch.nn.Sequential(LAYERS[layer](3, 13, num_layers=2), torch.nn.Linear(13, 2))
+    fitted = []
+    for isa in ISAS:
+        for n_threads in (1, 2, 5):
+            monkeypatch.setattr(kernels._use, "library", kernels.Library(kernels.PATH, isa))
+            monkeypatch.setattr(native, "n_threads", lambda n=n_threads: n)
+            fitted.append(Estimator(model, None, None, Spec(2, 70, 20, overlap=3), random_state=0).fit(x, y))
+    for other in fitted[1:]:
+        assert torch.equal(net2vec(other), net2vec(fitted[0]))
+        assert torch.equal(other.grad_, fitted[0].grad_)
+        assert other.loss_curve_ == fitted[0].loss_curve_
+
+
+@by_kernels
+@pytest.mark.parametrize("layer", LAYERS)
+def test_outputs_of_the_kernels_depend_on_no_other_series_and_on_no_cut_of_time(layer, rng):
+    x = rng.normal(size=(3, 37, 43)).astype("float32")
+    est = Estimator(LAYERS[layer](3, 2), None, None, Spec(1, 37, 43), random_state=0).fit(x, x[:2])
+    whole, state = est.predict(x, return_state=True)
+    for batchsize, seqsize in ((5, 43), (37, 1), (1, 7), (16, 10)):
+        est.set_params(spec=Spec(1, batchsize, seqsize))
+        again, last = est.predict(x, return_state=True)
+        np.testing.assert_array_equal(again, whole)
+        assert all(torch.equal(a, b) for a, b in zip(last, state, strict=True))
+    np.testing.assert_array_equal(est.predict(x[:, [30, 4]]), whole[:, [30, 4]])

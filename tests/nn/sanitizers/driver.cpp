@@ -164,6 +164,48 @@ template <class T> bool linear(const std::vector<int32_t> &isas) {
     });
 }
 
+extern "C" int32_t fluxutils_copy_window(
+    void *out, int64_t type, const void *in, int64_t in_type, int64_t S, int64_t B, int64_t F, int64_t stride_s,
+    int64_t stride_b, int64_t stride_f, int64_t threads);
+
+// Out of an array of F C-ordered matrices, (N, T) or (T, N).
+template <class To, class From> bool copy_of_window() {
+    const int64_t S = size({1, 3, 4, 127, 129, 260}), B = size({1, 2, 5, 64, 67}), F = size({1, 2, 3, 4, 7});
+    const int64_t later = below(3), rows = (maybe() ? B : S), steps_last = rows == B;
+    const int64_t across = steps_last ? S + later : B + later, stride_f = rows * across;
+    auto in = Buffer<From>::random(F * stride_f - later, false);  // the last row ends with the window
+    Buffer<To> out(S * B * F);
+    const int64_t stride_s = steps_last ? 1 : across, stride_b = steps_last ? across : 1;
+    const int64_t type = sizeof(To) == 4 ? FK_FLOAT32 : FK_FLOAT64, in_type = sizeof(From) == 4 ? FK_FLOAT32 : FK_FLOAT64;
+    check(fluxutils_copy_window(
+        out.start, type, in.start, in_type, S, B, F, stride_s, stride_b, stride_f, 1 + below(3)));
+    for (int64_t s = 0; s < S; s++)
+        for (int64_t b = 0; b < B; b++)
+            for (int64_t f = 0; f < F; f++)
+                if (out.start[(s * B + b) * F + f] != To(in.start[s * stride_s + b * stride_b + f * stride_f])) {
+                    fprintf(stderr, "a copy is wrong at step %d\n", static_cast<int>(s));
+                    return false;
+                }
+    return true;
+}
+
+bool any_copy() {
+    switch (below(3)) {
+        case 0: return copy_of_window<float, float>();
+        case 1: return copy_of_window<float, double>();
+    }
+    return copy_of_window<double, double>();
+}
+
+bool any_call(const std::vector<int32_t> &isas) {
+    switch (below(8)) {
+        case 0: return any_copy();
+        case 1: return linear<float>(isas);
+        case 2: return linear<double>(isas);
+    }
+    return maybe() ? window<float>(isas) : window<double>(isas);
+}
+
 int main(int argc, char **argv) {
     const uint64_t seed = argc > 1 ? strtoull(argv[1], nullptr, 10) : 0;
     const int64_t calls = argc > 2 ? atoll(argv[2]) : 1000;
@@ -174,9 +216,7 @@ int main(int argc, char **argv) {
     }
     for (int64_t i = 0; i < calls; i++) {
         generator.seed(seed + i);  // of one call: `driver SEED 1` repeats it
-        bool good = below(4) ? (maybe() ? window<float>(isas) : window<double>(isas))
-                             : (maybe() ? linear<float>(isas) : linear<double>(isas));
-        if (!good) {
+        if (!any_call(isas)) {
             fprintf(stderr, "seed %llu\n", static_cast<unsigned long long>(seed + i));
             return 1;
         }
