@@ -11,7 +11,7 @@ from fluxutils_py.nn import kernels, linear_recurrence, native_kernels
 TYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
 BOUNDS = {torch.float32: 2e-5, torch.float64: 1e-13, torch.complex64: 2e-5, torch.complex128: 1e-13}
 ISAS = [name for name in kernels.ISAS if kernels.supports(name)]
-built = pytest.mark.skipif(not ISAS, reason="the kernels are not built")
+by_kernels = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
 
 
 @pytest.fixture(params=[False, *ISAS], ids=lambda isa: isa or "torch")
@@ -82,7 +82,7 @@ def test_it_is_differentiable_twice():
         assert torch.autograd.gradgradcheck(linear_recurrence, given)
 
 
-@built
+@by_kernels
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [(19,), (70, 19), (65, 1, 19), (65, 70, 19)])
 def test_to_the_last_bit_on_any_instruction_set_and_number_of_threads(dtype, shape, monkeypatch, threads):
@@ -97,7 +97,7 @@ def test_to_the_last_bit_on_any_instruction_set_and_number_of_threads(dtype, sha
         assert all(torch.equal(x, y) for x, y in zip(found[0], other, strict=True))
 
 
-@built
+@by_kernels
 @pytest.mark.parametrize("dtype", TYPES)
 def test_to_the_last_bit_in_pieces_of_time_and_for_some_of_the_series(dtype):
     (a, b, h0), w = draw((23, 37, 3), dtype, 23, 37, 3)
