@@ -96,7 +96,14 @@ def read_spec(spec: Any) -> Spec:
     """
     if spec is None:
         return Spec()
-    fields = spec_fields(spec)
+    known = spec if type(spec) is Spec else _from_fields(spec_fields(spec))
+    _check(known)
+    numpys = {k: v.item() for k, v in vars(known).items() if isinstance(v, np.generic)}
+    return dataclasses.replace(known, **numpys) if numpys else known
+
+
+def _from_fields(fields: dict[str, Any]) -> Spec:
+    """A spec of fields with these names, which may be too few, too many or misspelt."""
     others = [f for f in fields if f not in NAMES]
     for name in MAIN:
         near = difflib.get_close_matches(name, others, 1, 0.6) if name not in fields else []
@@ -113,11 +120,8 @@ def read_spec(spec: Any) -> Spec:
     for field in others:
         near = difflib.get_close_matches(field, [n for n in NAMES if n not in fields], 1, 0.8)
         if near:
-            warnings.warn(f"spec field {field!r} is not used; did you mean {near[0]!r}?", stacklevel=3)
-    known = Spec(**{name: fields[name] for name in NAMES if name in fields})
-    _check(known)
-    numpys = {k: v.item() for k, v in vars(known).items() if isinstance(v, np.generic)}
-    return dataclasses.replace(known, **numpys)
+            warnings.warn(f"spec field {field!r} is not used; did you mean {near[0]!r}?", stacklevel=4)
+    return Spec(**{name: fields[name] for name in NAMES if name in fields})
 
 
 def spec_fields(spec: Any) -> dict[str, Any]:

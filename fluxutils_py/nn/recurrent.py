@@ -13,6 +13,7 @@ from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import native_layers
 
 State = Tensor | tuple[Tensor, ...]
+TORCH_LAYERS = (nn.RNNBase, nn.RNNCellBase)  # made once: a union takes longer to make than to ask
 
 
 class Memory(NamedTuple):
@@ -103,7 +104,7 @@ class Recur(nn.Module):
     def batch_dim(self) -> int:
         """Which axis of a state tensor is the batch: 1 for ``nn.LSTM`` and its like, else 0 unless the module says."""
         m = self.module
-        if isinstance(m, nn.RNNBase | nn.RNNCellBase):  # a module takes a microsecond to say that it lacks something
+        if isinstance(m, TORCH_LAYERS):  # a module takes a microsecond to say that it lacks something
             return int(isinstance(m, nn.RNNBase))
         return int(getattr(m, "batch_dim", 0))
 
@@ -111,7 +112,7 @@ class Recur(nn.Module):
     def _windowed(self) -> bool:
         """Whether the inner module is handed whole windows ``(S, B, F)`` rather than single steps."""
         m = self.module
-        if isinstance(m, nn.RNNBase | nn.RNNCellBase):
+        if isinstance(m, TORCH_LAYERS):
             return isinstance(m, nn.RNNBase)
         return bool(getattr(m, "takes_windows", False))
 
@@ -310,12 +311,12 @@ def wrap_recurrent(model: nn.Module) -> nn.Module:
     The order of the parameters stays; their names gain ``module.``. Recurrent layers held by other modules are
     left alone, since their ``forward`` handles them.
     """
-    if isinstance(model, nn.RNNBase | nn.RNNCellBase):
+    if isinstance(model, TORCH_LAYERS):
         return Recur(model)
     for container in model.modules():
         if isinstance(container, nn.Sequential) and type(container).forward is nn.Sequential.forward:
             for name, child in list(container._modules.items()):  # named_children shows a layer used twice once
-                if isinstance(child, nn.RNNBase | nn.RNNCellBase):
+                if isinstance(child, TORCH_LAYERS):
                     setattr(container, name, Recur(child))
     return model
 
@@ -323,9 +324,7 @@ def wrap_recurrent(model: nn.Module) -> nn.Module:
 def bare_recurrent(model: nn.Module) -> list[str]:
     """Names of torch recurrent layers that no Recur holds: their state is lost between calls."""
     held = {id(m) for r in model.modules() if isinstance(r, Recur) for m in r.modules()}
-    return [
-        name for name, m in model.named_modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase) and id(m) not in held
-    ]
+    return [name for name, m in model.named_modules() if isinstance(m, TORCH_LAYERS) and id(m) not in held]
 
 
 def map_state(fn: Callable[[Tensor], Tensor], state: State) -> State:

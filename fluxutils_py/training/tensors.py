@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fluxutils_py.nn.kernels import library, n_threads
 
+FEW = 4096  # values that NumPy copies sooner than anything else is asked
 _FLOATS = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}  # as csrc/kernels.h numbers them
 
 
@@ -33,6 +34,9 @@ def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device, *, a
         values = values.astype(values.dtype.newbyteorder("="))
     on_gpu = device.type == "cuda"
     out = torch.empty(values.shape, dtype=dtype, pin_memory=on_gpu)
+    if values.size <= FEW:
+        np.copyto(out.numpy(), values, casting="unsafe")
+        return out if device.type == "cpu" else out.to(device, non_blocking=on_gpu)
     scattered = values.strides[-1] != values.itemsize
     if not (scattered and copy_window(out.numpy(), values, threads=1 if aside else None)):
         _copy(out, gathered(values) if scattered else values, aside)
