@@ -54,7 +54,8 @@ class SequenceImputer(SequenceTransformer):
 
     With "ffill", rows of ``timesteps(x)`` that a split has taken are filled in from the steps before them in ``x``, as
     if ``x`` had been transformed first: results do not depend on where it was cut. The rows of a plain matrix are
-    series of one step, which have nothing before them: an error. Series of a stream go on from the last step.
+    series of one step, which have nothing before them: an error. Series of a stream go on from the last step; but
+    arrays that are given in chunks of time, each by itself, are filled in as series that begin there.
 
     Examples
     --------

@@ -53,7 +53,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
     - ``score`` is the share of labels that are right, pooled over series and time; for metrics and displays of
       scikit-learn, :func:`fluxutils_py.flatten_steps` makes vectors of labels per step.
 
-    A step without any input has NaN for probabilities; its label means nothing.
+    A step without any input, or outside a series, has NaN for probabilities; its label means nothing.
 
     Attributes
     ----------

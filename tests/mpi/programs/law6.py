@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fluxutils_py import Estimator, Spec, net2vec, seqloss
+from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, Spec, net2vec, seqloss
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import assert_replica_integrity, get_communicator
 
@@ -159,11 +159,25 @@ class Task:
         est = self.est(shuffle=True).fit(self.x, self.y)
         return est.partial_fit(self.x, self.y).set_params(warm_start=True).fit(self.x, self.y)
 
+    def ready_made(self, kind=SequenceRegressor, **settings):
+        settings = {"batchsize": B * self.factor, "seqsize": 6, "comm": self.comm, "random_state": 1, **settings}
+        return kind(5, epochs=2, verbose=False, **settings)
+
+    def sales(self):
+        y, lengths = 1e3 + 50 * self.pair, {"lengths": self.spans, "starts": self.starts}
+        return self.ready_made(early_stopping=True).fit(self.x, y, self.weight, **lengths)
+
+    def names(self):
+        y = np.array(["a", "b", "c", None], object)[self.labels % 4]
+        y[0, self.x[0] > 1] = None
+        est = self.ready_made(SequenceClassifier, class_weight="balanced")
+        return est.fit(self.listed(self.x), self.listed(y))
+
     def threads_too(self):
         return self.est(n_jobs=2).fit(self.x, self.y)
 
 
-CASES = [name for name in vars(Task) if not name.startswith("_") and name not in ("est", "listed")]
+CASES = [name for name in vars(Task) if not name.startswith("_") and name not in ("est", "listed", "ready_made")]
 
 
 def results(dtype, factor, comm):
