@@ -152,6 +152,8 @@ def _sizes(fit: Any) -> dict[str, str]:
         found[f"the shape of {name}"] = str((s.F, s.N, s.T))
         found[f"the dtype of {name}"] = str(s.dtype.newbyteorder("="))
     for what, windows in _windows(fit):
-        found[f"the {what}rows"] = digest_arrays(windows.rows.series, windows.rows.start, windows.rows.length)
+        found[f"the starts and lengths of {what}series"] = digest_arrays(
+            windows.rows.series, windows.rows.start, windows.rows.length
+        )
         found[f"the {what}weights"] = "none" if windows.weight is None else text(windows.weight.scale)
     return found

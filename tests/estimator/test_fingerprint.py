@@ -286,8 +286,12 @@ DATA = {
         {"validation_data": (X, Y, W[::-1])},
         "the values of validation sample_weight (digest): .. -> ..",
     ),
-    "lengths": ({"lengths": LENGTHS}, {"lengths": LENGTHS[::-1]}, "the rows: .. -> .."),
-    "starts": ({"starts": 11 - LENGTHS}, {"starts": (11 - LENGTHS)[::-1]}, "the rows: .. -> .."),
+    "lengths": ({"lengths": LENGTHS}, {"lengths": LENGTHS[::-1]}, "the starts and lengths of series: .. -> .."),
+    "starts": (
+        {"starts": 11 - LENGTHS},
+        {"starts": (11 - LENGTHS)[::-1]},
+        "the starts and lengths of series: .. -> ..",
+    ),
     "a view's": ({"x": samples(X), "y": samples(Y)}, {"x": samples(X_CHANGED), "y": samples(Y)}, "the values of x"),
     "rows of a view": (
         {"x": timesteps(X)[:8], "y": timesteps(Y)[:8]},

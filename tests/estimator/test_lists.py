@@ -201,7 +201,7 @@ def test_a_fit_that_was_killed_goes_on_and_one_of_other_lengths_does_not(x, tmp_
     with pytest.raises(RuntimeError, match="killed"):
         est(callbacks=[saves, stop]).fit(x, y)
     assert torch.equal(net2vec(est(callbacks=saves).fit(x, y)), net2vec(whole))
-    with pytest.raises(ValueError, match="rows"):
+    with pytest.raises(ValueError, match="starts and lengths of series"):
         est(callbacks=saves).fit([*x[:-1], x[-1][:, :13]], [*y[:-1], y[-1][:, :13]])
 
 
@@ -209,7 +209,7 @@ def test_starts_tell_one_fit_from_another(x, tmp_path):
     saves = Checkpointer(tmp_path, trigger=ForEachNSteps(1), keep=2)
     data = padded(x), padded(targets(x))
     est(callbacks=saves).fit(*data, lengths=[1] * 7)
-    with pytest.raises(ValueError, match="rows"):
+    with pytest.raises(ValueError, match="starts and lengths of series"):
         est(callbacks=saves).fit(*data, lengths=[1] * 7, starts=[0, 0, 1, 0, 0, 0, 0])
 
 

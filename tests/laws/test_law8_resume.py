@@ -273,7 +273,8 @@ OTHERS = {
     "shape": (
         {},
         {"x": X[..., :-1], "y": Y[..., :-1]},
-        "the shape of x: (2, 7, 11) -> (2, 7, 10), the shape of y: (1, 7, 11) -> (1, 7, 10), the rows: {} -> {}" + SAME,
+        "the shape of x: (2, 7, 11) -> (2, 7, 10), the shape of y: (1, 7, 11) -> (1, 7, 10), the starts and lengths of "
+        "series: {} -> {}" + SAME,
     ),
     "model": (
         {"model": lambda: net().append(nn.Identity())},
