@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fluxutils_py.data import Series
+from fluxutils_py.data import Rows, Series
 from fluxutils_py.data.weights import blocks
+from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.estimator.targets import Targets
 from fluxutils_py.nn import SeqLoss, takes_weights
 from fluxutils_py.training import Hooks
 
+FOLD_WINDOWS = 8  # windows that a piece of a series holds at least, for its state to mean something
 FLOATS = {"float16": torch.float32, "float32": torch.float32, "bool": torch.float32, "float64": torch.float64}
 
 
@@ -26,6 +28,15 @@ def float_type(arrays: tuple[Series, ...]) -> torch.dtype | None:
     """The floating type that a model should have for these data; None (its own) if all are integers."""
     found = [FLOATS.get(a.dtype.newbyteorder("=").name, torch.float64) for a in arrays if a.kind == "float"]
     return None if not found else torch.float64 if torch.float64 in found else torch.float32
+
+
+def folded(rows: Rows, spec: Spec, batchsize: int) -> Rows:
+    """The rows, cut into pieces as ``spec.rebatch`` says, for minibatches of so many (of all ranks)."""
+    if spec.rebatch != "auto":
+        return rows.folded(batchsize)
+    if spec.seqsize is None:
+        return rows
+    return rows.folded(batchsize, max(FOLD_WINDOWS * int(spec.seqsize), int(spec.burn_in) + 1))
 
 
 def as_callbacks(callbacks: Any) -> list[Any]:

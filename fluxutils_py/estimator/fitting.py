@@ -14,7 +14,7 @@ from torch import nn
 
 from fluxutils_py.data import Rows, SampleWeight, SequenceWindows
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.estimator.arguments import as_callbacks, float_type, masks_outputs, n_classes, no_weights
+from fluxutils_py.estimator.arguments import as_callbacks, float_type, folded, masks_outputs, n_classes, no_weights
 from fluxutils_py.estimator.building import build_model, build_optimizer, draw_generator, require_stored, without_numpy
 from fluxutils_py.estimator.frames import warn_of_single_steps
 from fluxutils_py.estimator.holdout import Part, hold_out
@@ -30,7 +30,6 @@ from fluxutils_py.reporting.progress import progress_hook
 from fluxutils_py.training import EarlyStopping, Loop, Schedule, TensorBatches, Validation, WindowStep
 from fluxutils_py.training.tensors import to_tensor
 
-FOLD_WINDOWS = 8  # windows that a piece of a series holds at least, for its state to mean something
 VALIDATION = 1 << 14  # rows times steps computed together
 
 
@@ -199,10 +198,10 @@ class Fit:
             rows = weight.counting(rows) or rows
         unfolded = rows
         if training and self.spec.rebatch and not targets.per_series:
-            rows = self._folded(rows)
+            rows = folded(rows, self.spec, self.batchsize)
         if self.spec.burn_in >= rows.longest:
-            folded = " after folding (rebatch=True)" if rows is not unfolded else ""
-            raise ValueError(f"burn_in of {self.spec.burn_in} leaves nothing of series of {rows.longest} steps{folded}")
+            where = " after folding (rebatch=True)" if rows is not unfolded else ""
+            raise ValueError(f"burn_in of {self.spec.burn_in} leaves nothing of series of {rows.longest} steps{where}")
         single_outputs = masks_outputs(self.loss, targets)
         if weight is not None:
             weight.normalise(rows, y, burn_in=int(self.spec.burn_in), single_outputs=single_outputs)
@@ -222,14 +221,6 @@ class Fit:
         if windows.missing_targets and not weighable:
             raise ValueError(f"y has NaN (steps without a target), but {no_weights(self.loss)}")
         return windows
-
-    def _folded(self, rows: Rows) -> Rows:
-        """The rows, cut into pieces as the spec says."""
-        if self.spec.rebatch != "auto":
-            return rows.folded(self.batchsize)
-        if self.spec.seqsize is None:
-            return rows
-        return rows.folded(self.batchsize, max(FOLD_WINDOWS * int(self.spec.seqsize), int(self.spec.burn_in) + 1))
 
     def _mark_missing(self, targets: Targets) -> None:
         """Say which label stands for none, where targets are labels."""
