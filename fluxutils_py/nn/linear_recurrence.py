@@ -49,7 +49,8 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     complex). Time and memory are linear in S. Differentiable any number of times. float32, float64, complex64 and
     complex128 on the CPU are computed by native kernels (see :func:`native_kernels`); h and its gradients by b and h0
     then do not depend on the number of threads, on the other series, on how time is cut into calls, or on the
-    instruction set, to the last bit, and the gradient by a does not depend on threads and instruction set.
+    instruction set, to the last bit, and the gradient by a does not depend on threads and instruction set, unless a
+    broadcasts over H, where torch sums it.
 
     Examples
     --------
