@@ -532,7 +532,7 @@ def test_history():
     est = make(opt=sgd, scheduler=SCHEDULES["StepLR"]).fit(X, Y, validation_data=(XV, YV))
     assert [r["epoch"] for r in est.history_] == [1, 2, 3]
     assert {frozenset(r) for r in est.history_} == {
-        frozenset({"epoch", "loss", "window_loss", "seconds", "validation_loss", "lr"})
+        frozenset({"epoch", "loss", "window_loss", "seconds", "folds", "validation_loss", "lr"})
     }
     assert [r["loss"] for r in est.history_] == est.loss_curve_
     assert [r["validation_loss"] for r in est.history_] == est.validation_loss_curve_

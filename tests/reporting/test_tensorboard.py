@@ -62,8 +62,8 @@ def test_the_curves_are_those_of_the_fit(tmp_path, scalars, trigger):
     assert found["train/loss"] == losses.found[3::4]
     assert [step for step, _ in found["trainer/steps_per_sec"]] == [8, 12, 16, 20, 24]
     assert set(found) == {
-        "epoch/loss", "epoch/validation_loss", "epoch/lr", "epoch/window_loss", "epoch/seconds", "train/loss",
-        "trainer/steps_per_sec",
+        "epoch/loss", "epoch/validation_loss", "epoch/lr", "epoch/window_loss", "epoch/seconds", "epoch/folds",
+        "train/loss", "trainer/steps_per_sec",
     }  # fmt: skip
 
 
