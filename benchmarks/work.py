@@ -15,7 +15,7 @@ from common import counted, median, ratios, spread
 from torch import Tensor, nn
 
 from fluxutils_py import Estimator, Spec, net2vec
-from fluxutils_py.nn import LSTM
+from fluxutils_py.nn import GRU, LSTM
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,12 @@ class Shape:
     batchsize: int
     seqsize: int
     epochs: int
+    cell: str = "LSTM"
 
     def __str__(self) -> str:
         return (
-            f"F={self.n_features}, N={self.n_series}, T={self.n_steps}, LSTM({self.n_hidden}), b={self.batchsize}, "
-            f"s={self.seqsize}, float32, x in C order"
+            f"F={self.n_features}, N={self.n_series}, T={self.n_steps}, {self.cell}({self.n_hidden}), "
+            f"b={self.batchsize}, s={self.seqsize}, float32, x in C order"
         )
 
     @property
@@ -64,7 +65,8 @@ def make(shape: Shape) -> Data:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((shape.n_features, shape.n_series, shape.n_steps), dtype=np.float32)
     torch.manual_seed(0)
-    model = nn.Sequential(LSTM(shape.n_features, shape.n_hidden), nn.Linear(shape.n_hidden, 1))
+    layer = {"LSTM": LSTM, "GRU": GRU}[shape.cell]
+    model = nn.Sequential(layer(shape.n_features, shape.n_hidden), nn.Linear(shape.n_hidden, 1))
     return x, x.mean(0, keepdims=True), model
 
 
@@ -81,16 +83,16 @@ def time_major(*arrays: np.ndarray) -> list[Tensor]:
     return [torch.from_numpy(a).permute(2, 1, 0).contiguous() for a in arrays]
 
 
-State = tuple[Tensor, Tensor]
+State = Tensor | tuple[Tensor, Tensor]
 
 
-def by_window(lstm: nn.LSTM, head: nn.Linear, xs: Tensor, state: State | None) -> tuple[Tensor, State]:
+def by_window(lstm: nn.RNNBase, head: nn.Linear, xs: Tensor, state: State | None) -> tuple[Tensor, State]:
     """Outputs of a window (S, B, F) in one call, and the state behind it."""
     h, state = lstm(xs, state)
     return head(h), state
 
 
-def window_loss(lstm: nn.LSTM, head: nn.Linear, xs: Tensor, ys: Tensor, state: State | None) -> tuple[Tensor, State]:
+def window_loss(lstm: nn.RNNBase, head: nn.Linear, xs: Tensor, ys: Tensor, state: State | None) -> tuple[Tensor, State]:
     """Mean squared error over a window in one call, and the state behind it."""
     out, state = by_window(lstm, head, xs, state)
     return F.mse_loss(out, ys), state
@@ -133,7 +135,7 @@ def by_hand(
             opt.zero_grad()
             error.backward()
             opt.step()
-            state = (state[0].detach(), state[1].detach())
+            state = state.detach() if isinstance(state, Tensor) else (state[0].detach(), state[1].detach())
     return net2vec(model).cpu()
 
 
@@ -198,10 +200,16 @@ def outcome(
 
 
 def unpack(vector: Tensor, shape: Shape) -> list[np.ndarray]:
-    """The weights in a vector, as float64: input, recurrent, both biases' sum, and the head's two."""
+    """The weights in a vector, as float64: input, recurrent, their biases, and the head's two.
+
+    Both biases of an LSTM, which only ever come as a sum, are in the first.
+    """
     n, h = shape.n_features, shape.n_hidden
-    w, u, b, c, v, d = (p.double().numpy() for p in vector.split([4 * h * n, 4 * h * h, 4 * h, 4 * h, h, 1]))
-    return [w.reshape(4 * h, n), u.reshape(4 * h, h), b + c, v, d]
+    k = {"LSTM": 4, "GRU": 3}[shape.cell] * h
+    w, u, b, c, v, d = (p.double().numpy() for p in vector.split([k * n, k * h, k, k, h, 1]))
+    if shape.cell == "LSTM":
+        b, c = b + c, np.zeros_like(c)
+    return [w.reshape(k, n), u.reshape(k, h), b, c, v, d]
 
 
 def apart(a: Tensor, b: Tensor, shape: Shape) -> float:
@@ -210,17 +218,23 @@ def apart(a: Tensor, b: Tensor, shape: Shape) -> float:
 
 
 def judge(vector: Tensor, x: np.ndarray, y: np.ndarray, shape: Shape) -> float:
-    """Mean squared error of an LSTM with these weights over the first group of series, from start to end.
+    """Mean squared error of an LSTM or GRU with these weights over the first group of series, from start to end.
 
     NumPy alone, in float64: no framework judges its own work.
     """
-    w, u, b, v, d = unpack(vector, shape)
+    w, u, b, b_h, v, d = unpack(vector, shape)
     xs, ys = (a[:, : shape.batchsize].astype(np.float64).transpose(2, 1, 0) for a in (x, y))
     h = c = np.zeros((xs.shape[1], shape.n_hidden))
     total = 0.0
     for x_t, y_t in zip(xs, ys, strict=True):
-        i, f, g, o = np.split(x_t @ w.T + h @ u.T + b, 4, 1)
-        c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
-        h = np.tanh(c) / (1 + np.exp(-o))
+        of_x, of_h = x_t @ w.T + b, h @ u.T + b_h
+        if shape.cell == "LSTM":
+            i, f, g, o = np.split(of_x + of_h, 4, 1)
+            c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
+            h = np.tanh(c) / (1 + np.exp(-o))
+        else:
+            (r, z, n), (r_h, z_h, n_h) = np.split(of_x, 3, 1), np.split(of_h, 3, 1)
+            update = 1 / (1 + np.exp(-z - z_h))
+            h = update * h + (1 - update) * np.tanh(n + n_h / (1 + np.exp(-r - r_h)))
         total += float(((h @ v + d - y_t[:, 0]) ** 2).mean())
     return total / len(xs)
