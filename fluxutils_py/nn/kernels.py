@@ -50,6 +50,9 @@ class Library:
         lib.fluxutils_kept_per_output.restype = ctypes.c_int32
         self.kept_per_output = functools.cache(lib.fluxutils_kept_per_output)
 
+        if (openmp := _openmp_of_torch()) is not None:
+            lib.fluxutils_use_openmp.argtypes, lib.fluxutils_use_openmp.restype = [ctypes.c_void_p], None
+            lib.fluxutils_use_openmp(openmp)
         self.copy_window = lib.fluxutils_copy_window
         word, address = ctypes.c_int64, ctypes.c_void_p
         self.copy_window.argtypes = [address, word, address, *[word] * 8]
@@ -58,6 +61,18 @@ class Library:
     @property
     def isa_name(self) -> str:
         return next(name for name, number in ISAS.items() if number == self.isa)
+
+
+def _openmp_of_torch() -> int | None:
+    """The address of ``GOMP_parallel`` in the library whose threads torch uses; None if that is another one."""
+    home = Path(torch.__file__).parent
+    for path in (*home.glob("lib/libgomp*.so*"), *home.with_name("torch.libs").glob("libgomp*.so*")):
+        try:
+            loaded = ctypes.CDLL(str(path), mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+        except OSError:  # not loaded by this process
+            continue
+        return ctypes.cast(loaded.GOMP_parallel, ctypes.c_void_p).value
+    return None
 
 
 class _Use:

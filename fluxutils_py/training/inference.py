@@ -16,8 +16,9 @@ from fluxutils_py.nn import InferenceSession
 from fluxutils_py.parallel import Sync
 from fluxutils_py.training.tensors import to_tensor
 
-MEMORY = 1 << 22  # bytes that the outputs of a model's layers may take, for one window
+MEMORY = 1 << 23  # bytes that the outputs of a model's layers may take, for one window
 FEW = 128  # series times steps that need no look at the size of the model
+WIDE = 64  # series of a window, if need be of fewer steps: they keep vectors and threads busy
 STEPS = 64  # of a window of many series: what a call costs beyond its steps is then small
 
 
@@ -145,7 +146,7 @@ class Predictor:
             return self.n_series, self.n_steps
         width = sum(x.F for x in self.windows.x) + sum(p.shape[0] for p in model.parameters() if p.dim() > 1)
         cells = max(1, MEMORY // (width * self.dtype.itemsize))  # series times steps
-        n_series = min(self.n_series, max(1, cells // min(self.n_steps, STEPS)))
+        n_series = min(self.n_series, max(min(WIDE, cells), cells // min(self.n_steps, STEPS)))
         return n_series, max(1, cells // n_series)
 
     def _require_equal_history(self) -> None:
