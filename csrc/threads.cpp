@@ -36,13 +36,16 @@ OpenMP openmp = nullptr;
 Pool *pool = nullptr;
 pthread_once_t once = PTHREAD_ONCE_INIT;
 
-void work_on(Pool *p) {
+// One thread's share of the tasks: whichever is next, until none is left.
+void run_tasks(void (*task)(void *, int64_t), void *context, int64_t n, int64_t *next) {
     for (;;) {
-        int64_t i = __atomic_fetch_add(&p->next, 1, __ATOMIC_RELAXED);
-        if (i >= p->n) return;
-        p->task(p->context, i);
+        int64_t i = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED);
+        if (i >= n) return;
+        task(context, i);
     }
 }
+
+void work_on(Pool *p) { run_tasks(p->task, p->context, p->n, &p->next); }
 
 void *worker(void *own) {
     Pool *p = static_cast<Pool *>(own);
@@ -91,11 +94,7 @@ struct Shared {
 
 void share(void *context) {
     Shared *s = static_cast<Shared *>(context);
-    for (;;) {
-        int64_t i = __atomic_fetch_add(&s->next, 1, __ATOMIC_RELAXED);
-        if (i >= s->n) return;
-        s->task(s->context, i);
-    }
+    run_tasks(s->task, s->context, s->n, &s->next);
 }
 
 struct Memory {
