@@ -84,5 +84,6 @@ def test_workers_of_a_grid_search_share_the_file(tmp_path):
     # 2 candidates, 2 folds, 4 groups of 125 of the 500 series to train on, 35 windows of at most 32 of the 1100 steps
     assert large["steps"] == in_memory["steps"] == 2 * 2 * 4 * 35
     assert str(found["pid"]) not in large["peaks"]
-    assert max(large["peaks"].values()) < min(small["peaks"].values()) + 40  # MiB that cannot be dropped, as pages can
+    # MiB that cannot be dropped, as pages can: two processes of one search differ by up to 20, a copy would take 256
+    assert max(large["peaks"].values()) < max(small["peaks"].values()) + 60
     assert large["scores"] == in_memory["scores"]
