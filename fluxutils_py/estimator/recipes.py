@@ -59,8 +59,9 @@ def build_module(recipe: Any) -> nn.Module:
         if cls is nn.Sequential:
             return nn.Sequential(OrderedDict(zip(recipe["names"], children, strict=True)))
         if cls is own_nn.Recur:
-            return own_nn.Recur(*children)
-        module = cls(**_check_plain(recipe["arguments"]))
+            return own_nn.Recur(children[0], **_check_plain(recipe["arguments"]))
+        classes = {name: _module_class(cell) for name, cell in recipe.get("classes", {}).items()}
+        module = cls(**_check_plain(recipe["arguments"]), **classes)
         for name in recipe["frozen"]:
             module.get_parameter(name).requires_grad_(False)
         return module
@@ -73,7 +74,11 @@ def _describe(module: nn.Module) -> dict[str, Any]:
     recipe: dict[str, Any] = {"class": _class_name(cls), "arguments": {}, "children": [], "names": []}
     if module._forward_hooks or module._forward_pre_hooks:
         raise LoadError("hooks are user code")
-    if cls in (nn.Sequential, own_nn.Recur):
+    if isinstance(module, own_nn.Recur) and cls is own_nn.Recur:
+        recipe["arguments"]["trainable_init"] = module.trainable_init
+        recipe["children"] = [_describe(module.module)]
+        return recipe
+    if cls is nn.Sequential:
         recipe["names"] = [name for name, _ in module.named_children()]
         recipe["children"] = [_describe(m) for m in module.children()]
         return recipe
@@ -88,6 +93,9 @@ def _describe(module: nn.Module) -> dict[str, Any]:
         names += ["proj_size"] * isinstance(module, nn.LSTM) + ["nonlinearity"] * isinstance(module, nn.RNN)
     for name in names:
         value = getattr(module, name)
+        if isinstance(value, type):  # the layer that a SequenceStack is made of
+            recipe.setdefault("classes", {})[name] = _class_name(value)
+            continue
         recipe["arguments"][name] = value is not None if name == "bias" and not isinstance(value, bool) else value
     _check_plain(recipe["arguments"])
     return recipe

@@ -1,7 +1,8 @@
-"""The linear recurrence ``h[t] = a[t] * h[t - 1] + b[t]``, by the native kernels or step by step."""
+"""The linear recurrence ``h[t] = a[t] * h[t - 1] + b[t]``, by the native kernels or by chunks of time in torch."""
 
 from __future__ import annotations
 
+import math
 from struct import Struct
 from typing import Any
 
@@ -17,6 +18,7 @@ from fluxutils_py.nn.native_layers import PLAIN, transformed
 TYPES = {torch.float32: 0, torch.float64: 1, torch.complex64: 2, torch.complex128: 3}
 # fluxutils_linear_call of csrc/kernels.h: version, type, isa, threads; S, B, H, a_step, a_series; pointers
 _CALL = Struct("17q")
+CHUNK = 32  # steps, at most
 
 
 def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
@@ -73,10 +75,12 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
         raise TypeError(f"linear_recurrence takes floating or complex tensors, got {a.dtype} and {b.dtype}")
     a, b = a.to(dtype), b.to(dtype)
     a = a.reshape((1,) * (3 - a.dim()) + a.shape)
-    library = kernels.library()
-    if library is None or transformed() or not b.numel() or not all(map(_plain, (a, b, h0))):
-        return _step_by_step(a, b, h0)
+    if not b.numel():
+        return b.clone()
     a = a.expand(-1, -1, H)
+    if transformed():
+        return _chunked(a, b, h0)
+    library = kernels.library() if all(map(_plain, (a, b, h0))) else None
     result: Tensor = _LinearRecurrence.apply(library, *(t if t is None else _resolved(t) for t in (a, b, h0)))
     return result
 
@@ -90,26 +94,44 @@ def _resolved(t: Tensor) -> Tensor:
     return t.resolve_conj().resolve_neg().contiguous()
 
 
-def _step_by_step(a: Tensor, b: Tensor, h: Tensor | None) -> Tensor:
-    """The formula; a (S or 1, B or 1, H or 1)."""
-    if not b.numel():
-        return b.clone()
-    h = torch.zeros_like(b[0]) if h is None else h
-    states = []
-    for factor, added in zip(a.expand(len(b), -1, -1).unbind(), b.unbind(), strict=True):
-        h = torch.addcmul(added, factor, h)
-        states.append(h)
-    return torch.stack(states)
+def _chunked(a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
+    """The recurrence in torch: all chunks of time at once, step by step, then each chunk from the end of the last.
+
+    ``a`` is (S or 1, B or 1, H). A chunk's states are those from a zero start, plus the state before it times the
+    product of its factors so far. Nothing is divided by, and a product has at most ``CHUNK`` factors: it overflows
+    only where each of them is above 10 or so.
+    """
+    S = len(b)
+    # float16 ends at 65504: no products there
+    size = 1 if b.dtype is torch.float16 else min(CHUNK, math.isqrt(S))
+    if surplus := -S % size:
+        a, b = (t if len(t) == 1 < S else torch.cat([t, t.new_zeros(surplus, *t.shape[1:])]) for t in (a, b))
+    factors = a.expand(size, -1, -1)[None] if len(a) == 1 else a.unflatten(0, (-1, size))  # (chunks or 1, size, ...)
+    products, states = [factors[:, 0]], [b[::size]]
+    for k in range(1, size):
+        products.append(products[-1] * factors[:, k])
+        states.append(torch.addcmul(b[k::size], factors[:, k], states[-1]))
+    through, own = torch.stack(products, 1), torch.stack(states, 1)  # (chunks or 1, size, ...), (chunks, size, B, H)
+    chunks, carried = [], h0
+    for k, chunk in enumerate(own):
+        if carried is not None:
+            chunk = torch.addcmul(chunk, through[min(k, len(through) - 1)], carried)
+        chunks.append(chunk)
+        carried = chunk[-1]
+    return torch.cat(chunks)[:S]
 
 
 class _LinearRecurrence(Function):
-    """By the kernels: contiguous tensors, a (S or 1, B or 1, H)."""
+    """By the kernels, or by chunks: contiguous tensors, a (S or 1, B or 1, H)."""
 
     @staticmethod
-    def forward(ctx: Any, library: kernels.Library, a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
-        h = torch.empty_like(b)
+    def forward(ctx: Any, library: kernels.Library | None, a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
         ctx.library = library
-        _run(library.linear_forward, library, a, h0, h, b=b)
+        if library is None:
+            h = _chunked(a, b, h0)
+        else:
+            h = torch.empty_like(b)
+            _run(library.linear_forward, library, a, h0, h, b=b)
         ctx.save_for_backward(a, h0, h)
         return h
 
@@ -117,7 +139,7 @@ class _LinearRecurrence(Function):
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
         a, h0, h = ctx.saved_tensors
         _, of_a, _, of_h0 = ctx.needs_input_grad
-        if torch.is_grad_enabled():
+        if ctx.library is None or torch.is_grad_enabled():
             return None, *_differentiable(a, h0, h, dh, of_a, of_h0)
         da = torch.empty_like(a) if of_a else None
         db = torch.empty_like(h)

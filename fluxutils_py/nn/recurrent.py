@@ -40,25 +40,28 @@ class Recur(nn.Module):
           ``(B, F)`` at a time, or with whole windows ``(S, B, F)`` if it has ``takes_windows = True``. A method
           ``empty_state()`` that returns a tuple of the state's tensors for a batch of 0 lets :func:`states` know of
           the state before the first call.
+    trainable_init : bool
+        Whether the state at the start of a series is trained: parameters ``initial_state``, zero at first, one for each
+        tensor of the state, for a batch of 1. A module of one's own needs the method ``empty_state()`` for this.
 
     Notes
     -----
     ``forward`` takes one step ``(B, F)`` or a window ``(S, B, F)``, and returns ``(B, H)`` or
     ``(S, B, H)``. Integer input is converted to the floating type of the parameters. The state lives in
-    the attribute ``state`` (None: zero, nothing seen yet). It is part of the autograd graph until
+    the attribute ``state`` (None: the initial state, nothing seen yet). It is part of the autograd graph until
     :func:`fluxutils_py.nn.truncate`; :func:`fluxutils_py.nn.reset` forgets it. It is not in
     ``state_dict()``: use :func:`fluxutils_py.nn.states` and :func:`fluxutils_py.nn.loadstates`.
 
-    On the CPU torch's layers and cells are computed by native kernels where these were built and nothing speaks against
-    it, with torch's results to rounding; see :func:`fluxutils_py.nn.native_kernels`.
+    On the CPU torch's layers and cells are computed by native kernels where these were built, with torch's results to
+    rounding; see :func:`fluxutils_py.nn.native_kernels`.
 
-    Source: ``Recur`` of Flux.jl 0.9, as used by FluxUtils.jl. There the initial state is trained; here it is zero.
+    Source: ``Recur`` of Flux.jl 0.9, as used by FluxUtils.jl. There the initial state is always trained.
 
     Raises
     ------
     TypeError
         If ``module`` is not a module, is a ``Recur`` already, is bidirectional (it would look into the
-        future) or is ``batch_first``.
+        future) or is ``batch_first``, or ``trainable_init`` is asked of a module that does not tell its state.
     ShapeError
         In ``forward``, if ``x`` is neither 2-D nor 3-D, or the carried state is of another batch size.
 
@@ -75,7 +78,7 @@ class Recur(nn.Module):
 
     state: State | None
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, trainable_init: bool = False) -> None:
         super().__init__()
         if not isinstance(module, nn.Module):
             raise TypeError(f"Recur wraps a torch module, got {type(module).__name__}")
@@ -97,6 +100,9 @@ class Recur(nn.Module):
         self.form: int | None = None  # of the last state: 0 for one tensor, n for a tuple of n; None before the first
         self._mark: int | None = None  # steps until the state is to be noted, see mark()
         self._marked: State | None = None
+        self.trainable_init = bool(trainable_init)
+        if self.trainable_init:
+            self.initial_state = nn.ParameterList(self._zero_state())
 
     # -- what kind of module is inside ---------------------------------------------------------------
 
@@ -129,10 +135,40 @@ class Recur(nn.Module):
         own = getattr(m, "empty_state", None)
         return own() if own is not None else None
 
+    def _zero_state(self) -> list[Tensor]:
+        """For a batch of 1."""
+        empty = self.empty_state()
+        if empty is None or not all(t.is_floating_point() for t in empty):
+            raise TypeError(
+                f"trainable_init needs to know the state of {type(self.module).__name__}: give it a method "
+                "empty_state() that returns the state's tensors, of floating-point numbers, for a batch of 0"
+            )
+        shapes = [list(t.shape) for t in empty]
+        for shape in shapes:
+            shape[self.batch_dim] = 1
+        return [t.new_zeros(shape) for t, shape in zip(empty, shapes, strict=True)]
+
     # -- state ---------------------------------------------------------------------------------------
 
+    def _start(self, n_series: int) -> None:
+        """Set the state to the trained initial one, which gradients then reach."""
+        d = self.batch_dim
+        tensors = [p.expand(*p.shape[:d], n_series, *p.shape[d + 1 :]) for p in self.initial_state]
+        self.state = tensors[0] if len(tensors) == 1 and not self.form else tuple(tensors)
+
+    def reset_series(self, index: Tensor) -> None:
+        """Have some of the series, given as indices (n,), start anew; the layer has a state."""
+        assert self.state is not None
+        tensors = [self.state] if isinstance(self.state, Tensor) else list(self.state)
+        starts = list(self.initial_state) if self.trainable_init else [t.new_zeros(()) for t in tensors]
+        where = (slice(None),) * self.batch_dim + (index,)
+        for k, (t, start) in enumerate(zip(tensors, starts, strict=True)):
+            tensors[k] = t.clone()
+            tensors[k][where] = start.to(t.dtype)
+        self.state = tensors[0] if isinstance(self.state, Tensor) else tuple(tensors)
+
     def reset(self) -> None:
-        """Forget: the next call starts from the zero state and may have any batch size."""
+        """Forget: the next call starts from the initial state and may have any batch size."""
         if self.state is not None:
             self.form = 0 if isinstance(self.state, Tensor) else len(self.state)
         self.__dict__.update(state=None, _marked=None, _mark=None)  # a module's own way takes a microsecond for each
@@ -191,6 +227,8 @@ class Recur(nn.Module):
             x = x.to(next((p.dtype for p in self.parameters()), torch.get_default_dtype()))
         if self.state is not None:
             self._check_batch(self.state, x.size(-2))
+        elif self.trainable_init:
+            self._start(x.size(-2))
         if self._mark is None:
             return self._advance(x)
         n_steps = x.shape[0] if x.dim() == 3 else 1
@@ -257,10 +295,18 @@ class _Ready(Recur):
 
     layer: Callable[..., nn.RNNBase]
 
-    def __init__(self, n_in: int, n_out: int, num_layers: int = 1, dropout: float = 0.0, bias: bool = True) -> None:
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        num_layers: int = 1,
+        dropout: float = 0.0,
+        bias: bool = True,
+        trainable_init: bool = False,
+    ) -> None:
         n_in, n_out, num_layers = map(operator.index, (n_in, n_out, num_layers))  # torch refuses NumPy's integers
         dropout, bias = float(dropout), bool(bias)
-        super().__init__(self.layer(n_in, n_out, num_layers, dropout=dropout, bias=bias))
+        super().__init__(self.layer(n_in, n_out, num_layers, dropout=dropout, bias=bias), trainable_init)
         self.n_in, self.n_out, self.num_layers, self.dropout, self.bias = n_in, n_out, num_layers, dropout, bias
 
 
@@ -276,6 +322,8 @@ _READY_DOC = """{name} that carries its state: ``Recur(nn.{name}(n_in, n_out, nu
         Probability of dropping an output between two layers (not after the last), in training only.
     bias : bool
         Whether the gates have biases.
+    trainable_init : bool
+        Whether the initial state is trained; see :class:`Recur`.
 
     Notes
     -----

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.nn.recurrent import map_state
 from fluxutils_py.nn.states import assign_state, batch_dims, match_states, read_states, recurs, reset, states
 from fluxutils_py.nn.windows import known_mode, prediction_copy, run_window, window_mode
 
@@ -160,7 +158,7 @@ class InferenceSession:
                 )
         for r in self._layers:
             if r.state is not None:
-                r.state = map_state(partial(Tensor.index_fill, dim=r.batch_dim, index=series, value=0), r.state)
+                r.reset_series(series)
         if self._context:
             kept, n_series = self._context[0].shape[:2]
             if self._ages is None:

@@ -50,7 +50,9 @@ class _CellLayer(Recur):
 
     cell: type[_Cell]
 
-    def __init__(self, n_in: int, n_out: int, num_layers: int = 1, dropout: float = 0.0) -> None:
+    def __init__(
+        self, n_in: int, n_out: int, num_layers: int = 1, dropout: float = 0.0, trainable_init: bool = False
+    ) -> None:
         n_in, n_out, num_layers = map(operator.index, (n_in, n_out, num_layers))
         dropout = float(dropout)
         if num_layers < 1:
@@ -58,7 +60,7 @@ class _CellLayer(Recur):
         if not 0 <= dropout <= 1:
             raise ValueError(f"dropout is a probability, from 0 to 1, got {dropout}")
         cells = [self._make(n_out if k else n_in, n_out) for k in range(num_layers)]
-        super().__init__(CellStack(cells, dropout))
+        super().__init__(CellStack(cells, dropout), trainable_init)
         self.n_in, self.n_out, self.num_layers, self.dropout = n_in, n_out, num_layers, dropout
 
     def _make(self, n_in: int, n_out: int) -> _Cell:
@@ -75,7 +77,9 @@ _LAYER_DOC = """{first}
         Layers stacked on one another, each with its own state.
     dropout : float
         Probability of dropping an output between two layers (not after the last), in training only.
-    {alpha}
+    {alpha}trainable_init : bool
+        Whether the initial state is trained; see :class:`Recur`.
+
     Notes
     -----
     Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``, its state carried as in
@@ -120,13 +124,21 @@ class HFGRU(_CellLayer):
         first="GRU layers whose update can be slowed down, for data of high frequency.",
         alpha="""alpha : float
         The largest share of the state that a step replaces.
-""",
+    """,
     )
     cell = HFGRUCell
 
-    def __init__(self, n_in: int, n_out: int, num_layers: int = 1, dropout: float = 0.0, alpha: float = 1.0) -> None:
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        num_layers: int = 1,
+        dropout: float = 0.0,
+        alpha: float = 1.0,
+        trainable_init: bool = False,
+    ) -> None:
         self.alpha = float(alpha)
-        super().__init__(n_in, n_out, num_layers, dropout)
+        super().__init__(n_in, n_out, num_layers, dropout, trainable_init)
 
     def _make(self, n_in: int, n_out: int) -> _Cell:
         return HFGRUCell(n_in, n_out, self.alpha)

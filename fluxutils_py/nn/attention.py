@@ -1,0 +1,144 @@
+"""Causal attention over the last steps, with their keys and values carried from call to call."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fluxutils_py.nn.recurrent import Recur
+from fluxutils_py.nn.sizes import check_features, check_size
+
+ROTARY_BASE = 10_000.0
+State = tuple[Tensor, Tensor, Tensor]
+
+
+class _WindowedAttention(nn.Module):
+    """The inner module of :class:`SlidingWindowAttention`.
+
+    Its state is the keys and values of the last ``window - 1`` steps, as many as the next step sees besides itself,
+    and for each of them whether there was such a step: keys of a series that has just begun are zeros that nobody may
+    look at.
+    """
+
+    takes_windows = True
+    batch_dim = 1
+
+    def __init__(self, n_in: int, n_out: int, n_heads: int, window: int) -> None:
+        super().__init__()
+        self.n_in, self.n_out, self.n_heads, self.window = n_in, n_out, n_heads, window
+        self.qkv = nn.Linear(n_in, 3 * n_out)
+        self.out = nn.Linear(n_out, n_out)
+
+    def empty_state(self) -> State:
+        weight = self.out.weight.detach()
+        k, v = weight.new_zeros(2, self.window - 1, 0, self.n_out)
+        return k, v, weight.new_zeros(self.window - 1, 0)
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        check_features("SlidingWindowAttention", x, self.n_in)
+        S, B, _ = x.shape
+        q, k, v = self.qkv(x).chunk(3, 2)
+        if state is None:
+            past = x.new_zeros(self.window - 1, B, self.n_out)
+            state = past, past, past[..., 0]
+        k, v = torch.cat([state[0], k]), torch.cat([state[1], v])  # (window - 1 + S, B, H)
+        exists = torch.cat([state[2], state[2].new_ones(S, B)])
+        y = self.out(self._attend(q, k, v, exists != 0))
+        return y, (k[S:].clone(), v[S:].clone(), exists[S:].clone())
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, exists: Tensor) -> Tensor:
+        """Blocks of queries, each with the keys that it sees: cost and memory are linear in S."""
+        S, B, H = q.shape
+        past = self.window - 1
+        n_blocks = math.ceil(S / self.window)
+        size = math.ceil(S / n_blocks)  # steps of a block, at most ``window``
+        if surplus := n_blocks * size - S:
+            q, k, v = (F.pad(t, (0, 0, 0, 0, 0, surplus)) for t in (q, k, v))
+            exists = F.pad(exists, (0, 0, 0, surplus))
+        n_keys = past + size
+        shape = n_blocks * B, self.n_heads, H // self.n_heads
+
+        def windows(t: Tensor) -> Tensor:  # (past + S, B, H) to (n_blocks * B, heads, n_keys, H / heads)
+            return t.unfold(0, n_keys, size).permute(0, 1, 3, 2).unflatten(3, shape[1:]).flatten(0, 1).transpose(1, 2)
+
+        queries = q.view(n_blocks, size, B, *shape[1:]).permute(0, 2, 3, 1, 4).flatten(0, 1)
+        cos, sin = rotary_table(n_keys, shape[2] // 2, q.dtype, q.device)
+        queries, keys = _rotate(queries, cos[past:], sin[past:]), _rotate(windows(k), cos, sin)
+        steps = torch.arange(n_keys, device=q.device)
+        ahead = steps - steps[past:, None]  # (size, n_keys), from query to key
+        seen = exists.unfold(0, n_keys, size).flatten(0, 1)  # (n_blocks * B, n_keys)
+        mask = ((ahead <= 0) & (ahead >= -past)) & seen[:, None]
+        # a query of padding sees itself, for a softmax over nothing is NaN, and so would be gradients
+        mask = (mask | (ahead == 0))[:, None]  # (n_blocks * B, 1, size, n_keys)
+        y = F.scaled_dot_product_attention(queries, keys, windows(v), attn_mask=mask)
+        y = y.unflatten(0, (n_blocks, B)).permute(0, 3, 1, 2, 4).reshape(n_blocks * size, B, H)
+        return y[:S]
+
+
+@functools.lru_cache(maxsize=64)
+def rotary_table(n_steps: int, n_pairs: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angle by which each pair of features is turned at each step: (n_steps, n_pairs)."""
+    with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode could not be used in training
+        rates = ROTARY_BASE ** -(torch.arange(n_pairs, dtype=torch.float64) / max(n_pairs, 1))
+        angles = torch.arange(n_steps, dtype=torch.float64)[:, None] * rates
+        return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn the pairs (i, i + n_pairs) of features by their angles; of an odd number the last feature stays."""
+    n = cos.shape[1]
+    first, second = x[..., :n], x[..., n : 2 * n]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., 2 * n :]], -1)
+
+
+class SlidingWindowAttention(Recur):
+    """Causal self-attention in which each step sees the last ``window`` steps, itself among them.
+
+    Parameters
+    ----------
+    n_in, n_out : int
+        Features of the input; features of the output, shared out among the heads.
+    n_heads : int
+        A divisor of ``n_out``.
+    window : int
+        Steps that a step sees.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a size is no integer or below 1, or ``n_heads`` does not divide ``n_out``; the message names it.
+    ShapeError
+        In ``forward``, if the input has other than ``n_in`` features.
+
+    Notes
+    -----
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The state is the keys and
+    the values (window - 1, B, n_out) of the last steps, and (window - 1, B) ones where there was such a step, zeros
+    before the start of a series. Positions are rotary, and relative: those of a step are counted anew in each call, so
+    that nothing grows with the length of a series. The work is linear in S, by torch's fused attention.
+
+    Gradients reach the steps before a window through ``overlap``, at most ``window - 1`` of them.
+
+    Source: Vaswani et al. (2017), arXiv:1706.03762; sliding window: Beltagy et al. (2020), arXiv:2004.05150; rotary
+    positions: Su et al. (2021), arXiv:2104.09864.
+
+    Examples
+    --------
+    >>> layer = SlidingWindowAttention(3, 8, n_heads=2, window=5)
+    >>> layer(torch.zeros(7, 4, 3)).shape, layer.state[0].shape
+    (torch.Size([7, 4, 8]), torch.Size([4, 4, 8]))
+    """
+
+    def __init__(self, n_in: int, n_out: int, n_heads: int = 4, window: int = 64) -> None:
+        self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
+        self.n_heads, self.window = check_size(self, "n_heads", n_heads), check_size(self, "window", window)
+        if self.n_out % self.n_heads:
+            raise ValueError(
+                f"SlidingWindowAttention: n_heads={self.n_heads} does not divide n_out={self.n_out}; "
+                "each head has n_out / n_heads features"
+            )
+        super().__init__(_WindowedAttention(self.n_in, self.n_out, self.n_heads, self.window))

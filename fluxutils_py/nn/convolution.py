@@ -1,0 +1,184 @@
+"""Causal convolutions that carry the last inputs they need."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fluxutils_py.nn.recurrent import Recur
+from fluxutils_py.nn.sizes import check_features, check_probability, check_size
+
+
+class _Convolution(nn.Module):
+    """The inner module of :class:`CausalConv1d`; its state is the last ``(kernel_size - 1) * dilation`` inputs."""
+
+    takes_windows = True
+    batch_dim = 1
+
+    def __init__(self, n_in: int, n_out: int, kernel_size: int, dilation: int, bias: bool, weight_norm: bool) -> None:
+        super().__init__()
+        self.n_in, self.n_out, self.kernel_size, self.dilation = n_in, n_out, kernel_size, dilation
+        self.n_past = (kernel_size - 1) * dilation
+        self.weight = nn.Parameter(torch.empty(n_out, n_in, kernel_size))
+        self.norm = nn.Parameter(torch.empty(n_out)) if weight_norm else None
+        self.bias = nn.Parameter(torch.empty(n_out)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new parameters from torch's generator, as ``nn.Conv1d`` does."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            nn.init.uniform_(self.bias, -(bound := (self.n_in * self.kernel_size) ** -0.5), bound)
+        if self.norm is not None:
+            with torch.no_grad():
+                self.norm.copy_(self.weight.flatten(1).norm(dim=1))
+
+    def empty_state(self) -> tuple[Tensor, ...]:
+        return (self.weight.detach().new_zeros(self.n_past, 0, self.n_in),)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        check_features("CausalConv1d", x, self.n_in)
+        S, B, _ = x.shape
+        past = x.new_zeros(self.n_past, B, self.n_in) if state is None else state
+        both = torch.cat([past, x])  # (n_past + S, B, F)
+        weight = self.weight
+        if self.norm is not None:
+            weight = weight * (self.norm / weight.flatten(1).norm(dim=1))[:, None, None]
+        # one product of all that each output sees: faster than conv1d, which wants time last
+        taps = [both[k * self.dilation : k * self.dilation + S] for k in range(self.kernel_size)]
+        y = F.linear(torch.cat(taps, 2), weight.transpose(1, 2).flatten(1), self.bias)
+        return y, both[S:].clone()
+
+
+class CausalConv1d(Recur):
+    """A convolution over time that sees the present and the past, and remembers the past it needs.
+
+    y[t] = bias + sum over k of weight[:, :, k] x[t - (kernel_size - 1 - k) dilation]
+
+    Parameters
+    ----------
+    n_in, n_out : int
+        Features of the input and of the output.
+    kernel_size : int
+        Steps that an output sees, ``dilation`` apart.
+    dilation : int
+    bias : bool
+    weight_norm : bool
+        Whether the weights of each output are a direction times a length, ``module.norm`` (Salimans & Kingma 2016).
+    trainable_init : bool
+        Whether the inputs before the first one are trained, rather than zero; see :class:`Recur`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a size is no integer, or below 1; the message names it.
+    ShapeError
+        In ``forward``, if the input has other than ``n_in`` features.
+
+    Notes
+    -----
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``; there is no future and no
+    padding to cut off. The state is the last inputs, ((kernel_size - 1) dilation, B, n_in). The weight
+    ``module.weight`` has the shape of ``nn.Conv1d``'s.
+
+    Examples
+    --------
+    >>> layer = CausalConv1d(3, 5, kernel_size=2, dilation=4)
+    >>> layer(torch.zeros(7, 4, 3)).shape, layer.state.shape
+    (torch.Size([7, 4, 5]), torch.Size([4, 4, 3]))
+    """
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        kernel_size: int,
+        dilation: int = 1,
+        bias: bool = True,
+        weight_norm: bool = False,
+        trainable_init: bool = False,
+    ) -> None:
+        self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
+        self.kernel_size = check_size(self, "kernel_size", kernel_size)
+        self.dilation = check_size(self, "dilation", dilation)
+        self.bias, self.weight_norm = bool(bias), bool(weight_norm)
+        inner = _Convolution(self.n_in, self.n_out, self.kernel_size, self.dilation, self.bias, self.weight_norm)
+        super().__init__(inner, trainable_init)
+
+
+class _ResidualBlock(nn.Module):
+    """Two convolutions, and the input added to what they make of it."""
+
+    def __init__(self, n_in: int, n_out: int, kernel_size: int, dilation: int, dropout: float) -> None:
+        super().__init__()
+        self.conv1 = CausalConv1d(n_in, n_out, kernel_size, dilation, weight_norm=True)
+        self.conv2 = CausalConv1d(n_out, n_out, kernel_size, dilation, weight_norm=True)
+        self.dropout = nn.Dropout(dropout)
+        self.skip = nn.Identity() if n_in == n_out else nn.Linear(n_in, n_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.dropout(F.relu(self.conv1(x)))
+        y = self.dropout(F.relu(self.conv2(y)))
+        return F.relu(y + self.skip(x))
+
+
+class TCN(nn.Module):
+    """Temporal convolutional network: residual blocks of causal convolutions, each dilated twice as far.
+
+    Parameters
+    ----------
+    n_in, n_out : int
+        Features of the input; channels of every block.
+    n_levels : int
+        Blocks of two convolutions each, with dilations 1, 2, 4, ...; an output sees :attr:`receptive_field` steps.
+    kernel_size : int
+    dropout : float
+        Probability of dropping an output of a convolution, in training.
+
+    Attributes
+    ----------
+    receptive_field : int
+        Steps that an output sees: ``1 + 2 (kernel_size - 1) (2 ** n_levels - 1)``, 253 by default.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a size is no integer or below 1, or ``dropout`` is no probability; the message names it.
+
+    Notes
+    -----
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The convolutions are
+    :class:`CausalConv1d` with weight normalisation; the state is theirs, so that windows and single steps give what
+    the whole series gives.
+
+    Source: Bai, Kolter & Koltun (2018), "An empirical evaluation of generic convolutional and recurrent networks for
+    sequence modeling", arXiv:1803.01271.
+
+    Examples
+    --------
+    >>> model = TCN(3, 5, n_levels=3)
+    >>> model(torch.zeros(7, 4, 3)).shape, model.receptive_field
+    (torch.Size([7, 4, 5]), 29)
+    """
+
+    def __init__(self, n_in: int, n_out: int, n_levels: int = 6, kernel_size: int = 3, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
+        self.n_levels = check_size(self, "n_levels", n_levels)
+        self.kernel_size = check_size(self, "kernel_size", kernel_size)
+        self.dropout = check_probability(self, "dropout", dropout)
+        sizes = [self.n_in, *[self.n_out] * self.n_levels]
+        self.blocks = nn.Sequential(
+            *(_ResidualBlock(sizes[k], self.n_out, self.kernel_size, 2**k, self.dropout) for k in range(self.n_levels))
+        )
+
+    @property
+    def receptive_field(self) -> int:
+        return 1 + 2 * (self.kernel_size - 1) * (2**self.n_levels - 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.blocks(x)
+        return y

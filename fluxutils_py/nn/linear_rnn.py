@@ -1,0 +1,225 @@
+"""Recurrent layers whose state moves linearly, so that a whole window is one linear recurrence."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fluxutils_py.nn.linear_recurrence import linear_recurrence
+from fluxutils_py.nn.recurrent import Recur
+from fluxutils_py.nn.sizes import check_features, check_size
+
+
+class _GatedRecurrence(nn.Module):
+    """``h[t] = a[t] * h[t - 1] + b[t]``, where ``a`` and ``b`` depend on the input alone."""
+
+    takes_windows = True
+
+    def __init__(self, name: str, n_in: int, n_out: int, n_blocks: int) -> None:
+        super().__init__()
+        self.name, self.n_in, self.n_out = name, n_in, n_out
+        self.linear = nn.Linear(n_in, n_blocks * n_out)
+
+    def empty_state(self) -> tuple[Tensor, ...]:
+        return (self.linear.weight.detach().new_zeros(0, self.n_out),)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        check_features(self.name, x, self.n_in)
+        h = linear_recurrence(*self.coefficients(self.linear(x)), state)
+        return h, h[-1].clone()  # a view would keep the whole window in memory
+
+    def coefficients(self, pre: Tensor) -> tuple[Tensor, Tensor]:
+        """``a`` and ``b`` (S, B, H) from the linear layer's outputs."""
+        raise NotImplementedError
+
+
+class _MinGRU(_GatedRecurrence):
+    def coefficients(self, pre: Tensor) -> tuple[Tensor, Tensor]:
+        gate, candidate = pre.chunk(2, -1)
+        keep = torch.sigmoid(-gate)  # 1 - z
+        return keep, torch.addcmul(candidate, keep, candidate, value=-1)
+
+
+class _MinLSTM(_GatedRecurrence):
+    def coefficients(self, pre: Tensor) -> tuple[Tensor, Tensor]:
+        forget, write, candidate = pre.chunk(3, -1)
+        # f / (f + i), which is 0 / 0 where both gates are closed, as one sigmoid
+        keep = torch.sigmoid(F.logsigmoid(forget) - F.logsigmoid(write))
+        return keep, torch.addcmul(candidate, keep, candidate, value=-1)
+
+
+_GATED_DOC = """{name}: {first}
+
+    {formula}
+
+    The gates and the candidate depend on the input alone, not on the state, so that a window is computed for all its
+    steps at once (:func:`linear_recurrence`), several times faster than an LSTM. A single layer is therefore weaker
+    than a GRU; put two or more into a :class:`SequenceStack`.
+
+    Parameters
+    ----------
+    n_in, n_out : int
+        Features of the input, units H.
+    trainable_init : bool
+        Whether the initial state is trained; see :class:`Recur`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a size is no integer, or below 1.
+    ShapeError
+        In ``forward``, if the input has other than ``n_in`` features.
+
+    Notes
+    -----
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The state is ``h``
+    (B, n_out), zero at the start. ``module.linear`` holds the weights of {blocks}, one block of H rows after the other.
+
+    Source: Feng et al. (2024), "Were RNNs all we needed?", arXiv:2410.01201.
+
+    Examples
+    --------
+    >>> {name}(3, 5)(torch.zeros(7, 4, 3)).shape
+    torch.Size([7, 4, 5])
+    """
+
+
+class MinGRU(Recur):
+    __doc__ = _GATED_DOC.format(
+        name="MinGRU",
+        first="a GRU reduced to one gate that sees the input alone.",
+        formula="z = sigmoid(Wz x + bz); h' = (1 - z) h + z (Wh x + bh)",
+        blocks="z and h",
+    )
+
+    def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
+        self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
+        super().__init__(_MinGRU("MinGRU", self.n_in, self.n_out, 2), trainable_init)
+
+
+class MinLSTM(Recur):
+    __doc__ = _GATED_DOC.format(
+        name="MinLSTM",
+        first="an LSTM reduced to two gates that see the input alone and add up to one.",
+        formula="f, i = sigmoid(Wf x + bf), sigmoid(Wi x + bi); h' = (f h + i (Wh x + bh)) / (f + i)",
+        blocks="f, i and h",
+    )
+
+    def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
+        self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
+        super().__init__(_MinLSTM("MinLSTM", self.n_in, self.n_out, 3), trainable_init)
+
+
+class _DiagonalRecurrence(nn.Module):
+    """The inner module of :class:`LRU`; complex numbers are kept as pairs of real ones, one after the other."""
+
+    takes_windows = True
+
+    def __init__(self, n_in: int, n_out: int, n_states: int, r_min: float, r_max: float, max_phase: float) -> None:
+        super().__init__()
+        self.n_in, self.n_out, self.n_states = n_in, n_out, n_states
+        self.ring = r_min, r_max, max_phase
+        self.nu_log = nn.Parameter(torch.empty(n_states))
+        self.theta_log = nn.Parameter(torch.empty(n_states))
+        self.gamma_log = nn.Parameter(torch.empty(n_states))
+        self.weight_in = nn.Parameter(torch.empty(2 * n_states, n_in))
+        self.weight_out = nn.Parameter(torch.empty(n_out, 2 * n_states))
+        self.weight_skip = nn.Parameter(torch.empty(n_out, n_in))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw new parameters from torch's generator: the eigenvalues uniformly from the ring."""
+        r_min, r_max, max_phase = self.ring
+        with torch.no_grad():
+            square = torch.rand(self.n_states) * (r_max**2 - r_min**2) + r_min**2  # of the moduli
+            square.clamp_(1e-12, 1 - 1e-7)
+            self.nu_log.copy_(torch.log(-0.5 * torch.log(square)))
+            self.theta_log.copy_(torch.log(max_phase * torch.rand(self.n_states).clamp_min_(1e-6)))
+            self.gamma_log.copy_(0.5 * torch.log1p(-square))
+        nn.init.normal_(self.weight_in, std=(2 * self.n_in) ** -0.5)
+        nn.init.normal_(self.weight_out, std=self.n_states**-0.5)
+        nn.init.normal_(self.weight_skip, std=self.n_in**-0.5)
+
+    def empty_state(self) -> tuple[Tensor, ...]:
+        return (self.nu_log.detach().new_zeros(0, self.n_states, 2),)
+
+    def eigenvalues(self) -> Tensor:
+        """Complex (n_states,), of modulus below 1."""
+        return torch.polar(torch.exp(-torch.exp(self.nu_log)), torch.exp(self.theta_log))
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        check_features("LRU", x, self.n_in)
+        scale = torch.exp(self.gamma_log).repeat_interleave(2)
+        added = F.linear(x, self.weight_in * scale[:, None]).unflatten(-1, (self.n_states, 2))
+        start = None if state is None else torch.view_as_complex(state.contiguous())
+        h = torch.view_as_real(linear_recurrence(self.eigenvalues(), torch.view_as_complex(added), start))
+        return F.linear(h.flatten(-2), self.weight_out) + F.linear(x, self.weight_skip), h[-1].clone()
+
+
+class LRU(Recur):
+    """Linear Recurrent Unit: a diagonal linear system with complex eigenvalues inside the unit circle.
+
+    h' = lambda h + gamma (B x); y = Re(C h') + D x
+
+    ``lambda = exp(-exp(nu_log) + i exp(theta_log))`` is stable whatever the parameters are. Linear in the input: for
+    anything that is not, put it into a :class:`SequenceStack`.
+
+    Parameters
+    ----------
+    n_in, n_out : int
+        Features of the input and of the output.
+    n_states : int or None
+        Complex numbers in the state; None is ``n_out``. A layer can tell apart about as many of its last inputs.
+    r_min, r_max : float
+        The ring from which the eigenvalues are drawn: ``0 <= r_min < r_max <= 1``. An eigenvalue of modulus ``r``
+        remembers for about ``1 / (1 - r)`` steps.
+    max_phase : float
+        The eigenvalues' angles are drawn from 0 to this, in radians. Small for what changes slowly.
+    trainable_init : bool
+        Whether the initial state is trained; see :class:`Recur`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a size is no integer or below 1, or the ring is none; the message names the argument.
+    ShapeError
+        In ``forward``, if the input has other than ``n_in`` features.
+
+    Notes
+    -----
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The state is (B, n_states,
+    2), the real and the imaginary part of ``h``. In ``module.weight_in`` (2 n_states, n_in) and ``module.weight_out``
+    (n_out, 2 n_states) the parts of a number lie one after the other too: ``B = weight_in[0::2] + i weight_in[1::2]``
+    and ``C = weight_out[:, 0::2] - i weight_out[:, 1::2]``; D is ``module.weight_skip``.
+
+    Source: Orvieto et al. (2023), "Resurrecting recurrent neural networks for long sequences", arXiv:2303.06349.
+
+    Examples
+    --------
+    >>> layer = LRU(3, 5, n_states=8)
+    >>> layer(torch.zeros(7, 4, 3)).shape, layer.state.shape
+    (torch.Size([7, 4, 5]), torch.Size([4, 8, 2]))
+    """
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        n_states: int | None = None,
+        r_min: float = 0.9,
+        r_max: float = 0.999,
+        max_phase: float = 2 * math.pi,
+        trainable_init: bool = False,
+    ) -> None:
+        self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
+        self.n_states = self.n_out if n_states is None else check_size(self, "n_states", n_states)
+        if not 0 <= r_min < r_max <= 1:
+            raise ValueError(f"LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min={r_min!r}, r_max={r_max!r}")
+        if not 0 < max_phase <= 2 * math.pi:
+            raise ValueError(f"LRU: max_phase must be an angle above 0, at most 2 pi, got {max_phase!r}")
+        self.r_min, self.r_max, self.max_phase = float(r_min), float(r_max), float(max_phase)
+        inner = _DiagonalRecurrence(self.n_in, self.n_out, self.n_states, self.r_min, self.r_max, self.max_phase)
+        super().__init__(inner, trainable_init)

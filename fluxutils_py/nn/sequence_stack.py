@@ -1,0 +1,93 @@
+"""Residual blocks around any layer with a state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fluxutils_py.nn.recurrent import TORCH_LAYERS, Recur
+from fluxutils_py.nn.sizes import check_features, check_probability, check_size
+
+
+class _Block(nn.Module):
+    """``x + layer(norm(x))``, then ``x + mlp(norm(x))`` with a gate in the MLP."""
+
+    def __init__(self, layer: nn.Module, n: int, dropout: float) -> None:
+        super().__init__()
+        self.layer_norm, self.layer = nn.LayerNorm(n), layer
+        self.mlp_norm, self.up, self.down = nn.LayerNorm(n), nn.Linear(n, 4 * n), nn.Linear(2 * n, n)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.layer(self.layer_norm(x)))
+        gate, value = self.up(self.mlp_norm(x)).chunk(2, -1)
+        y: Tensor = x + self.dropout(self.down(F.silu(gate) * value))
+        return y
+
+
+class SequenceStack(nn.Module):
+    """A deep sequence model in one line: pre-norm residual blocks, each of a layer with a state and a gated MLP.
+
+    Parameters
+    ----------
+    cell : class or callable
+        The layer of each block, called as ``cell(n_out, n_out)``: :class:`MinGRU`, :class:`LRU`, :class:`LSTM`,
+        ``functools.partial(SlidingWindowAttention, window=32)``, ``nn.LSTM``, ...
+    n_in, n_out : int
+        Features of the input; width of the blocks and of the output.
+    n_layers : int
+        Blocks.
+    dropout : float
+        Probability of dropping what a layer or an MLP adds, in training; each step draws anew.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a size is no integer or below 1, ``dropout`` is no probability, or ``cell`` makes no module of ``n_out``
+        features; the message names it.
+    ShapeError
+        In ``forward``, if the input has other than ``n_in`` features.
+
+    Notes
+    -----
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``: a linear layer, the blocks
+    and a last normalisation. The states are those of the layers, see :func:`states`. The MLP is SwiGLU of Shazeer
+    (2020), arXiv:2002.05202, ``2 n_out`` wide.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fluxutils_py.nn import LRU, states
+    >>> model = nn.Sequential(SequenceStack(LRU, 3, 16, n_layers=2), nn.Linear(16, 1))
+    >>> model(torch.zeros(7, 4, 3)).shape, len(states(model))
+    (torch.Size([7, 4, 1]), 2)
+    """
+
+    def __init__(
+        self, cell: Callable[[int, int], nn.Module], n_in: int, n_out: int, n_layers: int = 2, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        if not callable(cell):
+            raise TypeError(f"SequenceStack: cell must be a class of layers or a callable, got {cell!r}")
+        self.cell = cell
+        self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
+        self.n_layers = check_size(self, "n_layers", n_layers)
+        self.dropout = check_probability(self, "dropout", dropout)
+        self.embed = nn.Linear(self.n_in, self.n_out)
+        self.blocks = nn.Sequential(*(_Block(self._layer(), self.n_out, self.dropout) for _ in range(self.n_layers)))
+        self.norm = nn.LayerNorm(self.n_out)
+
+    def _layer(self) -> nn.Module:
+        layer = self.cell(self.n_out, self.n_out)
+        if not isinstance(layer, nn.Module):
+            raise TypeError(f"SequenceStack: cell(n_in, n_out) must make a module, got {type(layer).__name__}")
+        return Recur(layer) if isinstance(layer, TORCH_LAYERS) else layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        check_features("SequenceStack", x, self.n_in)
+        if not x.is_floating_point():
+            x = x.to(self.embed.weight.dtype)
+        y: Tensor = self.norm(self.blocks(self.embed(x)))
+        return y

@@ -1,0 +1,151 @@
+"""MinGRU, MinLSTM and LRU against their formulas in the papers."""
+
+import re
+
+import pytest
+import torch
+
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.nn import LRU, MinGRU, MinLSTM, native_kernels, states
+
+from .stepwise import B, F, assert_follows
+
+
+@pytest.fixture(params=[True, False], ids=["kernels", "torch"], autouse=True)
+def path(request):
+    with native_kernels(request.param):
+        yield
+
+
+def min_gru(layer):
+    weight, bias = layer.module.linear.weight, layer.module.linear.bias
+    H = layer.n_out
+
+    def step(x, h):
+        z = torch.sigmoid(x @ weight[:H].T + bias[:H])
+        h = (1 - z) * h + z * (x @ weight[H:].T + bias[H:])
+        return h, h
+
+    return step
+
+
+def min_lstm(layer):
+    weight, bias = layer.module.linear.weight, layer.module.linear.bias
+    H = layer.n_out
+
+    def step(x, h):
+        f, i, candidate = (x @ w.T + b for w, b in zip(weight.split(H), bias.split(H), strict=True))
+        f, i = torch.sigmoid(f), torch.sigmoid(i)
+        h = f / (f + i) * h + i / (f + i) * candidate
+        return h, h
+
+    return step
+
+
+def lru(layer):
+    m = layer.module
+    eigenvalues = torch.exp(torch.complex(-torch.exp(m.nu_log), torch.exp(m.theta_log)))
+    into = torch.complex(m.weight_in[0::2], m.weight_in[1::2])
+    out_of = torch.complex(m.weight_out[:, 0::2], -m.weight_out[:, 1::2])
+
+    def step(x, h):
+        h = eigenvalues * h + torch.exp(m.gamma_log) * (x.to(into) @ into.T)
+        return (h @ out_of.T).real + x @ m.weight_skip.T, h
+
+    return step
+
+
+@pytest.mark.parametrize(("layer", "formula"), [(MinGRU, min_gru), (MinLSTM, min_lstm)])
+def test_the_gated_layers_are_the_formula_of_the_paper(layer, formula):
+    made = layer(F, 5).double()
+    assert_follows(made, formula(made), torch.zeros(B, 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("n_states", [None, 11])
+def test_the_lru_is_the_formula_of_the_paper(n_states):
+    layer = LRU(F, 5, n_states).double()
+    zero = torch.zeros(B, n_states or 5, dtype=torch.complex128)
+    assert_follows(layer, lru(layer), zero)
+
+
+@pytest.mark.parametrize(("layer", "formula"), [(MinGRU, min_gru), (MinLSTM, min_lstm)])
+def test_a_trained_initial_state_is_where_the_formula_starts(layer, formula):
+    made = layer(F, 5, trainable_init=True).double()
+    torch.nn.init.normal_(made.initial_state[0])
+    step = formula(made)
+    assert_follows(made, lambda x, h: step(x, made.initial_state[0].expand(B, 5) if h is None else h))
+
+
+def test_closed_gates_give_numbers():
+    layer, x = MinLSTM(F, 5), torch.ones(4, 2, F)
+    with torch.no_grad():
+        layer.module.linear.weight.zero_()
+        layer.module.linear.bias[:10] = -200  # sigmoid is 0 in float32: the paper's f / (f + i) would be 0 / 0
+        layer.module.linear.bias[10:] = 1
+    torch.testing.assert_close(layer(x)[0], torch.full((2, 5), 0.5))
+
+
+def test_eigenvalues_are_drawn_from_the_ring_and_normalise_the_input():
+    layer = LRU(F, 5, n_states=2000, r_min=0.4, r_max=0.8, max_phase=0.5)
+    found = layer.module.eigenvalues().detach()
+    modulus, angle = found.abs(), found.angle()
+    assert 0.4 <= float(modulus.min()) < 0.43
+    assert 0.79 < float(modulus.max()) <= 0.8
+    assert float(angle.min()) > 0
+    assert 0.49 < float(angle.max()) <= 0.5
+    square = modulus**2  # uniform on the ring: so are the squares of the moduli
+    assert abs(float(square.mean()) - (0.16 + 0.64) / 2) < 0.01
+    torch.testing.assert_close(torch.exp(layer.module.gamma_log.detach()), torch.sqrt(1 - square), rtol=1e-4, atol=1e-6)
+
+
+def test_the_widest_ring_stays_finite_and_stable():
+    layer = LRU(F, 5, n_states=5000, r_min=0, r_max=1)
+    assert all(p.isfinite().all() for p in layer.parameters())
+    assert float(layer.module.eigenvalues().detach().abs().max()) < 1
+
+
+def test_the_state_is_real_and_has_the_numbers_of_the_last_step():
+    layer = LRU(F, 5, n_states=4)
+    layer(torch.randn(6, 2, F))
+    (state,) = states(layer)
+    assert state.shape == (2, 4, 2)
+    assert state.dtype == torch.float32
+    h = MinGRU(F, 5)
+    y = h(torch.randn(6, 2, F))
+    assert torch.equal(states(h)[0], y[-1])
+
+
+@pytest.mark.parametrize("layer", [MinGRU, MinLSTM, LRU])
+@pytest.mark.parametrize(
+    ("sizes", "error", "message"),
+    [
+        ((0, 5), ValueError, "n_in must be an integer of 1 or more, got 0"),
+        ((3, -1), ValueError, "n_out must be an integer of 1 or more, got -1"),
+        ((3, 2.5), TypeError, "n_out must be an integer of 1 or more, got 2.5"),
+        ((True, 5), TypeError, "n_in must be an integer of 1 or more, got True"),
+    ],
+)
+def test_bad_sizes_are_named(layer, sizes, error, message):
+    with pytest.raises(error, match=f"^{layer.__name__}: {re.escape(message)}$"):
+        layer(*sizes)
+
+
+@pytest.mark.parametrize("layer", [MinGRU, MinLSTM, LRU])
+def test_another_number_of_features_is_named(layer):
+    message = f"{layer.__name__} takes 3 features (n_in), got a tensor of shape (6, 2, 4)"
+    with pytest.raises(ShapeError, match=f"^{re.escape(message)}$"):
+        layer(3, 5)(torch.zeros(6, 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_states": 0}, "LRU: n_states must be an integer of 1 or more, got 0"),
+        ({"r_min": 0.9, "r_max": 0.9}, "LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min=0.9, r_max=0.9"),
+        ({"r_max": 1.1}, "LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min=0.9, r_max=1.1"),
+        ({"max_phase": 7}, "LRU: max_phase must be an angle above 0, at most 2 pi, got 7"),
+    ],
+)
+def test_bad_rings_are_named(arguments, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        LRU(3, 5, **arguments)
