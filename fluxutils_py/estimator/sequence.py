@@ -22,17 +22,49 @@ from fluxutils_py.estimator.spec import Spec, check_int, check_positive, read_sp
 from fluxutils_py.estimator.targets import Targets
 from fluxutils_py.estimator.targetscale import TargetScale
 from fluxutils_py.estimator.typed import EstimatorClassifier, EstimatorRegressor
-from fluxutils_py.nn import FLSTM, GRU, HFGRU, LSTM, MGU, RNN, SGRU, SMGU
+from fluxutils_py.nn import (
+    FLSTM,
+    GRU,
+    HFGRU,
+    LRU,
+    LSTM,
+    MGU,
+    RNN,
+    SGRU,
+    SMGU,
+    TCN,
+    MinGRU,
+    MinLSTM,
+    SequenceStack,
+    SlidingWindowAttention,
+)
+
+
+def attention(n_in: int, n_out: int) -> SlidingWindowAttention:
+    """With four heads, or as many as divide ``n_out``."""
+    return SlidingWindowAttention(n_in, n_out, math.gcd(n_out, 4))
+
+
+def tcn(n_in: int, n_out: int, num_layers: int, dropout: float) -> TCN:
+    """With six levels, that an output sees 253 steps, and one more for each layer beyond the first."""
+    return TCN(n_in, n_out, num_layers + 5, dropout=dropout)
+
 
 CELLS: dict[str, Callable[..., nn.Module]] = {
-    layer.__name__.lower(): layer for layer in (LSTM, GRU, RNN, FLSTM, SGRU, MGU, SMGU, HFGRU)
+    **{layer.__name__.lower(): layer for layer in (LSTM, GRU, RNN, FLSTM, SGRU, MGU, SMGU, HFGRU)},
+    **{layer.__name__.lower(): partial(SequenceStack, layer) for layer in (MinGRU, MinLSTM, LRU)},
+    "tcn": tcn,
+    "attention": partial(SequenceStack, attention),
 }
+# Classes that are called otherwise than as cell(n_in, n_out, num_layers, dropout).
+CLASSES = {MinGRU: "mingru", MinLSTM: "minlstm", LRU: "lru", TCN: "tcn", SlidingWindowAttention: "attention"}
 
 PARAMETERS = """hidden_size : int
         Units of each recurrent layer.
     num_layers : int
     cell : {cells}, or a class
-        The recurrent layer. A class is called as ``cell(n_in, n_out, num_layers, dropout)``.
+        The recurrent layer. "mingru", "minlstm", "lru" and "attention" are blocks of a :class:`SequenceStack`; a "tcn"
+        has ``num_layers + 5`` levels. A class is called as ``cell(n_in, n_out, num_layers, dropout)``.
     dropout : float
         Probability of dropping an output between two layers, in training.
     lr : float
@@ -83,7 +115,8 @@ class _Sequence(Estimator):
         return bool(self.early_stopping)
 
     def _settings(self) -> Any:
-        cell = CELLS.get(self.cell) if isinstance(self.cell, str) else self.cell
+        name = CLASSES.get(self.cell, self.cell) if isinstance(self.cell, type) else self.cell
+        cell = CELLS.get(name) if isinstance(name, str) else name
         if not callable(cell):
             raise ValueError(f"cell must be one of {', '.join(map(repr, CELLS))}, or a class, got {self.cell!r}")
         for name in ("hidden_size", "num_layers", "n_iter_no_change"):

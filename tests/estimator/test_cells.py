@@ -13,14 +13,16 @@ from fluxutils_py.estimator.sequence import CELLS
 from fluxutils_py.nn import HFGRU, Recur, RNNStack, SMGUCell
 
 OWN = ["flstm", "sgru", "mgu", "smgu", "hfgru"]
+WITHOUT_RECURRENCE = ["mingru", "minlstm", "lru", "tcn", "attention"]
 X = np.random.default_rng(0).normal(size=(3, 7, 43))
 Y = X.mean(0, keepdims=True)
 
 
 def test_names_of_cells():
-    assert list(CELLS) == ["lstm", "gru", "rnn", *OWN]
+    assert list(CELLS) == ["lstm", "gru", "rnn", *OWN, *WITHOUT_RECURRENCE]
     message = (
-        "cell must be one of 'lstm', 'gru', 'rnn', 'flstm', 'sgru', 'mgu', 'smgu', 'hfgru', or a class, got 'flsm'"
+        "cell must be one of 'lstm', 'gru', 'rnn', 'flstm', 'sgru', 'mgu', 'smgu', 'hfgru', 'mingru', 'minlstm', "
+        "'lru', 'tcn', 'attention', or a class, got 'flsm'"
     )
     with pytest.raises(ValueError, match=f"^{message}$"):
         SequenceRegressor(cell="flsm").fit(X, Y)
@@ -52,7 +54,7 @@ def test_fit_is_a_hand_written_loop_over_the_steps_of_the_cell(cell):
     torch.testing.assert_close(net2vec(est), net2vec(reset(model)), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("cell", OWN)
+@pytest.mark.parametrize("cell", [*OWN, *WITHOUT_RECURRENCE])
 def test_ready_made_estimators_learn_save_and_predict_in_parts(cell, tmp_path):
     est = SequenceRegressor(6, 2, cell, dropout=0.1, epochs=30, lr=0.03, seqsize=10, random_state=0).fit(X, Y)
     assert est.score(X, Y) > 0.8
