@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from common import Report, Table, interleaved, median, parse, parser, ratios, spread, stopwatch
 from torch import Tensor, nn
 
-from fluxutils_py.nn import FLSTM, HFGRU, MGU, SGRU, SMGU, psigmoid, ptanh
+from fluxutils_py.nn import FLSTM, HFGRU, MGU, SGRU, SMGU
+from fluxutils_py.nn.activations import psigmoid, ptanh
 
 
 @dataclass(frozen=True)

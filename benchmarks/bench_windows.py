@@ -31,13 +31,14 @@ from common import Report, Table, interleaved, median, parse, parser, ratios, sp
 from torch import nn
 
 from fluxutils_py import Estimator, Spec, h5mmap, h5save, net2vec
-from fluxutils_py.data import Rows, Series
+from fluxutils_py.data import SeriesArray
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.nn import LSTM
 from fluxutils_py.training.tensors import to_tensor
 
 F, N, T, B, S = 32, 1024, 1024, 64, 64
 CPU = torch.device("cpu")
-ROWS = {n: Rows.whole(N, T)[n : n + B] for n in range(0, N, B)}  # the groups of series, as an epoch has them
+ROWS = {n: Segments.from_lengths(N, T)[n : n + B] for n in range(0, N, B)}  # the groups of series, as an epoch has them
 
 
 def ways(folder: Path) -> dict[str, Callable[[int, int], torch.Tensor]]:
@@ -46,9 +47,9 @@ def ways(folder: Path) -> dict[str, Callable[[int, int], torch.Tensor]]:
     for order in ("TNF", "NTF", "FNT"):
         h5save(folder / f"{order}.h5", {"x": x}, axes=order)
 
-    def ours(array: object, aside: bool = False) -> Callable[[int, int], torch.Tensor]:
-        series = Series(array, "x")
-        return lambda n, t: to_tensor(series.read(ROWS[n], t, t + S), torch.float32, CPU, aside=aside)
+    def ours(array: object, background: bool = False) -> Callable[[int, int], torch.Tensor]:
+        series = SeriesArray(array, "x")
+        return lambda n, t: to_tensor(series.read(ROWS[n], t, t + S), torch.float32, CPU, background=background)
 
     dataset = h5py.File(folder / "TNF.h5", "r")["x"]
 
@@ -68,7 +69,7 @@ def ways(folder: Path) -> dict[str, Callable[[int, int], torch.Tensor]]:
         "array in memory, (T, N, F)": ours(x),
         "array in memory, (F, N, T) in C order": ours(np.ascontiguousarray(x)),
         "mapped HDF5, (T, N, F)": ours(mapped),
-        "mapped HDF5, (T, N, F), one core": ours(mapped, aside=True),
+        "mapped HDF5, (T, N, F), one core": ours(mapped, background=True),
         "mapped HDF5, (N, T, F)": ours(h5mmap(folder / "NTF.h5", "x")),
         "mapped HDF5, (F, N, T)": ours(h5mmap(folder / "FNT.h5", "x")),
         "h5py hyperslab, (T, N, F)": hyperslab,
@@ -147,7 +148,7 @@ def epoch_table(folder: Path, rounds: int, n_steps: int) -> Table:
     table = Table("an epoch", ["from", "time / from memory (range)", "seconds", "aim"])
     for name, taken in seconds.items():
         cells = [spread(ratios(taken, seconds["memory"])), f"{median(taken):.3f}", aims.get(name, "")]
-        table.rows.append([name, *cells])
+        table.segments.append([name, *cells])
     table.notes.append(
         f"Share of the file that stayed in the page cache when it was dropped: at most {max(stayed):.1%}."
     )

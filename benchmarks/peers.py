@@ -30,13 +30,13 @@ class Windows(Dataset):
 
     def __init__(self, x: np.ndarray, y: np.ndarray, shape: Shape) -> None:
         self.xs, self.ys = time_major(x, y)
-        self.places = shape.places
+        self.indices = shape.indices
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self.indices)
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        rows, steps = self.places[i]
+        rows, steps = self.indices[i]
         return self.xs[steps, rows], self.ys[steps, rows]
 
 
@@ -57,7 +57,7 @@ class Carrying(nn.Module):
 def by_skorch(x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape) -> Tensor:
     from skorch import NeuralNet
 
-    starts = [steps.start == 0 for _, steps in shape.places]
+    starts = [steps.start == 0 for _, steps in shape.indices]
 
     class Net(NeuralNet):
         n_batches = 0
@@ -87,7 +87,7 @@ def by_lightning(x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape) -
     import lightning
     from lightning.pytorch.plugins.environments import LightningEnvironment
 
-    starts = [steps.start == 0 for _, steps in shape.places]
+    starts = [steps.start == 0 for _, steps in shape.indices]
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:

@@ -45,18 +45,17 @@ autodoc_member_order = "bysource"
 numpydoc_show_class_members = False  # autodoc does
 
 # Files that are public only through a folder which re-exports from them
-_INTERNAL = {"audience"}
+_INTERNAL = {"fluxutils_py.terminal"}
 
 
 def public_modules() -> Iterator[ModuleType]:
     """The package, its folders, and its files that list what is public."""
     yield fluxutils_py
-    for info in pkgutil.iter_modules(fluxutils_py.__path__):
-        if info.name.startswith("_") or info.name in _INTERNAL:
-            continue
-        module = importlib.import_module(f"fluxutils_py.{info.name}")
-        if info.ispkg or hasattr(module, "__all__"):
-            yield module
+    for info in pkgutil.walk_packages(fluxutils_py.__path__, "fluxutils_py."):
+        if not info.name.startswith("fluxutils_py._"):
+            module = importlib.import_module(info.name)
+            if hasattr(module, "__all__") and info.name not in _INTERNAL:
+                yield module
 
 
 def public_names() -> dict[ModuleType, dict[str, str]]:

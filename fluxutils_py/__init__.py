@@ -26,20 +26,11 @@ from fluxutils_py.estimator import (
     pooled_scorer,
     stream,
 )
-from fluxutils_py.nn import (
-    bmm,
-    loadstates,
-    namedparams,
-    net2grad,
-    net2vec,
-    notrack,
-    reset,
-    seqloss,
-    states,
-    truncate,
-    vec2net,
-    weights,
-)
+from fluxutils_py.nn.losses import seqloss
+from fluxutils_py.nn.ops import bmm
+from fluxutils_py.nn.parameters import namedparams, notrack, weights
+from fluxutils_py.nn.states import loadstates, reset, states, truncate
+from fluxutils_py.nn.vectors import net2grad, net2vec, vec2net
 from fluxutils_py.versions import show_versions
 
 __all__ = [

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 
 @contextlib.contextmanager
-def written_aside(path: Any) -> Iterator[BinaryIO]:
+def atomic_write(path: Any) -> Iterator[BinaryIO]:
     """A file to write to that is moved to ``path`` when it is whole, and removed if anything fails.
 
     A process that is killed meanwhile leaves it behind, as ``.NAME.*.part`` in the same folder.

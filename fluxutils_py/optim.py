@@ -264,7 +264,7 @@ class ChainFactory:
                 "a chain has one optimizer (a class of torch.optim, a functools.partial of one, a function of the "
                 f"parameters, or an instance) among transforms such as Clip(0.5); got {links!r}"
             )
-        self.links, self._at = links, at[0]
+        self.links, self._index = links, at[0]
         self.optimizer = links[at[0]]
         self.before, self.after = links[: at[0]], links[at[0] + 1 :]
         self._owners: dict[str, int] = {}
@@ -283,18 +283,18 @@ class ChainFactory:
     def __call__(self, params: Any, **settings: Any) -> ChainedOptimizer:
         links = list(self.links)
         for name, value in settings.items():
-            k = self._owners.get(name, self._at)
-            if k == self._at:
+            k = self._owners.get(name, self._index)
+            if k == self._index:
                 links[k] = functools.partial(links[k], **{name: value})
             else:
                 links[k] = dataclasses.replace(links[k], **{name: value})
-        return ChainedOptimizer(links[self._at](params), links[: self._at], links[self._at + 1 :])
+        return ChainedOptimizer(links[self._index](params), links[: self._index], links[self._index + 1 :])
 
     def __reduce__(self) -> Any:
         return type(self), self.links
 
     def __repr__(self) -> str:
-        return f"Chain({', '.join(map(_shown, self.links))})"
+        return f"Chain({', '.join(map(_repr_of, self.links))})"
 
 
 class ChainedOptimizer(Optimizer):
@@ -307,9 +307,9 @@ class ChainedOptimizer(Optimizer):
     def __init__(self, inner: Optimizer, before: Any = (), after: Any = ()) -> None:
         self.inner, self.before, self.after = inner, tuple(before), tuple(after)
         super().__init__(inner.param_groups, inner.defaults)
-        self._share()
+        self._bind_inner()
 
-    def _share(self) -> None:
+    def _bind_inner(self) -> None:
         self.param_groups, self.state, self.defaults = self.inner.param_groups, self.inner.state, self.inner.defaults
 
     @torch.no_grad()
@@ -335,7 +335,7 @@ class ChainedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what ``state_dict()`` gave, of this chain or of the optimizer in it."""
         self.inner.load_state_dict(state_dict)
-        self._share()
+        self._bind_inner()
 
     def __getstate__(self) -> dict[str, Any]:
         return {"inner": self.inner, "before": self.before, "after": self.after}
@@ -347,7 +347,7 @@ class ChainedOptimizer(Optimizer):
         return f"ChainedOptimizer({', '.join(map(repr, (*self.before, self.inner, *self.after)))})"
 
 
-def load_exactly(optimizer: Optimizer, state: dict[str, Any]) -> None:
+def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load a state into an optimizer, each of its tensors in the floating type that it was saved in.
 
     ``load_state_dict`` of torch gives all but ``step`` the type of the parameters, also what never had it, such as
@@ -377,7 +377,7 @@ def _arguments(optimizer: Any) -> list[inspect.Parameter]:
     return [p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is not p.empty]
 
 
-def _shown(link: Any) -> str:
+def _repr_of(link: Any) -> str:
     if isinstance(link, functools.partial) and not link.args:
         return f"{link.func.__name__}({', '.join(f'{k}={v!r}' for k, v in link.keywords.items())})"
     return link.__name__ if isinstance(link, type) else repr(link)

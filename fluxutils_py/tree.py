@@ -1,7 +1,7 @@
 """Trees: nested dicts, lists, tuples, named tuples and dataclasses, with arrays, tensors and other values as leaves.
 
 Dicts keep their order. Every other value is a leaf, None too. A module stands for its ``state_dict`` where a tree is
-only read, and is a leaf where a tree is rebuilt. To write trees to files see :mod:`fluxutils_py.treejson`.
+only read, and is a leaf where a tree is rebuild. To write trees to files see :mod:`fluxutils_py.treejson`.
 
 Source: ``var_util``, ``array_util`` and ``pmap_util`` of bobbin, whose dicts are sorted by flax.
 """
@@ -22,12 +22,12 @@ from fluxutils_py.errors import ShapeError
 __all__ = [
     "flatten_leading_axes",
     "flatten_with_paths",
-    "leaves",
-    "map_tree",
+    "named_leaves",
     "nested_vars_to_paths",
     "split_leading_axis",
     "summarize_shape",
     "total_dimensionality",
+    "tree_map",
     "unshard",
 ]
 
@@ -54,7 +54,7 @@ def children(node: Any) -> dict[Any, Any] | None:
     return None
 
 
-def rebuilt(node: Any, values: Iterable[Any]) -> Any:
+def rebuild(node: Any, values: Iterable[Any]) -> Any:
     """A container like ``node`` with other values, in the order of its :func:`children`.
 
     A dataclass is copied and its fields are set, frozen or not, without a call of ``__init__`` or ``__post_init__``.
@@ -101,10 +101,10 @@ def flatten_with_paths(tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None = N
             yield f"{pathsep}{key}{path}", leaf
 
 
-def leaves(tree: Any) -> Iterator[tuple[str, Any]]:
+def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
     """As :func:`flatten_with_paths`, with paths that do not begin with the separator.
 
-    >>> list(leaves({"a": [1, 2], "b": 3}))
+    >>> list(named_leaves({"a": [1, 2], "b": 3}))
     [('a/0', 1), ('a/1', 2), ('b', 3)]
     """
     for path, leaf in flatten_with_paths(tree):
@@ -123,17 +123,17 @@ def nested_vars_to_paths(tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None =
 
     def fill(node: Any) -> Any:
         held = None if is_leaf is not None and is_leaf(node) else children(node)
-        return next(paths) if held is None else rebuilt(node, map(fill, held.values()))
+        return next(paths) if held is None else rebuild(node, map(fill, held.values()))
 
     return fill(tree)
 
 
-def map_tree(f: Callable[..., Any], *trees: Any) -> Any:
+def tree_map(f: Callable[..., Any], *trees: Any) -> Any:
     """``f`` of the leaves of trees of one structure; None is a leaf, and so is a module.
 
     ValueError where the trees' keys, lengths or fields differ.
 
-    >>> map_tree(lambda a, b: a + b, (1, {"k": [2]}), (10, {"k": [20]}))
+    >>> tree_map(lambda a, b: a + b, (1, {"k": [2]}), (10, {"k": [20]}))
     (11, {'k': [22]})
     """
     first = trees[0]
@@ -144,9 +144,9 @@ def map_tree(f: Callable[..., Any], *trees: Any) -> Any:
         other = children(tree)
         if other is None or other.keys() != held.keys():
             told = "a leaf" if other is None else f"one of {list(other)}"
-            raise ValueError(f"map_tree: tree 0 has a container of {list(held)} where tree {i} has {told}")
+            raise ValueError(f"tree_map: tree 0 has a container of {list(held)} where tree {i} has {told}")
         others.append(other)
-    return rebuilt(first, (map_tree(f, value, *(other[key] for other in others)) for key, value in held.items()))
+    return rebuild(first, (tree_map(f, value, *(other[key] for other in others)) for key, value in held.items()))
 
 
 def as_tensor(value: Any) -> Tensor | None:
@@ -220,7 +220,7 @@ def unshard(tree: Any) -> list[Any]:
     for path, length in lengths.items():
         if length != size:
             raise ShapeError(f"unshard: {_at(first)} has {size} rows, {_at(path)} has {length}")
-    return [map_tree(lambda leaf, i=i: None if leaf is None else leaf[i], tree) for i in range(size)]
+    return [tree_map(lambda leaf, i=i: None if leaf is None else leaf[i], tree) for i in range(size)]
 
 
 def split_leading_axis(n: int, tree: Any) -> Any:
@@ -237,7 +237,7 @@ def split_leading_axis(n: int, tree: Any) -> Any:
     for path, leaf in flatten_with_paths(tree):
         if leaf is not None and _leading(path, leaf) % n:
             raise ShapeError(f"{_at(path)} has {len(leaf)} rows, which do not divide into {n} groups")
-    return map_tree(lambda x: None if x is None else x.reshape((n, len(x) // n, *x.shape[1:])), tree)
+    return tree_map(lambda x: None if x is None else x.reshape((n, len(x) // n, *x.shape[1:])), tree)
 
 
 def flatten_leading_axes(tree: Any, num_leading_axes: int = 2) -> Any:
@@ -260,7 +260,7 @@ def flatten_leading_axes(tree: Any, num_leading_axes: int = 2) -> Any:
         # the product, not -1: an array without elements has no size to infer
         return x.reshape((int(np.prod(x.shape[:num_leading_axes])), *x.shape[num_leading_axes:]))
 
-    return map_tree(lambda x: None if x is None else flat(x), tree)
+    return tree_map(lambda x: None if x is None else flat(x), tree)
 
 
 def _leading(path: str, leaf: Any) -> int:

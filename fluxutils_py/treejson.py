@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.files import written_aside
-from fluxutils_py.tree import as_tensor, children, is_sequence, rebuilt
+from fluxutils_py.files import atomic_write
+from fluxutils_py.tree import as_tensor, children, is_sequence, rebuild
 
 __all__ = ["dump_pytree_json", "parse_pytree_json", "read_pytree_json", "write_pytree_json"]
 
@@ -100,7 +100,7 @@ def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
 def write_pytree_json(path: str | os.PathLike[str], tree: Any) -> None:
     """Write a tree to a file, which is then whole or not there; see :func:`dump_pytree_json`."""
     text = dump_pytree_json(tree)
-    with written_aside(path) as f:
+    with atomic_write(path) as f:
         f.write(text.encode("ascii"))
 
 
@@ -260,7 +260,7 @@ def _fitted(found: Any, template: Any, path: str) -> Any:
         raise LoadError(f"{path or 'the tree'}: expected {_told(template)} as in the template, got {_told(found)}")
     if anything:
         return tuple(found) if isinstance(template, tuple) else found
-    return rebuilt(template, (_fitted(there[key], value, f"{path}/{key}") for key, value in held.items()))
+    return rebuild(template, (_fitted(there[key], value, f"{path}/{key}") for key, value in held.items()))
 
 
 def _told(node: Any) -> str:

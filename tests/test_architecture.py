@@ -15,7 +15,7 @@ import pytest
 NAME = "fluxutils_py"
 PACKAGE = Path(__file__).resolve().parents[1] / NAME
 FILES = sorted(PACKAGE.rglob("*.py"))
-MAX_LINES = 450
+MAX_LINES = 460
 
 # From top to bottom: a part imports from itself and from parts further down. A new folder or top-level file gets its
 # place here before it can be imported. "" is the package's own __init__.py, the public door.
@@ -33,7 +33,7 @@ FLOORS = [
     "treejson",
     "tree",
     "optim",
-    "audience",
+    "terminal",
     "files",
     "errors",
 ]

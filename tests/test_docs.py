@@ -45,7 +45,9 @@ def test_linked_files_exist(page):
 def public_names():
     """What the package, its folders and its files list in ``__all__``."""
     inner = [
-        importlib.import_module(f"fluxutils_py.{info.name}") for info in pkgutil.iter_modules(fluxutils_py.__path__)
+        importlib.import_module(info.name)
+        for info in pkgutil.walk_packages(fluxutils_py.__path__, "fluxutils_py.")
+        if not info.name.rpartition(".")[2].startswith("_")
     ]
     return {name: getattr(module, name) for module in [fluxutils_py, *inner] for name in getattr(module, "__all__", ())}
 

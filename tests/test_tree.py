@@ -13,12 +13,12 @@ from fluxutils_py.tree import (
     as_tensor,
     flatten_leading_axes,
     flatten_with_paths,
-    leaves,
-    map_tree,
+    named_leaves,
     nested_vars_to_paths,
     split_leading_axis,
     summarize_shape,
     total_dimensionality,
+    tree_map,
     unshard,
 )
 
@@ -87,25 +87,25 @@ def test_order_of_keys_is_kept_and_keys_need_not_be_text():
 
 def test_a_leaf_alone_has_the_empty_path():
     assert list(flatten_with_paths(5)) == [("", 5)]
-    assert list(leaves(5)) == [("", 5)]
+    assert list(named_leaves(5)) == [("", 5)]
     assert list(flatten_with_paths(Pair)) == [("", Pair)]  # the class, not an instance
 
 
 def test_leaves_have_paths_and_modules_stand_for_their_state():
     tree = [nn.Linear(2, 1), {"k": (1, None)}]
-    assert [path for path, _ in leaves(tree)] == ["0/weight", "0/bias", "1/k/0", "1/k/1"]
+    assert [path for path, _ in named_leaves(tree)] == ["0/weight", "0/bias", "1/k/0", "1/k/1"]
     assert nested_vars_to_paths(tree) == [{"weight": "/0/weight", "bias": "/0/bias"}, {"k": ("/1/k/0", "/1/k/1")}]
 
 
 def test_trees_keep_their_containers():
-    assert map_tree(lambda a, b: a * b, {"k": (1, [2])}, {"k": (3, [4])}) == {"k": (3, [8])}
-    assert map_tree(lambda a: a * 2, [Point(1, 2), Pair(3, 4), ()]) == [Point(2, 4), Pair(6, 8), ()]
-    assert map_tree(lambda a: a + 1, torch.Size([2, 3])) == (3, 4)
+    assert tree_map(lambda a, b: a * b, {"k": (1, [2])}, {"k": (3, [4])}) == {"k": (3, [8])}
+    assert tree_map(lambda a: a * 2, [Point(1, 2), Pair(3, 4), ()]) == [Point(2, 4), Pair(6, 8), ()]
+    assert tree_map(lambda a: a + 1, torch.Size([2, 3])) == (3, 4)
 
 
 def test_a_dataclass_is_rebuilt_whatever_its_constructor_says():
     given = Slotted(1)
-    found = map_tree(str, given)
+    found = tree_map(str, given)
     assert (found.x, found.derived) == ("1", "7")
     assert (given.x, given.derived) == (1, 7)
     assert nested_vars_to_paths(Pair(1, 2)) == unchecked("/x", "/y")
@@ -113,7 +113,7 @@ def test_a_dataclass_is_rebuilt_whatever_its_constructor_says():
 
 def test_a_module_is_a_leaf_where_a_tree_is_rebuilt():
     model = nn.Linear(2, 1)
-    assert map_tree(lambda leaf: leaf is model, [model, 1]) == [True, False]
+    assert tree_map(lambda leaf: leaf is model, [model, 1]) == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_a_module_is_a_leaf_where_a_tree_is_rebuilt():
     [({"a": [1, 2, 3]}, "[0, 1] where tree 1 has one of [0, 1, 2]"), ({"a": 5}, "[0, 1] where tree 1 has a leaf")],
 )
 def test_trees_of_other_structure_are_refused(other, told):
-    with pytest.raises(ValueError, match=rf"^map_tree: tree 0 has a container of {re.escape(told)}$"):
-        map_tree(lambda a, b: a, {"a": [1, 2]}, other)
+    with pytest.raises(ValueError, match=rf"^tree_map: tree 0 has a container of {re.escape(told)}$"):
+        tree_map(lambda a, b: a, {"a": [1, 2]}, other)
 
 
 def test_only_numbers_are_compared_as_tensors():

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.data.rows import Rows
-from fluxutils_py.data.series import Series
-from fluxutils_py.data.weights import SampleWeight, blocks
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.series import SeriesArray
+from fluxutils_py.data.weights import SampleWeight, block_slices
 
 Rectangle = tuple[slice, slice]  # of series and of steps
 
@@ -18,7 +18,7 @@ WHOLE = 1 << 26  # bytes: files that are no larger are read whole
 STEPS = 8  # at each place that a sample is taken from
 
 
-def digest_series(s: Series, rows: Rows) -> str | None:
+def digest_series(s: SeriesArray, rows: Segments) -> str | None:
     """A digest of all values that the rows walk through; None if reading them all would take too long.
 
     Arrays in memory of any size are read whole, and arrays in files of up to 64 MiB. Memory order and byte order do
@@ -26,12 +26,12 @@ def digest_series(s: Series, rows: Rows) -> str | None:
     """
     array: Any = s.array
     n_bytes = s.F * s.N * s.T * s.dtype.itemsize
-    if not (s.in_memory or getattr(array, "at_hand", False) or n_bytes <= WHOLE):
+    if not (s.in_memory or getattr(array, "nonblocking", False) or n_bytes <= WHOLE):
         return None
-    return _digest(s.F, _reader(s), blocks(s.N, s.T, s.F), rows)
+    return _digest(s.F, _reader(s), block_slices(s.N, s.T, s.F), rows)
 
 
-def sample_series(s: Series, rows: Rows, places: int = 8) -> str:
+def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
     """A digest of some of the values that the rows walk through: 8 steps at so many places along each of the two axes.
 
     Places are evenly spaced, from the first series to the last and from the first step to the last; all features count.
@@ -42,7 +42,7 @@ def sample_series(s: Series, rows: Rows, places: int = 8) -> str:
     return _digest(s.F, _reader(s), rectangles, rows)
 
 
-def digest_weight(weight: SampleWeight | None, rows: Rows) -> str | None:
+def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:
     """A digest of the weights, as they were given, of all steps that the rows walk through; None of none."""
     if weight is None:
         return None
@@ -50,7 +50,7 @@ def digest_weight(weight: SampleWeight | None, rows: Rows) -> str | None:
     def read(series: slice, steps: slice) -> np.ndarray:
         return np.asarray(weight.block(series, steps), float)[None]
 
-    return _digest(1, read, blocks(weight.n_series, weight.n_steps), rows)
+    return _digest(1, read, block_slices(weight.n_series, weight.n_steps), rows)
 
 
 def digest_arrays(*arrays: np.ndarray) -> str:
@@ -62,16 +62,16 @@ def digest_arrays(*arrays: np.ndarray) -> str:
     return found.hexdigest()[:12]
 
 
-def _reader(s: Series) -> Callable[[slice, slice], np.ndarray]:
+def _reader(s: SeriesArray) -> Callable[[slice, slice], np.ndarray]:
     return lambda series, steps: np.asarray(s.array[:, series, steps])
 
 
 def _digest(
-    n_features: int, read: Callable[[slice, slice], np.ndarray], places: Iterable[Rectangle], rows: Rows
+    n_features: int, read: Callable[[slice, slice], np.ndarray], places: Iterable[Rectangle], rows: Segments
 ) -> str:
     found = hashlib.sha256()
     for series, steps in places:
-        live = rows.covered(series, steps)
+        live = rows.coverage_mask(series, steps)
         if live is not None and not live.any():
             continue
         block = read(series, steps)  # (F, B, S)

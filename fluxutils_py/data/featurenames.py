@@ -8,14 +8,14 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5file import describe, faults_named
+from fluxutils_py.data.hdf5file import describe, wrap_h5_errors
 from fluxutils_py.data.hdf5heaps import read_attribute
 from fluxutils_py.errors import H5DataError
 
 Names = tuple[str, ...]
 
 
-def feature_names_of(array: Any) -> Names | None:
+def get_feature_names(array: Any) -> Names | None:
     """The names of the F features of an (F, N, T) array; None where it has none."""
     if isinstance(array, h5py.Dataset):
         return read_names(array, array.shape[0]) if array and array.ndim == 3 else None
@@ -46,8 +46,8 @@ def check_names(names: Any, shape: Sequence[int], where: str) -> Names:
     return found
 
 
-def pick_names(names: Names | None, key: Any, ndim: int) -> Names | None:
-    """Names of what an index of an (F, N, T) array picks, if that has three axes again."""
+def index_names(names: Names | None, key: Any, ndim: int) -> Names | None:
+    """Names of what an index of an (F, N, T) array parse_index, if that has three axes again."""
     keys = key if isinstance(key, tuple) else (key,)
     if names is None or ndim != 3 or any(k is None for k in keys):
         return None
@@ -59,7 +59,7 @@ def pick_names(names: Names | None, key: Any, ndim: int) -> Names | None:
 
 def read_names(dataset: h5py.Dataset, n_features: int) -> Names | None:
     """The names that stand beside a dataset; None for an attribute of that name that is something else."""
-    with faults_named(describe(dataset.file.filename, dataset.name)):
+    with wrap_h5_errors(describe(dataset.file.filename, dataset.name)):
         found = read_attribute(dataset, "feature_names")
     if not isinstance(found, np.ndarray) or found.shape != (n_features,):
         return None

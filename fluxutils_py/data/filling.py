@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.data.featurenames import feature_names_of
-from fluxutils_py.data.indexing import ArrayFace, picks
-from fluxutils_py.data.lazy import Function, portable, read
+from fluxutils_py.data.featurenames import get_feature_names
+from fluxutils_py.data.indexing import DuckArray, parse_index
+from fluxutils_py.data.lazy import Function, as_picklable, read_block
 from fluxutils_py.data.series import in_memory
 
 LOOK_BACK = 64  # steps that are read first, to find the last value before a block; then ever more
 
 
-class ForwardFilled(ArrayFace):
+class ForwardFilled(DuckArray):
     """An (F, N, T) array whose missing values are the last ones before them, computed as they are read.
 
     What is read does not depend on how it is cut into blocks: where a block begins with a missing value, earlier steps
@@ -44,19 +44,19 @@ class ForwardFilled(ArrayFace):
         self._last: tuple[range, int, np.ndarray] | None = None  # series, where a read ended, its last values
 
     @property
-    def at_hand(self) -> bool:
+    def nonblocking(self) -> bool:
         """Whether reading never waits for a disk."""
-        return getattr(self.source, "at_hand", in_memory(self.source))
+        return getattr(self.source, "nonblocking", in_memory(self.source))
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
-        return feature_names_of(self.source)
+        return get_feature_names(self.source)
 
     def __repr__(self) -> str:
         return f"ForwardFilled(shape={self.shape}, dtype={self.dtype}, of {type(self.source).__name__})"
 
     def __getitem__(self, key: Any) -> Any:
-        wanted = picks(key, self.shape)
+        wanted = parse_index(key, self.shape)
         f, n, t = (np.atleast_1d(np.asarray(p, dtype=np.intp)) for p in wanted)
         if len(n) == 0 or len(t) == 0:
             block = np.empty((self.shape[0], len(n), len(t)), self.dtype)
@@ -71,13 +71,13 @@ class ForwardFilled(ArrayFace):
         return np.array(self[...], dtype)
 
     def __reduce__(self) -> Any:
-        return ForwardFilled, (portable(self.source), self.start, self.convert)
+        return ForwardFilled, (as_picklable(self.source), self.start, self.convert)
 
     def _filled(self, series: Any, steps: range) -> np.ndarray:
         """A block of consecutive steps."""
-        block = self.convert(read(self.source, series, steps))
+        block = self.convert(read_block(self.source, series, steps))
         state = self._before(series, steps.start, np.isnan(block[:, :, 0]))
-        last = fill_forward(block, state, self.start)
+        last = forward_fill(block, state, self.start)
         if isinstance(series, range):  # the next window most often goes on here
             self._last = series, steps.stop, last
         return block
@@ -92,14 +92,14 @@ class ForwardFilled(ArrayFace):
         while stop > 0 and missing.any():
             which = np.flatnonzero(missing.any(0))
             steps = range(max(0, stop - size), stop)
-            earlier = self.convert(read(self.source, np.asarray(series)[which], steps))
+            earlier = self.convert(read_block(self.source, np.asarray(series)[which], steps))
             found[:, which] = np.where(missing[:, which], last_values(earlier), found[:, which])
             missing = missing & np.isnan(found)
             stop, size = steps.start, 2 * size
         return found
 
 
-def fill_forward(block: np.ndarray, state: np.ndarray, start: np.ndarray) -> np.ndarray:
+def forward_fill(block: np.ndarray, state: np.ndarray, start: np.ndarray) -> np.ndarray:
     """Fill in the missing values of a block (F, N, S), in place, and return its last values (F, N), NaN for none yet.
 
     Parameters

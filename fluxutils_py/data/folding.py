@@ -6,13 +6,13 @@ from typing import Any, overload
 
 import numpy as np
 
-from fluxutils_py.data.rows import Rows
-from fluxutils_py.data.series import Series
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
 
 
 @overload
-def rebatch(x: Rows, batchsize: int) -> Rows: ...
+def rebatch(x: Segments, batchsize: int) -> Segments: ...
 @overload
 def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any: ...
 def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
@@ -29,7 +29,7 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
 
     Parameters
     ----------
-    x : array of shape (F, N, T) or (N, T), tuple of such arrays, or Rows
+    x : array of shape (F, N, T) or (N, T), tuple of such arrays, or Segments
         A tuple is folded alike all through (equal ``N`` and ``T``).
     batchsize : int
     fill : float, optional
@@ -37,10 +37,10 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
 
     Returns
     -------
-    array of shape (F, N * n, ceil(T / n)) or (N * n, ceil(T / n)), tuple of arrays, or Rows
+    array of shape (F, N * n, ceil(T / n)) or (N * n, ceil(T / n)), tuple of arrays, or Segments
         Of a NumPy array or torch tensor in memory: a view where ``n`` divides ``T`` and the memory order allows (C
         order, or one series), else a copy. Of memory maps, HDF5 datasets and the like: a view in the same cases, else
-        a :class:`Folds`, which reads what is sliced from it.
+        a :class:`FoldedArray`, which reads what is sliced from it.
 
     Raises
     ------
@@ -61,8 +61,8 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
             [ 5.,  6.,  7.],
             [ 8.,  9., nan]]])
     """
-    if isinstance(x, Rows):
-        return x.folded(batchsize)
+    if isinstance(x, Segments):
+        return x.fold(batchsize)
     if batchsize < 1:
         raise ValueError(f"batchsize must be at least 1, got {batchsize}")
     if not isinstance(x, tuple):
@@ -74,7 +74,7 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
     return tuple(_fold(a, batchsize, fill) for a in arrays)
 
 
-class Folds:
+class FoldedArray:
     """The folds of an array too large to be copied, read when sliced; made by :func:`rebatch`.
 
     It takes three slices, as ``folds[:, :8, 0:64]``, or ints, or an array of row numbers in the middle, and returns
@@ -97,10 +97,10 @@ class Folds:
     ndim = 3
 
     def __init__(self, x: Any, batchsize: int, fill: float | None) -> None:
-        self._series = Series(x, "x")
-        self._rows = Rows.whole(self._series.N, self._series.T).folded(batchsize)
+        self._series = SeriesArray(x, "x")
+        self._rows = Segments.from_lengths(self._series.N, self._series.T).fold(batchsize)
         self._fill = fill
-        self.shape = (self._series.F, len(self._rows), self._rows.longest)
+        self.shape = (self._series.F, len(self._rows), self._rows.max_length)
         self.dtype = self._series.dtype
 
     def __len__(self) -> int:
@@ -114,7 +114,7 @@ class Folds:
         rows = self._rows[b.reshape(-1)]
         if b.size:
             block = self._series.read(rows, start, stop).transpose(2, 1, 0)  # (F, B, S)
-            live = rows.live(start, stop)
+            live = rows.step_mask(start, stop)
             if live is not None:
                 block = np.where(live.T, block, self.dtype.type(self._fill))
         else:
@@ -159,13 +159,13 @@ def _fold(x: Any, batchsize: int, fill: float | None) -> Any:
         fill = _nan(x, n_steps, n)
     tensor = hasattr(x, "new_full")
     mergeable = isinstance(x, np.ndarray) and (n_series == 1 or x.strides[-2] == n_steps * x.strides[-1])
-    in_memory = tensor or (isinstance(x, np.ndarray) and Series(x if x.ndim == 3 else x[None], "x").in_memory)
+    in_memory = tensor or (isinstance(x, np.ndarray) and SeriesArray(x if x.ndim == 3 else x[None], "x").in_memory)
     if longer == 0 and (in_memory or mergeable):
         return x.reshape(*features, n_series * n, size)
     if not in_memory:
         if len(shape) == 2:
             raise ShapeError(f"rebatch takes arrays that are not in memory as (F, N, T), got shape {shape}")
-        return Folds(x, batchsize, fill)
+        return FoldedArray(x, batchsize, fill)
     full = (*features, n_series, n, size + 1)
     out = x.new_full(full, fill) if tensor else np.full(full, fill, x.dtype)
     split = longer * (size + 1)

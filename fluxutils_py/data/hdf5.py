@@ -10,26 +10,26 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.audience import progress
-from fluxutils_py.data.featurenames import Names, check_names, feature_names_of, read_names, write_names
+from fluxutils_py.data.featurenames import Names, check_names, get_feature_names, read_names, write_names
 from fluxutils_py.data.hdf5file import (
-    axis_letters,
+    check_axes,
     check_name,
     check_path,
     describe,
-    face,
-    faults_named,
-    file_order,
     find_dataset,
+    fnt_axes,
+    numpy_dtype,
     open_file,
-    plain_dtype,
-    why_not_mapped,
+    read_axes,
+    unmappable_reason,
+    wrap_h5_errors,
 )
 from fluxutils_py.data.hdf5identity import FileReplaced, identity_of
 from fluxutils_py.data.hdf5lazy import H5Lazy
 from fluxutils_py.data.hdf5map import H5Map, Layout
 from fluxutils_py.data.hdf5write import ALIGN, allocate, aside, copy_into
 from fluxutils_py.errors import H5DataError
+from fluxutils_py.terminal import progress_bar
 
 ATTEMPTS = 100  # to open a file that is being replaced
 
@@ -131,15 +131,15 @@ def h5mmap(
 def _map_or_reason(path: str | os.PathLike[str], name: str, axes: str | None, mode: str, swmr: bool) -> Any:
     """The map of a dataset, or a sentence that says why there can be none. One open file: one version of the data."""
     where = describe(path, name)
-    with contextlib.closing(open_file(path, swmr=swmr)) as file, faults_named(where):
+    with contextlib.closing(open_file(path, swmr=swmr)) as file, wrap_h5_errors(where):
         if file.mode != "r":  # open for writing in this process: the map would miss what is not written yet
             file.flush()
         dataset = find_dataset(file, path, name)
-        order = face(axis_letters(dataset, axes, where), dataset.ndim)
-        dtype, shape = plain_dtype(dataset), tuple(int(n) for n in dataset.shape)
+        order = fnt_axes(read_axes(dataset, axes, where), dataset.ndim)
+        dtype, shape = numpy_dtype(dataset), tuple(int(n) for n in dataset.shape)
         if 0 in shape:
             return np.empty(shape, dtype).transpose(order)
-        reason = why_not_mapped(dataset) or ("is being written to in SWMR mode" if swmr else None)
+        reason = unmappable_reason(dataset) or ("is being written to in SWMR mode" if swmr else None)
         if reason is not None:
             return reason
         strides = [dtype.itemsize * int(np.prod(shape[i + 1 :], dtype=object)) for i in range(len(shape))]
@@ -211,13 +211,13 @@ def h5save(
     ((5, 3, 4), 'TNF', 2)
     """
     found = _by_name(path, mapping)
-    file_order(axes, 3, check_path(path))
+    check_axes(axes, 3, check_path(path))
     names = _names_by_name(path, found, feature_names)
     total = sum(int(np.prod(v.shape, dtype=object)) * v.dtype.itemsize for v in found.values() if v is not None)
     with (
         aside(path) as new,
         h5py.File(new, "w", **ALIGN) as file,
-        progress(verbose, f"h5save {os.path.basename(os.fsdecode(path))}", total, "B") as done,
+        progress_bar(verbose, f"h5save {os.path.basename(os.fsdecode(path))}", total, "B") as done,
     ):
         for name, value in found.items():
             try:
@@ -228,7 +228,7 @@ def h5save(
                     data, kind = (value.astype(object), h5py.string_dtype()) if text else (value, None)
                     file.create_dataset(name, data=data, dtype=kind)
                 else:
-                    order = file_order(axes, len(value.shape), describe(path, name))
+                    order = check_axes(axes, len(value.shape), describe(path, name))
                     disk = [int(value.shape[i]) for i in np.argsort(order)]
                     dataset = allocate(file, name, disk, value.dtype, axes if len(disk) == 3 else None)
                     copy_into(dataset, value, order, done)
@@ -256,7 +256,7 @@ def _by_name(path: str | os.PathLike[str], mapping: Any) -> dict[str, Any]:
 
 def _names_by_name(path: str | os.PathLike[str], arrays: dict[str, Any], given: Any) -> dict[str, Names]:
     """Feature names by the names of arrays: those that are given, and those that arrays carry."""
-    found = {name: feature_names_of(value) for name, value in arrays.items() if value is not None}
+    found = {name: get_feature_names(value) for name, value in arrays.items() if value is not None}
     if given is not None and not isinstance(given, Mapping):
         three = [name for name, value in arrays.items() if value is not None and len(value.shape) == 3]
         if len(three) != 1:

@@ -9,15 +9,15 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.audience import progress
 from fluxutils_py.data.featurenames import write_names
 from fluxutils_py.data.hdf5 import h5mmap
-from fluxutils_py.data.hdf5file import check_path, describe, face, open_file
+from fluxutils_py.data.hdf5file import check_path, describe, fnt_axes, open_file
 from fluxutils_py.data.hdf5lazy import H5Lazy
 from fluxutils_py.data.hdf5sources import escape
-from fluxutils_py.data.hdf5survey import Part, axes_shown, survey
+from fluxutils_py.data.hdf5survey import ConcatSource, axes_shown, inspect_sources
 from fluxutils_py.data.hdf5write import ALIGN, allocate, aside, copy_into
 from fluxutils_py.errors import H5DataError
+from fluxutils_py.terminal import progress_bar
 
 PathLike = str | os.PathLike[str]
 NOT_COPIED = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST"}  # references, which mean nothing in another file
@@ -89,7 +89,7 @@ def h5concat(
     rows, pair = _grid(dst, srcs, dims)
     names = None if names is None else _checked_names(dst, names)
     paths = [path for row in rows for path in row]
-    parts, same, groups = survey(paths, names, axes, pair, verbose, os.fsdecode(dst))
+    parts, same, groups = inspect_sources(paths, names, axes, pair, verbose, os.fsdecode(dst))
     shapes = {name: _place(name, found, rows, pair) for name, found in parts.items()}
     kinds = {name: _common_type(name, found, virtual) for name, found in parts.items()}
     features = {name: _feature_names(name, found, shapes[name]) for name, found in parts.items()}
@@ -97,7 +97,7 @@ def h5concat(
     with (
         aside(dst) as new,
         h5py.File(new, "w", **ALIGN) as file,
-        progress(verbose, f"h5concat {os.path.basename(os.fsdecode(dst))}", total, "B") as done,
+        progress_bar(verbose, f"h5concat {os.path.basename(os.fsdecode(dst))}", total, "B") as done,
     ):
         folder = os.path.dirname(os.path.realpath(os.fsdecode(dst)))
         for name, found in parts.items():
@@ -162,7 +162,9 @@ def _is_file(path: str, target: str) -> bool:
 # -- where it goes ------------------------------------------------------------------------------------------
 
 
-def _place(name: str, parts: list[Part], rows: list[list[str]], pair: tuple[int | None, int]) -> tuple[int, ...]:
+def _place(
+    name: str, parts: list[ConcatSource], rows: list[list[str]], pair: tuple[int | None, int]
+) -> tuple[int, ...]:
     """Set where each part begins; the shape of the whole."""
     first = parts[0]
     ndim = len(first.shape)
@@ -190,7 +192,7 @@ def _place(name: str, parts: list[Part], rows: list[list[str]], pair: tuple[int 
     return tuple(end)
 
 
-def _common_type(name: str, parts: list[Part], virtual: bool) -> Any:
+def _common_type(name: str, parts: list[ConcatSource], virtual: bool) -> Any:
     """The type of the whole: HDF5's own where all have the same, else NumPy's promotion."""
     first = parts[0]
     if virtual and all(p.kind.equal(first.kind) for p in parts):
@@ -205,7 +207,7 @@ def _common_type(name: str, parts: list[Part], virtual: bool) -> Any:
     return h5py.h5t.py_create(dtype, logical=True) if virtual else dtype
 
 
-def _feature_names(name: str, parts: list[Part], shape: tuple[int, ...]) -> tuple[str, ...] | None:
+def _feature_names(name: str, parts: list[ConcatSource], shape: tuple[int, ...]) -> tuple[str, ...] | None:
     """The names of all features; None where a file does not name those that it alone has."""
     found: list[str | None] = [None] * (shape[0] if len(shape) == 3 else 0)
     for part in parts:
@@ -221,7 +223,7 @@ def _feature_names(name: str, parts: list[Part], shape: tuple[int, ...]) -> tupl
 
 
 def _refer(
-    file: h5py.File, name: str, parts: list[Part], shape: tuple[int, ...], kind: Any, folder: str
+    file: h5py.File, name: str, parts: list[ConcatSource], shape: tuple[int, ...], kind: Any, folder: str
 ) -> h5py.Dataset:
     """A virtual dataset."""
     first = parts[0]
@@ -231,7 +233,7 @@ def _refer(
                 f"{describe(part.path, name)} is in the order {part.axes}, in {first.path} it is {first.axes}; pass "
                 "virtual=False"
             )
-    disk = np.argsort(face(first.axes, len(shape)))  # which axis of the face each axis of the file is
+    disk = np.argsort(fnt_axes(first.axes, len(shape)))  # which axis of the face each axis of the file is
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     space = h5py.h5s.create_simple(tuple(shape[i] for i in disk))
     for part in parts:
@@ -253,13 +255,13 @@ def _refer(
 def _copy(
     file: h5py.File,
     name: str,
-    parts: list[Part],
+    parts: list[ConcatSource],
     shape: tuple[int, ...],
     dtype: np.dtype,
     done: Callable[[int], Any],
 ) -> h5py.Dataset:
     first = parts[0]
-    order = face(first.axes, len(shape))
+    order = fnt_axes(first.axes, len(shape))
     gaps = sum(int(np.prod(p.shape, dtype=object)) for p in parts) < int(np.prod(shape, dtype=object))
     disk = [shape[i] for i in np.argsort(order)]
     dataset = allocate(file, name, disk, dtype, first.axes, fill=gaps)

@@ -16,14 +16,14 @@ import numpy as np
 
 from fluxutils_py.data.hdf5 import h5mmap
 from fluxutils_py.data.hdf5file import (
+    check_axes,
     check_name,
     check_path,
     describe,
-    file_order,
     find_dataset,
+    numpy_dtype,
     open_file,
-    plain_dtype,
-    why_not_mapped,
+    unmappable_reason,
 )
 from fluxutils_py.data.hdf5heaps import read_attribute
 from fluxutils_py.data.hdf5write import ALIGN, allocate
@@ -89,7 +89,7 @@ def h5create(
     check_name(path, name)
     where = describe(path, name)
     shape, kind = _checked(shape, dtype, where)
-    order = file_order(axes, len(shape), where)
+    order = check_axes(axes, len(shape), where)
     disk, noted = tuple(shape[i] for i in np.argsort(order)), axes if len(shape) == 3 else None
     new, made = not os.path.exists(path), None
     try:
@@ -175,11 +175,11 @@ def _misfit(
     """What keeps a dataset from serving in place of a new one; None if it serves."""
     there = find_dataset(file, path, name)
     noted = read_attribute(there, "axes")
-    found = f"shape {there.shape} of {plain_dtype(there)}" + (f" in the order {noted}" if axes else "")
+    found = f"shape {there.shape} of {numpy_dtype(there)}" + (f" in the order {noted}" if axes else "")
     wanted = f"shape {shape} of {dtype}" + (f" in the order {axes}" if axes else "")
     if found != wanted:
         return f" and has, in the file, {found} in place of {wanted}; pass overwrite=True to put a new one in its place"
-    reason = why_not_mapped(there)
+    reason = unmappable_reason(there)
     return reason and f" and cannot be written to in place: it {reason}; pass overwrite=True for one that can"
 
 

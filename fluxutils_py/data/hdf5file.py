@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5heaps import heap_damage, read_attribute
+from fluxutils_py.data.hdf5heaps import find_heap_damage, read_attribute
 from fluxutils_py.errors import H5DataError
 
 LETTERS = "FNT"
@@ -55,16 +55,16 @@ def find_dataset(file: h5py.File, path: str | os.PathLike[str], name: str) -> h5
     """
     check_name(path, name)
     where = describe(path, name)
-    require_sound_heap(file, name, where)
+    check_heap(file, name, where)
     try:
         found = _open(file, name)
     except (KeyError, OSError, RuntimeError, ValueError) as error:
-        with faults_named(where):
+        with wrap_h5_errors(where):
             why = _why_missing(file, name, error)
         raise H5DataError(f"{where} {why}") from error
-    with faults_named(where):
+    with wrap_h5_errors(where):
         if isinstance(found, h5py.Dataset) and found.file.filename != file.filename:  # through an external link
-            require_sound_heap(found.file, found.name, where)
+            check_heap(found.file, found.name, where)
         problem = _not_numbers(found)
     if problem is not None:
         raise H5DataError(f"{where} {problem}")
@@ -72,7 +72,7 @@ def find_dataset(file: h5py.File, path: str | os.PathLike[str], name: str) -> h5
 
 
 @contextlib.contextmanager
-def faults_named(where: str) -> Iterator[None]:
+def wrap_h5_errors(where: str) -> Iterator[None]:
     """Errors of h5py, which names neither file nor dataset, as an H5DataError that does."""
     try:
         yield
@@ -82,11 +82,11 @@ def faults_named(where: str) -> Iterator[None]:
         raise H5DataError(f"{where} {DAMAGED.format(error)}") from error
 
 
-def require_sound_heap(
+def check_heap(
     file: h5py.File, name: str, where: str, attributes: Sequence[str] = ATTRIBUTES, values: bool = False
 ) -> None:
     """Check that HDF5 comes back from reading a dataset and some of its attributes, or its values too."""
-    damage = heap_damage(file, name, attributes, values)
+    damage = find_heap_damage(file, name, attributes, values)
     if damage is not None:
         raise H5DataError(f"{where} {DAMAGED.format(damage)}")
 
@@ -115,12 +115,12 @@ def describe(path: str | os.PathLike[str], name: str) -> str:
     return f"{os.fsdecode(path)}: dataset '{name}'"
 
 
-def plain_dtype(dataset: h5py.Dataset) -> np.dtype:
+def numpy_dtype(dataset: h5py.Dataset) -> np.dtype:
     """NumPy's type of a dataset of numbers, without what h5py notes in it about enumerations."""
     return np.dtype(dataset.dtype.str)
 
 
-def axis_letters(dataset: h5py.Dataset, axes: str | None, where: str) -> str | None:
+def read_axes(dataset: h5py.Dataset, axes: str | None, where: str) -> str | None:
     """Which axis of the file is which, as ``"TNF"``; None where axes have no letters and stay as they are.
 
     Raises
@@ -128,10 +128,10 @@ def axis_letters(dataset: h5py.Dataset, axes: str | None, where: str) -> str | N
     H5DataError
         If the order of three axes is not known, or not possible.
     """
-    with faults_named(where):
+    with wrap_h5_errors(where):
         noted = read_attribute(dataset, "axes")
     noted = noted.decode(errors="replace") if isinstance(noted, bytes) else noted
-    known = noted if isinstance(noted, str) and is_order(noted, dataset.ndim) else None
+    known = noted if isinstance(noted, str) and is_axes_order(noted, dataset.ndim) else None
     if axes is None:
         if known is None and dataset.ndim == 3:
             found = "no attribute 'axes'" if noted is None else f"an attribute 'axes' that says {noted!r}"
@@ -141,7 +141,7 @@ def axis_letters(dataset: h5py.Dataset, axes: str | None, where: str) -> str | N
                 "(features, series, time steps)"
             )
         return known
-    if not isinstance(axes, str) or not is_order(axes, dataset.ndim):
+    if not isinstance(axes, str) or not is_axes_order(axes, dataset.ndim):
         raise H5DataError(
             f"{where} has {dataset.ndim} axes, {dataset.shape}; axes must name each by one of the letters F "
             f"(features), N (series) and T (time steps), as in {'TNF'[: dataset.ndim]!r}, got {axes!r}"
@@ -153,26 +153,26 @@ def axis_letters(dataset: h5py.Dataset, axes: str | None, where: str) -> str | N
     return axes
 
 
-def is_order(axes: str, ndim: int) -> bool:
+def is_axes_order(axes: str, ndim: int) -> bool:
     """Whether a string names so many different axes; three must be all of F, N, T."""
     return len(axes) == ndim == len(set(axes)) and set(axes) <= set(LETTERS)
 
 
-def face(axes: str | None, ndim: int) -> list[int]:
+def fnt_axes(axes: str | None, ndim: int) -> list[int]:
     """Which axis of the file each axis of the (F, N, T) face is: what to transpose the file's array by."""
     return list(range(ndim)) if axes is None else sorted(range(ndim), key=lambda i: LETTERS.index(axes[i]))
 
 
-def file_order(axes: str, ndim: int, where: str) -> list[int]:
+def check_axes(axes: str, ndim: int, where: str) -> list[int]:
     """Which axis of the file each axis of an array is; only three axes are put into another order."""
-    if not isinstance(axes, str) or not is_order(axes, 3):
+    if not isinstance(axes, str) or not is_axes_order(axes, 3):
         raise H5DataError(
             f"{where}: axes must name F (features), N (series) and T (time steps), as 'TNF', got {axes!r}"
         )
-    return face(axes if ndim == 3 else None, ndim)
+    return fnt_axes(axes if ndim == 3 else None, ndim)
 
 
-def why_not_mapped(dataset: h5py.Dataset) -> str | None:
+def unmappable_reason(dataset: h5py.Dataset) -> str | None:
     """Why the bytes of a dataset cannot be used where they lie in the file; None if they can."""
     plist = dataset.id.get_create_plist()
     layout = plist.get_layout()

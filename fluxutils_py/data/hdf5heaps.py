@@ -20,7 +20,7 @@ WRAP = 1 << 64
 LONGEST = 1 << 20  # bytes of a string in an attribute
 
 
-def heap_damage(file: h5py.File, name: str, attributes: Sequence[str], values: bool = False) -> str | None:
+def find_heap_damage(file: h5py.File, name: str, attributes: Sequence[str], values: bool = False) -> str | None:
     """What is wrong with the heap that a dataset and some of its attributes, or its values too, need; None if nothing.
 
     All else that may be wrong is left to HDF5, which finds it by itself.

@@ -31,7 +31,7 @@ class FileIdentity(NamedTuple):
     machine: str
     device: int
     inode: int
-    born: int | None  # ns
+    created: int | None  # ns
     size: int | None
     modified: int | None  # ns
 
@@ -39,7 +39,7 @@ class FileIdentity(NamedTuple):
         """The same for a file that may be written to in place."""
         return self._replace(size=None, modified=None)
 
-    def fits(self, other: FileIdentity) -> bool:
+    def matches(self, other: FileIdentity) -> bool:
         """Whether two may be of one file. Device numbers say nothing on another machine."""
         first = 1 if self.machine == other.machine else 2
         pairs = zip(self[first:], other[first:], strict=True)
@@ -65,7 +65,7 @@ def identity_at(path: str) -> FileIdentity:
         os.close(descriptor)
 
 
-def identity_now(path: str, known: FileIdentity) -> FileIdentity:
+def current_identity(path: str, known: FileIdentity) -> FileIdentity:
     """The identity to send of a file that this process has open: as known, with its present size and time.
 
     While it is open its inode is not used again, so that the path leads to it or to a file with another inode.
@@ -75,23 +75,23 @@ def identity_now(path: str, known: FileIdentity) -> FileIdentity:
         found = identity_at(path)
     except OSError:
         return known
-    if not known.without_contents().fits(found):
+    if not known.without_contents().matches(found):
         return known
-    stamps = [stamp for stamp in (found.born, found.modified) if stamp is not None]
+    stamps = [stamp for stamp in (found.created, found.modified) if stamp is not None]
     age = time.time() - max(stamps) / 1e9
     if 0 <= age < CLOCK_TICK:
         time.sleep(CLOCK_TICK - age)
     return found if known.modified is not None else found.without_contents()
 
 
-def require_same_file(path: str, found: FileIdentity, expected: FileIdentity) -> None:
+def check_same_file(path: str, found: FileIdentity, expected: FileIdentity) -> None:
     """Check that an open file is the one that is meant.
 
     Raises
     ------
     FileReplaced
     """
-    if not found.fits(expected):
+    if not found.matches(expected):
         raise FileReplaced(
             f"{path}: this is not the file that was mapped or opened, as it was: it has been replaced, copied or "
             "written to since; open it where it is needed with h5mmap, or map it again and send that"

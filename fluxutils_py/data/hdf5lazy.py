@@ -10,24 +10,24 @@ import numpy as np
 
 from fluxutils_py.data.featurenames import read_names
 from fluxutils_py.data.hdf5file import (
-    axis_letters,
     check_path,
     describe,
-    face,
-    faults_named,
     find_dataset,
+    fnt_axes,
+    numpy_dtype,
     open_file,
-    plain_dtype,
+    read_axes,
+    wrap_h5_errors,
 )
-from fluxutils_py.data.hdf5identity import FileIdentity, FileReplaced, identity_now, identity_of, require_same_file
-from fluxutils_py.data.hdf5sources import check_room_for_files, check_sources
-from fluxutils_py.data.indexing import ArrayFace, picks
+from fluxutils_py.data.hdf5identity import FileIdentity, FileReplaced, check_same_file, current_identity, identity_of
+from fluxutils_py.data.hdf5sources import check_open_file_limit, check_sources
+from fluxutils_py.data.indexing import DuckArray, parse_index
 from fluxutils_py.errors import H5DataError
 
 _inherited: list[h5py.File] = []  # from the process that forked: to close them would release its locks
 
 
-class H5Lazy(ArrayFace):
+class H5Lazy(DuckArray):
     """A dataset that cannot be mapped, with the (F, N, T) face of one that can: chunked, compressed, virtual, ...
 
     Not an ndarray: every indexing reads a fresh array. It takes integers, slices and ``...`` as NumPy does, and along
@@ -73,9 +73,9 @@ class H5Lazy(ArrayFace):
         try:
             dataset = find_dataset(file, path, name)
             where = describe(path, name)
-            with faults_named(where):
-                self._axes = face(axis_letters(dataset, axes, where), dataset.ndim)
-                self.dtype = plain_dtype(dataset)
+            with wrap_h5_errors(where):
+                self._axes = fnt_axes(read_axes(dataset, axes, where), dataset.ndim)
+                self.dtype = numpy_dtype(dataset)
                 self.shape = tuple(int(dataset.shape[i]) for i in self._axes)
                 self.feature_names = read_names(dataset, self.shape[0]) if len(self.shape) == 3 else None
                 self._virtual = dataset.is_virtual
@@ -93,7 +93,7 @@ class H5Lazy(ArrayFace):
         return f"H5Lazy({self.path!r}, {self.name!r}, shape={self.shape}, dtype={self.dtype}{state})"
 
     def __getitem__(self, key: Any) -> Any:
-        wanted = picks(key, self.shape)
+        wanted = parse_index(key, self.shape)
         spans: list[list[slice]] = []  # what to read along each axis, in rising order
         then: list[Any] = []  # what to pick from that
         for pick in wanted:
@@ -131,7 +131,7 @@ class H5Lazy(ArrayFace):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        opened = {} if self._handle is None else {"_identity": identity_now(self.path, self._identity)}
+        opened = {} if self._handle is None else {"_identity": current_identity(self.path, self._identity)}
         return self.__dict__ | {"_handle": None} | opened
 
     def __copy__(self) -> H5Lazy:
@@ -151,7 +151,7 @@ class H5Lazy(ArrayFace):
             identity = self._identity
             if handle is not None:
                 _inherited.append(handle[1])
-                identity = identity_now(self.path, identity)
+                identity = current_identity(self.path, identity)
             if not os.path.exists(self.path):
                 raise FileNotFoundError(f"{self.path}: the file is gone since it was mapped or opened")
             file = open_file(self.path, swmr=self.swmr)
@@ -165,10 +165,10 @@ class H5Lazy(ArrayFace):
 
     def _same_dataset(self, file: h5py.File, identity: FileIdentity) -> h5py.Dataset:
         """The dataset in a file that was opened again."""
-        require_same_file(self.path, identity_of(file), identity)
+        check_same_file(self.path, identity_of(file), identity)
         dataset, where = find_dataset(file, self.path, self.name), describe(self.path, self.name)
         shape = tuple(int(dataset.shape[i]) for i in self._axes) if len(self._axes) == dataset.ndim else None
-        if plain_dtype(dataset) != self.dtype or (shape != self.shape and not self.swmr):
+        if numpy_dtype(dataset) != self.dtype or (shape != self.shape and not self.swmr):
             raise FileReplaced(f"{where} was replaced since it was opened: it is of another type or shape")
         check_sources(dataset, where)
         return dataset
@@ -195,7 +195,7 @@ class H5Lazy(ArrayFace):
                 dataset.refresh()
             dataset.read_direct(out, source, tuple(target))
             if self._virtual:
-                check_room_for_files(describe(self.path, self.name))
+                check_open_file_limit(describe(self.path, self.name))
         except H5DataError:
             handle, self._handle = self._handle, None  # what was not found stays so while the file is open
             if handle is not None:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from fluxutils_py.data.featurenames import pick_names
-from fluxutils_py.data.hdf5file import describe, find_dataset, open_file, plain_dtype, why_not_mapped
-from fluxutils_py.data.hdf5identity import FileIdentity, FileReplaced, identity_now, identity_of, require_same_file
+from fluxutils_py.data.featurenames import index_names
+from fluxutils_py.data.hdf5file import describe, find_dataset, numpy_dtype, open_file, unmappable_reason
+from fluxutils_py.data.hdf5identity import FileIdentity, FileReplaced, check_same_file, current_identity, identity_of
 from fluxutils_py.errors import H5DataError
 
 PAGE = mmap.PAGESIZE
@@ -34,7 +34,7 @@ class Layout(NamedTuple):
     def of(cls, dataset: h5py.Dataset) -> Layout:
         """That of a dataset which can be mapped."""
         shape = tuple(int(n) for n in dataset.shape)
-        return cls(dataset.name, plain_dtype(dataset).str, shape, dataset.id.get_offset())
+        return cls(dataset.name, numpy_dtype(dataset).str, shape, dataset.id.get_offset())
 
 
 class Origin(NamedTuple):
@@ -47,7 +47,7 @@ class Origin(NamedTuple):
     start: int  # address at which byte 0 of the file would lie
     memory: mmap.mmap
     memory_start: int  # address of the first byte that is mapped
-    tells_residence: bool
+    reports_residency: bool
 
 
 class H5Map(np.memmap):
@@ -111,7 +111,7 @@ class H5Map(np.memmap):
         with open(path, "rb" if mode == "r" else "r+b") as file:
             stat, found = os.fstat(file.fileno()), identity_of(file.fileno())
             if identity is not None:
-                require_same_file(path, found, identity)
+                check_same_file(path, found, identity)
             if offset + above > stat.st_size:
                 raise H5DataError(
                     f"{path}: the file has {stat.st_size} bytes, the data in it reach to {offset + above}: it is "
@@ -127,8 +127,8 @@ class H5Map(np.memmap):
         self._mmap, self.filename, self.offset, self.mode = memory, path, offset, mode
         start = _address(raw)
         known = found if mode == "r" else found.without_contents()
-        tells_residence, self.feature_names = _tells_residence(path, stat), feature_names
-        self._origin = Origin(path, mode, known, layout, start - first, memory, start, tells_residence)
+        reports_residency, self.feature_names = _reports_residency(path, stat), feature_names
+        self._origin = Origin(path, mode, known, layout, start - first, memory, start, reports_residency)
         return self
 
     def __array_finalize__(self, obj: Any) -> None:
@@ -148,7 +148,7 @@ class H5Map(np.memmap):
         if found._origin is None:
             return np.asarray(found)
         if found.ndim == 3:
-            found.feature_names = pick_names(self.feature_names, index, self.ndim)
+            found.feature_names = index_names(self.feature_names, index, self.ndim)
         return found
 
     def __enter__(self) -> H5Map:
@@ -171,7 +171,7 @@ class H5Map(np.memmap):
         o = self._origin
         mode = o.mode if self.flags.writeable else "r"
         place = self.dtype, self.shape, self.strides, _address(self) - o.start, mode
-        return reopen, (o.path, *place, identity_now(o.path, o.identity), o.layout, self.feature_names)
+        return reopen, (o.path, *place, current_identity(o.path, o.identity), o.layout, self.feature_names)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.__reduce__()
@@ -200,7 +200,7 @@ class H5Map(np.memmap):
         if o is None or not views or not hasattr(mmap, "MADV_WILLNEED"):
             return False
         if (
-            o.tells_residence
+            o.reports_residency
             and _probably_resident(views[0], o)
             and (len(views) == 1 or _probably_resident(views[-1], o))
         ):
@@ -234,9 +234,9 @@ def reopen(
         return np.empty(shape, dtype)
     if layout is not None:
         with contextlib.closing(_open_beside_writers(path)) as file:
-            require_same_file(path, identity_of(file), identity)
+            check_same_file(path, identity_of(file), identity)
             dataset = find_dataset(file, path, layout.name)
-            if why_not_mapped(dataset) or Layout.of(dataset) != layout:
+            if unmappable_reason(dataset) or Layout.of(dataset) != layout:
                 raise FileReplaced(
                     f"{describe(path, layout.name)} was replaced since it was mapped: it is of another type or shape, "
                     "or lies elsewhere in the file; map it again and send that"
@@ -324,6 +324,6 @@ def _find_mincore() -> Callable[..., int] | None:
 _mincore = _find_mincore()
 
 
-def _tells_residence(path: str, stat: os.stat_result) -> bool:
+def _reports_residency(path: str, stat: os.stat_result) -> bool:
     """Linux tells which pages are in memory only to those who may write to the file; to others it says: all."""
     return _mincore is not None and (os.access(path, os.W_OK) or stat.st_uid == os.geteuid())

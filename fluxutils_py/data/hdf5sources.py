@@ -36,7 +36,7 @@ def check_sources(dataset: h5py.Dataset, where: str) -> None:
         raise H5DataError(f"{where} is {_kind(dataset)} and {broken[0]}; put that right, or make the dataset anew")
 
 
-def check_room_for_files(where: str) -> None:
+def check_open_file_limit(where: str) -> None:
     """Check that a virtual dataset that was just read had all of its sources: HDF5 keeps them open, as many as it may.
 
     Raises

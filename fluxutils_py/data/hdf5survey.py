@@ -10,24 +10,24 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.audience import progress
 from fluxutils_py.data.featurenames import read_names
 from fluxutils_py.data.hdf5file import (
-    axis_letters,
+    check_heap,
     describe,
-    face,
-    faults_named,
     find_dataset,
+    fnt_axes,
+    numpy_dtype,
     open_file,
-    plain_dtype,
-    require_sound_heap,
+    read_axes,
+    wrap_h5_errors,
 )
 from fluxutils_py.data.hdf5sources import check_sources
 from fluxutils_py.errors import H5DataError
+from fluxutils_py.terminal import progress_bar
 
 
 @dataclass
-class Part:
+class ConcatSource:
     """A dataset of numbers in one of the files."""
 
     path: str
@@ -39,28 +39,28 @@ class Part:
     at: list[int] = field(default_factory=list)  # where it begins in the result
 
 
-def survey(
+def inspect_sources(
     paths: list[str],
     names: Sequence[str] | None,
     axes: str | None,
     pair: tuple[int | None, int],
     verbose: Any,
     shown: str,
-) -> tuple[dict[str, list[Part]], list[str], dict[str, str]]:
+) -> tuple[dict[str, list[ConcatSource]], list[str], dict[str, str]]:
     """Datasets to join, datasets that are the same in all files, groups and the file that each is copied from."""
-    parts: dict[str, list[Part]] = {}
+    parts: dict[str, list[ConcatSource]] = {}
     same: dict[str, Any] = {}
     groups: dict[str, str] = {}
-    with progress(verbose, f"h5concat {os.path.basename(shown)}: looking", len(paths), "file") as done:
+    with progress_bar(verbose, f"h5concat {os.path.basename(shown)}: looking", len(paths), "file") as done:
         for path in paths:
-            with open_file(path) as file, faults_named(path):
+            with open_file(path) as file, wrap_h5_errors(path):
                 datasets, groups_here = _names_in(file, path, names)
                 for name in groups_here:
                     groups.setdefault(name, path)
                 if parts or same:
                     _require_same_names(paths[0], {*parts, *same}, path, set(datasets))
                 for name in datasets:
-                    require_sound_heap(file, name, describe(path, name))
+                    check_heap(file, name, describe(path, name))
                     dataset = file[name]
                     numbers = _numbers(dataset) and all(d is None or _has_axis(d, dataset.ndim) for d in pair)
                     if (name in parts) if not numbers else (name in same):
@@ -71,7 +71,7 @@ def survey(
                     if numbers:
                         parts.setdefault(name, []).append(_part(file, path, name, axes))
                     else:
-                        require_sound_heap(file, name, describe(path, name), values=True)
+                        check_heap(file, name, describe(path, name), values=True)
                         _require_same_values(same, dataset, paths[0], path, name, pair)
             done(1)
     if not parts:
@@ -97,14 +97,14 @@ def _names_in(file: h5py.File, path: str, names: Sequence[str] | None) -> tuple[
     return [n for n, k in kinds.items() if k is h5py.Dataset], [n for n, k in kinds.items() if k is h5py.Group]
 
 
-def _part(file: h5py.File, path: str, name: str, axes: str | None) -> Part:
+def _part(file: h5py.File, path: str, name: str, axes: str | None) -> ConcatSource:
     dataset, where = find_dataset(file, path, name), describe(path, name)
-    letters = axis_letters(dataset, axes if dataset.ndim == 3 else None, where)
+    letters = read_axes(dataset, axes if dataset.ndim == 3 else None, where)
     check_sources(dataset, where)
-    require_sound_heap(file, name, where, list(dataset.attrs))  # all of which are copied
-    shape = tuple(int(dataset.shape[i]) for i in face(letters, dataset.ndim))
+    check_heap(file, name, where, list(dataset.attrs))  # all of which are copied
+    shape = tuple(int(dataset.shape[i]) for i in fnt_axes(letters, dataset.ndim))
     names = read_names(dataset, shape[0]) if len(shape) == 3 else None
-    return Part(path, letters, shape, plain_dtype(dataset), dataset.id.get_type().copy(), names)
+    return ConcatSource(path, letters, shape, numpy_dtype(dataset), dataset.id.get_type().copy(), names)
 
 
 def _numbers(dataset: h5py.Dataset) -> bool:

@@ -1,4 +1,4 @@
-"""What an index picks along each axis of an array that is read lazily."""
+"""What an index parse_index along each axis of an array that is read lazily."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 
-class ArrayFace:
+class DuckArray:
     """What a NumPy array tells about itself, for one that is read lazily: derived from ``shape`` and ``dtype``."""
 
     shape: tuple[int, ...]
@@ -32,8 +32,8 @@ class ArrayFace:
         return self.shape[0]
 
 
-def picks(key: Any, shape: tuple[int, ...]) -> list[int | range | np.ndarray]:
-    """What an index picks along each axis: one place, a range of places, or places in any order.
+def parse_index(key: Any, shape: tuple[int, ...]) -> list[int | range | np.ndarray]:
+    """What an index parse_index along each axis: one place, a range of places, or places in any order.
 
     Axes keep their order, as in h5py: where NumPy has an integer and a list of places apart, it moves that axis first.
     """
@@ -46,14 +46,14 @@ def picks(key: Any, shape: tuple[int, ...]) -> list[int | range | np.ndarray]:
         raise IndexError(f"too many indices: the array has {len(shape)} axes, got {len(keys) - len(dots)} indices")
     at = dots[0] if dots else len(keys)
     keys[at : at + len(dots)] = [slice(None)] * missing
-    found = [pick(k, n, axis) for axis, (k, n) in enumerate(zip(keys, shape, strict=True))]
+    found = [parse_axis_index(k, n, axis) for axis, (k, n) in enumerate(zip(keys, shape, strict=True))]
     if sum(isinstance(p, np.ndarray) for p in found) > 1:
         raise IndexError("arrays of indices are taken along one axis only; take slices along the others")
     return found
 
 
-def pick(key: Any, n: int, axis: int) -> int | range | np.ndarray:
-    """What an index picks along one axis of ``n`` places."""
+def parse_axis_index(key: Any, n: int, axis: int) -> int | range | np.ndarray:
+    """What an index parse_index along one axis of ``n`` places."""
     if isinstance(key, slice):
         return range(*key.indices(n))
     try:
@@ -79,7 +79,7 @@ def pick(key: Any, n: int, axis: int) -> int | range | np.ndarray:
     return int(index[0]) if single else index
 
 
-def chosen(index: range | np.ndarray, which: range | np.ndarray) -> range | np.ndarray:
+def compose_index(index: range | np.ndarray, which: range | np.ndarray) -> range | np.ndarray:
     """The places ``which`` of an index, as a range if they run up by one."""
     if isinstance(index, range) and isinstance(which, range) and which.step > 0:
         return index[which.start : which.stop : which.step]
@@ -91,10 +91,10 @@ def chosen(index: range | np.ndarray, which: range | np.ndarray) -> range | np.n
     return found
 
 
-def runs(index: range | np.ndarray) -> list[slice]:
+def contiguous_runs(index: range | np.ndarray) -> list[slice]:
     """The stretches of an index that run up by one, as positions in it.
 
-    >>> runs(np.array([3, 4, 5, 9, 2, 3]))
+    >>> contiguous_runs(np.array([3, 4, 5, 9, 2, 3]))
     [slice(0, 3, None), slice(3, 4, None), slice(4, 6, None)]
     """
     if len(index) == 0:

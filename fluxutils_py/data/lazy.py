@@ -8,10 +8,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.featurenames import feature_names_of
-from fluxutils_py.data.hdf5identity import identity_at, identity_now
+from fluxutils_py.data.featurenames import get_feature_names
+from fluxutils_py.data.hdf5identity import current_identity, identity_at
 from fluxutils_py.data.hdf5map import H5Map, reopen
-from fluxutils_py.data.indexing import ArrayFace, chosen, picks, runs
+from fluxutils_py.data.indexing import DuckArray, compose_index, contiguous_runs, parse_index
 from fluxutils_py.data.series import in_memory
 from fluxutils_py.errors import DataError
 
@@ -19,7 +19,7 @@ Index = range | np.ndarray  # places along an axis, in any order
 Function = Callable[[np.ndarray], np.ndarray]
 
 
-class LazyArray(ArrayFace):
+class LazyArray(DuckArray):
     """An (F, N, T) array made of some series and some steps of another one, and of functions applied on reading.
 
     It takes indices as NumPy does (one array of indices at most) and returns NumPy arrays, which may be views of the
@@ -56,21 +56,21 @@ class LazyArray(ArrayFace):
         self.dtype = trial.dtype
 
     @property
-    def at_hand(self) -> bool:
+    def nonblocking(self) -> bool:
         """Whether reading never waits for a disk."""
-        return getattr(self.source, "at_hand", in_memory(self.source))
+        return getattr(self.source, "nonblocking", in_memory(self.source))
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
-        return feature_names_of(self.source) if keep_features(self.functions) else None
+        return get_feature_names(self.source) if preserve_features(self.functions) else None
 
     def __repr__(self) -> str:
         return f"LazyArray(shape={self.shape}, dtype={self.dtype}, of {type(self.source).__name__})"
 
     def __getitem__(self, key: Any) -> Any:
-        wanted = picks(key, self.shape)
+        wanted = parse_index(key, self.shape)
         f, n, t = (range(p, p + 1) if isinstance(p, int) else p for p in wanted)
-        block = self._apply(read(self.source, chosen(self.series, n), chosen(self.steps, t)))
+        block = self._apply(read_block(self.source, compose_index(self.series, n), compose_index(self.steps, t)))
         block = block[_index(f)]
         return block[tuple(0 if isinstance(p, int) else slice(None) for p in wanted)]
 
@@ -80,7 +80,7 @@ class LazyArray(ArrayFace):
         return np.array(self[...], dtype)
 
     def __reduce__(self) -> Any:
-        return LazyArray, (portable(self.source), self.series, self.steps, self.functions)
+        return LazyArray, (as_picklable(self.source), self.series, self.steps, self.functions)
 
     def _apply(self, block: np.ndarray) -> np.ndarray:
         for f in self.functions:
@@ -88,7 +88,7 @@ class LazyArray(ArrayFace):
         return block
 
 
-def keep_features(functions: tuple[Function, ...]) -> bool:
+def preserve_features(functions: tuple[Function, ...]) -> bool:
     """Whether functions of blocks (F, n, t) leave each feature in its place, as far as they tell."""
     return all(isinstance(f, np.ufunc) or getattr(f, "keeps_features", False) for f in functions)
 
@@ -105,7 +105,7 @@ def select(source: Any, series: Index | None, steps: Index | None, functions: tu
     return LazyArray(source, series, steps, functions)
 
 
-def read(source: Any, series: Index, steps: Index) -> np.ndarray:
+def read_block(source: Any, series: Index, steps: Index) -> np.ndarray:
     """A block of shape (F, n, t) of any array that takes three slices, in whatever memory order it comes."""
     if len(series) == 0 or len(steps) == 0:
         return np.empty((source.shape[0], len(series), len(steps)), source.dtype)
@@ -114,18 +114,18 @@ def read(source: Any, series: Index, steps: Index) -> np.ndarray:
             return np.asarray(source[:, _index(series), _index(steps)])
         return np.asarray(source[:, series[:, None], steps[None, :]])
     columns = []
-    for t in runs(steps):
+    for t in contiguous_runs(steps):
         span = slice(int(steps[t.start]), int(steps[t.stop - 1]) + 1)
         if isinstance(source, LazyArray):
             columns.append(source[:, _index(series), span])
             continue
-        stretches = (slice(int(series[n.start]), int(series[n.stop - 1]) + 1) for n in runs(series))
+        stretches = (slice(int(series[n.start]), int(series[n.stop - 1]) + 1) for n in contiguous_runs(series))
         blocks = [np.asarray(source[:, n, span]) for n in stretches]
         columns.append(blocks[0] if len(blocks) == 1 else np.concatenate(blocks, 1))
     return columns[0] if len(columns) == 1 else np.concatenate(columns, 2)
 
 
-def portable(source: Any) -> Any:
+def as_picklable(source: Any) -> Any:
     """What to pickle in place of an array: for one in a file, the place of its bytes, never the data.
 
     ``np.memmap`` would go as data; and joblib ships one that is transposed with permuted values.
@@ -143,7 +143,7 @@ def portable(source: Any) -> Any:
         return np.array(source)
     ahead = source.__array_interface__["data"][0] - root.__array_interface__["data"][0]
     path = str(root.filename)
-    identity = identity_now(path, identity_at(path))
+    identity = current_identity(path, identity_at(path))
     return _Mapped(path, source.dtype, source.shape, source.strides, root.offset + ahead, "r", identity)
 
 

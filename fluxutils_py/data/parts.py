@@ -10,6 +10,8 @@ import numpy as np
 
 from fluxutils_py.errors import ShapeError
 
+__all__ = ["dividebatch", "indbatch", "minibatch"]
+
 AXES = {"series": -2, "time": -1}  # of (F, N, T), and of (N, T)
 
 
@@ -61,7 +63,7 @@ def part(x: Any, rank: int, size: int, axis: int | str = "series") -> Any:
     if isinstance(axis, str) and axis == "auto":
         axis = _longer_axis(arrays[0], size)
     n = _common_length(arrays, axis)
-    cut = [_cut(a, axis, _block(n, size, rank)) for a in arrays]
+    cut = [_cut(a, axis, array_split_slice(n, size, rank)) for a in arrays]
     return tuple(cut) if isinstance(x, tuple) else cut[0]
 
 
@@ -110,7 +112,7 @@ def dividebatch(bs: int, *xs: Any, axis: int | str = 0) -> tuple[tuple[Any, ...]
     arrays = _arrays(xs)
     n = _common_length(arrays, axis)
     chunks = min(bs, n)
-    return tuple(tuple(_cut(a, axis, _block(n, chunks, k)) for a in arrays) for k in range(chunks))
+    return tuple(tuple(_cut(a, axis, array_split_slice(n, chunks, k)) for a in arrays) for k in range(chunks))
 
 
 def indbatch(x: Any, b: int, offset: int = 0) -> Iterator[slice]:
@@ -192,7 +194,7 @@ def minibatch(x: Any, *y_and_b: Any) -> list[Any]:
     return batches
 
 
-def _block(n: int, blocks: int, k: int) -> slice:
+def array_split_slice(n: int, blocks: int, k: int) -> slice:
     """Block ``k`` of ``numpy.array_split(range(n), blocks)``."""
     size, longer = divmod(n, blocks)
     start = k * size + min(k, longer)

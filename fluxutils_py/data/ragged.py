@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.data.indexing import ArrayFace, picks
+from fluxutils_py.data.indexing import DuckArray, parse_index
 from fluxutils_py.data.series import in_memory
 from fluxutils_py.errors import DataError, ShapeError
 
 
-class RaggedArray(ArrayFace):
+class RaggedArray(DuckArray):
     """A list of arrays of shape (F, T_i) as an array of shape (F, N, max(T_i)), of which nothing is copied.
 
     It takes indices as NumPy does (one array of indices at most) and returns fresh NumPy arrays, with ``fill``
@@ -66,7 +66,7 @@ class RaggedArray(ArrayFace):
         return all(in_memory(a) for a in self.arrays)
 
     @property
-    def at_hand(self) -> bool:
+    def nonblocking(self) -> bool:
         """Whether reading never waits for a disk."""
         return self.in_memory
 
@@ -78,7 +78,7 @@ class RaggedArray(ArrayFace):
         return f"RaggedArray(shape={self.shape}, dtype={self.dtype})"
 
     def __getitem__(self, key: Any) -> Any:
-        wanted = picks(key, self.shape)
+        wanted = parse_index(key, self.shape)
         f, n, t = (range(p, p + 1) if isinstance(p, int) else p for p in wanted)
         shape = len(f), len(n), len(t)
         out = np.full(shape, self.fill, self.dtype) if self.fill else np.zeros(shape, self.dtype)
@@ -98,7 +98,7 @@ class RaggedArray(ArrayFace):
         return out[tuple(0 if isinstance(p, int) else slice(None) for p in wanted)]
 
     def __setitem__(self, key: tuple[Any, slice, slice], values: Any) -> None:
-        _, n, t = picks(key, self.shape)
+        _, n, t = parse_index(key, self.shape)
         assert isinstance(n, range)
         assert isinstance(t, range)
         values = np.broadcast_to(values, (self.shape[0], len(n), len(t)))
@@ -113,7 +113,7 @@ class RaggedArray(ArrayFace):
         return np.array(self[...], dtype)
 
 
-class MappedSeries(ArrayFace):
+class MappedSeries(DuckArray):
     """A function of one series (F, T_i), applied when it is read.
 
     Parameters
@@ -129,7 +129,7 @@ class MappedSeries(ArrayFace):
         self.shape, self.dtype = (trial.shape[0], int(source.shape[1])), trial.dtype
 
     def __getitem__(self, key: Any) -> Any:
-        f, t = picks(key, self.shape)
+        f, t = parse_index(key, self.shape)
         steps = range(t, t + 1) if isinstance(t, int) else t
         block = self.function(np.asarray(self.source[:, _as_key(steps)])[:, None])[:, 0]
         return block[_as_key(f)][..., 0 if isinstance(t, int) else slice(None)]
@@ -155,10 +155,10 @@ def is_list_of_series(value: Any) -> bool:
     return any(len(shape) > 1 for shape in shapes) or len(set(shapes)) > 1
 
 
-def joined(value: Any, name: str) -> Any:
+def as_ragged(value: Any, name: str) -> Any:
     """A list of series as a :class:`RaggedArray`, in a tuple too; anything else as it is."""
     if isinstance(value, tuple):
-        return tuple(joined(a, f"{name}[{i}]") for i, a in enumerate(value))
+        return tuple(as_ragged(a, f"{name}[{i}]") for i, a in enumerate(value))
     return RaggedArray(value, name) if is_list_of_series(value) else value
 
 

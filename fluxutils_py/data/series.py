@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.hdf5map import H5Map
-from fluxutils_py.data.rows import Rows
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
 
 GLANCE = 8
@@ -19,7 +19,7 @@ SERIES_FIRST = (1, 0, 2), (1, 0, 2)  # orders of the axes (F, B, S) of a copy, a
 STEPS_FIRST = (2, 0, 1), (1, 2, 0)
 
 
-class Series:
+class SeriesArray:
     """One array of shape (F, N, T): features, series, time steps.
 
     Parameters
@@ -38,8 +38,8 @@ class Series:
         ``"int"`` or ``"float"`` (which booleans count as).
     in_memory : bool
         Whether looking at all of it is cheap: a NumPy array that is no memory map.
-    at_hand : bool
-        Whether reading a window never waits: the array is in memory, or :meth:`announce` has the disk at work.
+    nonblocking : bool
+        Whether reading a window never waits: the array is in memory, or :meth:`prefetch` has the disk at work.
     missing : int or None
         The label of a step that has none.
 
@@ -52,7 +52,7 @@ class Series:
     """
 
     def __init__(self, array: Any, name: str) -> None:
-        array = three_axes(array, name)
+        array = as_three_axes(array, name)
         self.array, self.name = array, name
         self.F, self.N, self.T = (int(n) for n in array.shape)
         self.dtype = np.dtype(getattr(array, "dtype", None) or np.asarray(array[0:1, 0:1, 0:1]).dtype)
@@ -65,8 +65,8 @@ class Series:
             for a in getattr(array, "arrays", (array,)):
                 self._require_int64(a)
         self._map = array if isinstance(array, H5Map) else None
-        self.at_hand = self.in_memory or self._map is not None or getattr(array, "at_hand", False)
-        self.missing: int | None = None
+        self.nonblocking = self.in_memory or self._map is not None or getattr(array, "nonblocking", False)
+        self.missing_label: int | None = None
         self._found = 0  # windows in a row that were in memory
         self._plain = None if not isinstance(array, np.ndarray) else array.view(np.ndarray)  # slices faster than a map
         strides = (0, 0, 0) if self._plain is None else tuple(abs(n) for n in self._plain.strides)
@@ -77,7 +77,7 @@ class Series:
     def shape(self) -> tuple[int, int, int]:
         return self.F, self.N, self.T
 
-    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> Series:
+    def map(self, function: Callable[[np.ndarray], np.ndarray]) -> SeriesArray:
         """The same array with a function applied to whatever :meth:`read` gives; ``array`` stays as it is.
 
         ``function`` takes and returns blocks (F, n, t), and gives floating-point numbers, NaN for NaN.
@@ -87,15 +87,15 @@ class Series:
         found.dtype = function(np.zeros((self.F, 1, 1), self.dtype)).dtype
         return found
 
-    def absent(self, values: np.ndarray) -> np.ndarray | None:
+    def missing_mask(self, values: np.ndarray) -> np.ndarray | None:
         """Which values read from this array stand for none: bool of the same shape, or None if all are there."""
         if self.kind == "float":
             found = np.isnan(values) if values.dtype.kind == "f" else None
         else:
-            found = None if self.missing is None else values == self.missing
+            found = None if self.missing_label is None else values == self.missing_label
         return found if found is not None and found.any() else None
 
-    def read(self, rows: Rows, start: int, stop: int) -> np.ndarray:
+    def read(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         """Steps ``start`` to ``stop`` of the given rows, time-major.
 
         Returns
@@ -120,7 +120,7 @@ class Series:
                 "are categories"
             )
 
-    def _read(self, rows: Rows, start: int, stop: int) -> np.ndarray:
+    def _read(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         size = stop - start
         if rows.common_start is not None and (rows.common_series is not None or self._plain is not None):
             block = self._rectangle(rows, start, stop)
@@ -136,12 +136,12 @@ class Series:
         there, back = self._order or SERIES_FIRST
         sizes = self.F, len(rows), size
         out = np.zeros([sizes[axis] for axis in there], self.dtype).transpose(back)
-        for which, part in rows.by_start:  # folds, each a rectangle
+        for which, part in rows.groups_by_start:  # folds, each a rectangle
             block = self._rectangle(part, start, stop)
             out[:, which, : block.shape[2]] = block
         return out.transpose(2, 1, 0)
 
-    def _rectangle(self, rows: Rows, start: int, stop: int) -> np.ndarray:
+    def _rectangle(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         """Steps of rows that start together, as far as the array goes: shape (F, B, at most S), in its own order."""
         begin = rows.common_start or 0
         steps = slice(begin + start, max(begin + start, min(begin + stop, self.T)))
@@ -157,7 +157,7 @@ class Series:
             block[:, run] = np.asarray(self.array[:, lo : lo + len(run), steps])
         return block
 
-    def announce(self, rows: Rows, start: int, stop: int) -> None:
+    def prefetch(self, rows: Segments, start: int, stop: int) -> None:
         """Say what will be read soon: a map has its pages fetched from the disk meanwhile. Returns at once.
 
         Where all was in memory for a while, only one window in ``GLANCE`` is looked at: a look takes longer than the
@@ -168,7 +168,7 @@ class Series:
         self._found += 1
         if self._found > GLANCE and self._found % GLANCE:
             return
-        groups = [rows] if rows.common_start is not None else [part for _, part in rows.by_start]
+        groups = [rows] if rows.common_start is not None else [part for _, part in rows.groups_by_start]
         views: list[np.ndarray] = []
         for part in groups:
             begin = part.common_start or 0
@@ -191,7 +191,7 @@ def _gathering(strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ..
     return SERIES_FIRST if strides[2] <= strides[1] else STEPS_FIRST
 
 
-def three_axes(array: Any, name: str) -> Any:
+def as_three_axes(array: Any, name: str) -> Any:
     """An array of shape (F, N, T) that takes three slices; of a torch tensor or nested lists, a NumPy array.
 
     Raises
@@ -205,7 +205,7 @@ def three_axes(array: Any, name: str) -> Any:
         raise DataError(f"{name} is in an HDF5 file that was closed; keep that file open, or take h5mmap(path, name)")
     if not hasattr(array, "shape") or not hasattr(array, "__getitem__"):
         array = _from_lists(array, name)
-    refuse_mask(array, name)
+    reject_masked(array, name)
     if len(array.shape) != 3:
         raise ShapeError(
             f"{name} must have three axes (F, N, T) = (features, series, time steps), got shape "
@@ -217,13 +217,13 @@ def three_axes(array: Any, name: str) -> Any:
     return array
 
 
-def refuse_mask(array: Any, name: str, fill: str = "np.nan") -> None:
+def reject_masked(array: Any, name: str, fill: str = "np.nan") -> None:
     """Raise DataError if an array is masked: most of what would be done to it drops the mask silently."""
     if isinstance(array, np.ma.MaskedArray):
         raise DataError(f"{name} is a masked array, whose mask would be lost; use {name}.filled({fill})")
 
 
-def as_series(value: Any, name: str) -> tuple[Series, ...]:
+def as_series(value: Any, name: str) -> tuple[SeriesArray, ...]:
     """The arrays of one argument: a tuple means several inputs or outputs, of equal N and T.
 
     Raises
@@ -234,15 +234,15 @@ def as_series(value: Any, name: str) -> tuple[Series, ...]:
     if isinstance(value, tuple):
         if not value:
             raise ShapeError(f"{name} is an empty tuple; give at least one array of shape (F, N, T)")
-        arrays = tuple(Series(a, f"{name}[{i}]") for i, a in enumerate(value))
+        arrays = tuple(SeriesArray(a, f"{name}[{i}]") for i, a in enumerate(value))
     else:
-        arrays = (Series(value, name),)
+        arrays = (SeriesArray(value, name),)
     for other in arrays[1:]:
-        require_aligned(arrays[0], other)
+        check_aligned(arrays[0], other)
     return arrays
 
 
-def require_aligned(a: Series, b: Series) -> None:
+def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
     """Check that two arrays hold the same series and the same time steps."""
     ours, theirs = (getattr(s.array, "lengths", None) for s in (a, b))
     if ours is not None and theirs is not None and len(ours) == len(theirs) and (ours != theirs).any():

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Self
 import h5py
 import numpy as np
 
-from fluxutils_py.data.featurenames import Names, feature_names_of
+from fluxutils_py.data.featurenames import Names, get_feature_names
 from fluxutils_py.data.hdf5lazy import H5Lazy
-from fluxutils_py.data.indexing import chosen, picks, runs
-from fluxutils_py.data.lazy import Function, Index, LazyArray, keep_features, portable, select
-from fluxutils_py.data.series import three_axes
+from fluxutils_py.data.indexing import compose_index, contiguous_runs, parse_index
+from fluxutils_py.data.lazy import Function, Index, LazyArray, as_picklable, preserve_features, select
+from fluxutils_py.data.series import as_three_axes
 from fluxutils_py.errors import DataError, ShapeError
 
 
@@ -60,13 +60,13 @@ class SequenceView:
         self.functions = functions
         self._per_step = LazyArray(array, range(0), range(0), functions)  # for its F and dtype
         self.dtype: np.dtype = self._per_step.dtype
-        self._names = names if keep_features(functions) else None
+        self._names = names if preserve_features(functions) else None
 
     @property
     def feature_names(self) -> Names | None:
-        if not keep_features(self.functions):
+        if not preserve_features(self.functions):
             return None
-        return feature_names_of(self.array) if self._names is None else self._names
+        return get_feature_names(self.array) if self._names is None else self._names
 
     @property
     def native(self) -> Any:
@@ -97,11 +97,11 @@ class SequenceView:
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, of {of})"
 
     def __getitem__(self, key: Any) -> Any:
-        which, columns = picks(key, self.shape)
+        which, columns = parse_index(key, self.shape)
         if isinstance(which, int):
             row = np.asarray(self._with(self.index[which : which + 1]))[0]
             return row[columns if isinstance(columns, int) else np.asarray(columns, dtype=np.intp)]
-        rows = self._with(chosen(self.index, which))
+        rows = self._with(compose_index(self.index, which))
         if isinstance(columns, range) and columns == range(self.shape[1]):
             return rows
         return np.asarray(rows)[:, columns if isinstance(columns, int) else np.asarray(columns, dtype=np.intp)]
@@ -112,7 +112,7 @@ class SequenceView:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("a view of sequences cannot be had as a matrix without copying it")
-        return np.array(self.flat(np.asarray(self.native)), dtype)
+        return np.array(self.to_rows(np.asarray(self.native)), dtype)
 
     def __array_namespace__(self, api_version: str | None = None) -> ModuleType:
         return np
@@ -126,7 +126,7 @@ class SequenceView:
         return np.array(self)
 
     def __reduce__(self) -> Any:
-        return type(self), (portable(self.array), self.index, self.functions, self.feature_names)
+        return type(self), (as_picklable(self.array), self.index, self.functions, self.feature_names)
 
     def map(self, function: Function) -> Self:
         """The same view of a function of the array, applied to what is read.
@@ -160,12 +160,12 @@ class SequenceView:
         return [Stretch(self.native, 0, slice(0, self.array.shape[2]))]
 
     @staticmethod
-    def flat(array: np.ndarray) -> np.ndarray:
+    def to_rows(array: np.ndarray) -> np.ndarray:
         """The rows of an (F, N, T) array, a view if its memory order allows."""
         raise NotImplementedError
 
     @staticmethod
-    def unflat(rows: np.ndarray, n_features: int) -> np.ndarray:
+    def from_rows(rows: np.ndarray, n_features: int) -> np.ndarray:
         """The inverse of :meth:`flat`."""
         raise NotImplementedError
 
@@ -179,11 +179,11 @@ class SamplesView(SequenceView):
         return select(self.array, index, None, self.functions)
 
     @staticmethod
-    def flat(array: np.ndarray) -> np.ndarray:
+    def to_rows(array: np.ndarray) -> np.ndarray:
         return array.transpose(1, 0, 2).reshape(array.shape[1], array.shape[0] * array.shape[2])
 
     @staticmethod
-    def unflat(rows: np.ndarray, n_features: int) -> np.ndarray:
+    def from_rows(rows: np.ndarray, n_features: int) -> np.ndarray:
         n = rows.shape[1] // n_features
         return rows.reshape(len(rows), n_features, n).transpose(1, 0, 2)
 
@@ -211,7 +211,7 @@ class TimestepsView(SequenceView):
             )
 
     def __reduce__(self) -> Any:
-        return type(self), (portable(self.array), self.index, self.functions, self.feature_names, self.context)
+        return type(self), (as_picklable(self.array), self.index, self.functions, self.feature_names, self.context)
 
     def _rebuilt(self, index: Index, functions: tuple[Function, ...], array: Any = None) -> Self:
         return type(self)(self.array if array is None else array, index, functions, self._names, self.context)
@@ -219,24 +219,24 @@ class TimestepsView(SequenceView):
     def _native(self, index: Index) -> Any:
         return select(self.array, None, index, self.functions)
 
-    def runs(self) -> list[slice]:
+    def contiguous_runs(self) -> list[slice]:
         """The stretches of rows that follow each other in time: between them the state is forgotten."""
-        return runs(self.index)
+        return contiguous_runs(self.index)
 
     def stretches(self) -> list[Stretch]:
         found = []
-        for at in self.runs():
+        for at in self.contiguous_runs():
             start, stop = int(self.index[at.start]), int(self.index[at.stop - 1]) + 1
             lead = min(self.context, start)
             found.append(Stretch(self._native(range(start - lead, stop)), lead, at))
         return found
 
     @staticmethod
-    def flat(array: np.ndarray) -> np.ndarray:
+    def to_rows(array: np.ndarray) -> np.ndarray:
         return array.transpose(2, 0, 1).reshape(array.shape[2], array.shape[0] * array.shape[1])
 
     @staticmethod
-    def unflat(rows: np.ndarray, n_features: int) -> np.ndarray:
+    def from_rows(rows: np.ndarray, n_features: int) -> np.ndarray:
         n = rows.shape[1] // n_features
         return rows.reshape(len(rows), n_features, n).transpose(1, 2, 0)
 
@@ -336,7 +336,7 @@ def _three_axes(x: Any, name: str) -> Any:
         raise DataError(f"{name} takes an array of shape (F, N, T), got a view of one; its array is x.native")
     if isinstance(x, tuple):
         raise ShapeError(f"{name} takes one array of shape (F, N, T), got a tuple of {len(x)}; stack their features")
-    array = three_axes(x, "x")
+    array = as_three_axes(x, "x")
     if np.dtype(getattr(array, "dtype", float)).kind in "cMmV":
         raise DataError(f"x must hold real numbers, or labels, got dtype {array.dtype}; convert it, as with astype")
     lazy = isinstance(array, np.ndarray | H5Lazy | LazyArray | h5py.Dataset)

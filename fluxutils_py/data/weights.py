@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.data.rows import Rows
-from fluxutils_py.data.series import Series, refuse_mask
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.series import SeriesArray, reject_masked
 from fluxutils_py.errors import DataError, ShapeError
 
 BLOCK = 1 << 20  # values looked at together when a whole array is passed over
@@ -35,7 +35,7 @@ class SampleWeight:
     """
 
     def __init__(self, weight: Any, n_series: int, n_steps: int) -> None:
-        refuse_mask(weight, "sample_weight", fill="0")
+        reject_masked(weight, "sample_weight", fill="0")
         if type(weight).__module__.split(".")[0] == "torch":
             weight = weight.detach().cpu().numpy()
         w = weight if hasattr(weight, "shape") else np.asarray(weight)
@@ -57,17 +57,19 @@ class SampleWeight:
             raise DataError(f"sample_weight must hold real numbers, got dtype {w.dtype}")
         self.n_series, self.n_steps, self.scale = n_series, n_steps, 1.0
 
-    def normalise(self, rows: Rows, ys: Sequence[Series], *, burn_in: int = 0, single_outputs: bool = False) -> None:
+    def normalize(
+        self, rows: Segments, ys: Sequence[SeriesArray], *, burn_in: int = 0, mask_per_output: bool = False
+    ) -> None:
         """Scale to mean 1 over the steps that count: those of ``rows`` with a weight and no NaN target. In blocks.
 
         Parameters
         ----------
-        rows : Rows
+        rows : Segments
             Which steps of which series exist.
-        ys : sequence of Series
+        ys : sequence of SeriesArray
         burn_in : int
             Steps at the start of each row that do not count.
-        single_outputs : bool
+        mask_per_output : bool
             A step of which some targets are missing counts for the share that is there. Otherwise not at all.
 
         Raises
@@ -77,18 +79,18 @@ class SampleWeight:
         """
         total, count = 0.0, 0.0
         sizes = [y.F for y in ys]
-        for series, steps in blocks(self.n_series, self.n_steps):
+        for series, steps in block_slices(self.n_series, self.n_steps):
             w = self._read(series, steps).astype(float)  # (B, S)
             if not np.isfinite(w).all() or (w < 0).any():
                 raise DataError("sample_weight must be finite and not negative; use 0 for what shall not count")
-            live, walked = w > 0, rows.covered(series, steps, burn_in)
+            live, walked = w > 0, rows.coverage_mask(series, steps, burn_in)
             live = live if walked is None else live & walked
-            gone = [y.absent(np.asarray(y.array[:, series, steps])) for y in ys]
-            if single_outputs and any(g is not None for g in gone):
+            gone = [y.missing_mask(np.asarray(y.array[:, series, steps])) for y in ys]
+            if mask_per_output and any(g is not None for g in gone):
                 there = np.concatenate([
                     np.ones((n, *live.shape), bool) if g is None else ~g for n, g in zip(sizes, gone, strict=True)
                 ])  # fmt: skip
-                share = step_shares(np.moveaxis(there & live, 0, -1), sizes)
+                share = output_fractions(np.moveaxis(there & live, 0, -1), sizes)
                 total += float((w * share).sum())
                 count += float(share.sum())
                 continue
@@ -100,16 +102,16 @@ class SampleWeight:
             raise DataError("sample_weight leaves nothing to learn from: every step has weight 0 or no target")
         self.scale = count / total
 
-    def counting(self, rows: Rows) -> Rows:
+    def drop_zero_weight(self, rows: Segments) -> Segments:
         """The rows of series whose weight is not 0, where weights are of whole series; else all."""
         return rows if self._per_series is None else rows[np.asarray(self._per_series > 0)[rows.series]]
 
-    def largest(self) -> np.ndarray:
+    def max_per_series(self) -> np.ndarray:
         """The largest weight of each series, shape (N,)."""
         if self._per_series is not None:
             return self._per_series
         out = np.zeros(self.n_series)
-        for series, steps in blocks(self.n_series, self.n_steps):
+        for series, steps in block_slices(self.n_series, self.n_steps):
             out[series] = np.maximum(out[series], self._read(series, steps).max(1))
         return out
 
@@ -117,7 +119,7 @@ class SampleWeight:
         """Weights as they were given, shape (B, S)."""
         return self._read(series, steps)
 
-    def read(self, rows: Rows, start: int, stop: int) -> np.ndarray:
+    def read(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         """Scaled weights of the given rows, shape (S, B); a fresh array. Steps past a row's end are unspecified."""
         first = rows.common_start
         if first is not None and rows.common_series is not None:
@@ -131,10 +133,10 @@ class SampleWeight:
         return out * self.scale
 
 
-def step_shares(there: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+def output_fractions(there: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
     """The share of each step's outputs that are there: (..., outputs) of bool to (...), targets of ``sizes`` alike.
 
-    >>> step_shares(np.array([[True, True, False], [True, False, False]]), [1, 2])
+    >>> output_fractions(np.array([[True, True, False], [True, False, False]]), [1, 2])
     array([0.75, 0.5 ])
     """
     parts = np.split(there, np.cumsum(sizes)[:-1], -1)
@@ -142,12 +144,12 @@ def step_shares(there: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
 
 
 def live_steps(there: np.ndarray, sizes: Sequence[int]) -> float:
-    """The sum of :func:`step_shares`, from counts."""
+    """The sum of :func:`output_fractions`, from counts."""
     parts = np.split(there, np.cumsum(sizes)[:-1], -1)
     return float(np.mean([int(part.sum()) / part.shape[-1] for part in parts]))
 
 
-def blocks(n_series: int, n_steps: int, n_features: int = 1) -> list[tuple[slice, slice]]:
+def block_slices(n_series: int, n_steps: int, n_features: int = 1) -> list[tuple[slice, slice]]:
     """Cut (N, T) into rectangles of about a million values.
 
     As near to squares as the axes allow: in whatever order the data lie in a file, each is read in long stretches.

@@ -4,13 +4,13 @@ from fluxutils_py.estimator.display import LossCurveDisplay
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.imputer import SequenceImputer
 from fluxutils_py.estimator.loading import load
-from fluxutils_py.estimator.pooled import flatten_steps, pooled_scorer
+from fluxutils_py.estimator.pooled_scorer import flatten_steps, pooled_scorer
 from fluxutils_py.estimator.scaler import SequenceScaler
-from fluxutils_py.estimator.sequence import SequenceClassifier, SequenceRegressor
+from fluxutils_py.estimator.sequence_estimators import SequenceClassifier, SequenceRegressor
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.estimator.streaming import EstimatorStream, PipelineStream, stream
-from fluxutils_py.estimator.typed import EstimatorClassifier, EstimatorRegressor
-from fluxutils_py.estimator.winsor import WinsorScaler
+from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor
+from fluxutils_py.estimator.winsor_scaler import WinsorScaler
 
 __all__ = [
     "Estimator",

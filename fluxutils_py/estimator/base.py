@@ -10,23 +10,24 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from torch import optim
 
-from fluxutils_py.data import Rows, SampleWeight
-from fluxutils_py.estimator.building import ready_settings
-from fluxutils_py.estimator.html import ReadableTables
-from fluxutils_py.estimator.layout import Inputs
+from fluxutils_py.data import SampleWeight
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.estimator.building import resolve_params
+from fluxutils_py.estimator.html_repr import HtmlReprMixin
+from fluxutils_py.estimator.inputs import Inputs
 from fluxutils_py.estimator.predicting import Transform
 from fluxutils_py.estimator.targets import Targets, read_targets
-from fluxutils_py.nn import SeqLoss, as_loss
+from fluxutils_py.nn.losses import SeqLoss, as_loss
 
 
-class EstimatorBase(ReadableTables, BaseEstimator):
+class EstimatorBase(HtmlReprMixin, BaseEstimator):
     """What fits and predictions ask of an estimator, as :class:`Estimator` answers; other kinds answer differently."""
 
-    def _settings(self) -> Any:
+    def _resolved_params(self) -> Any:
         """The constructor's arguments by name, with defaults that learn something where they are left to us."""
-        return ready_settings(self.get_params(deep=False))
+        return resolve_params(self.get_params(deep=False))
 
-    def _holds_out(self) -> bool:
+    def _uses_holdout(self) -> bool:
         """Whether to hold out a part of the data for validation, where no validation data are given."""
         return False
 
@@ -39,27 +40,27 @@ class EstimatorBase(ReadableTables, BaseEstimator):
         name: str = "y",
         per_series: bool | None = None,
     ) -> Targets:
-        loss = as_loss(self._settings().loss)
+        loss = as_loss(self._resolved_params().loss)
         kind = "integers" if isinstance(loss, SeqLoss) and loss.classes else "numbers"
         return read_targets(y, inputs, self, kind=kind, name=name, per_series=per_series)
 
-    def _find_classes(self, y: Any, inputs: Inputs, weight: SampleWeight | None, resume: bool) -> np.ndarray | None:
+    def _collect_classes(self, y: Any, inputs: Inputs, weight: SampleWeight | None, resume: bool) -> np.ndarray | None:
         """The labels that there are, of classifiers."""
         return None
 
-    def _weigh(
-        self, weight: SampleWeight | None, targets: Targets, classes: np.ndarray | None, rows: Rows
+    def _apply_class_weight(
+        self, weight: SampleWeight | None, targets: Targets, classes: np.ndarray | None, rows: Segments
     ) -> SampleWeight | None:
         """The weights of the steps, with those of their classes."""
         return weight
 
-    def _answer(self, outputs: np.ndarray) -> np.ndarray:
+    def _decode_outputs(self, outputs: np.ndarray) -> np.ndarray:
         """What ``predict`` makes of the model's outputs (S, B, G)."""
         return outputs
 
-    def _transforms(self) -> dict[str, Transform]:
+    def _output_transforms(self) -> dict[str, Transform]:
         """What the methods that give something for each step make of the model's outputs (S, B, G)."""
-        return {"predict": self._answer}
+        return {"predict": self._decode_outputs}
 
     @classmethod
     @cache

@@ -16,7 +16,8 @@ from torch import nn
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.estimator.spec import Spec
-from fluxutils_py.nn import LSTM, wrap_recurrent
+from fluxutils_py.nn import LSTM
+from fluxutils_py.nn.recurrent import wrap_recurrent
 from fluxutils_py.optim import ChainedOptimizer, Transform
 
 SIZES = {"n_in": 0, "n_features": 0, "n_out": 1, "n_outputs": 1}  # argument name -> index into (n_in, n_out)
@@ -46,7 +47,7 @@ def require_stored(**arguments: Any) -> None:
             )
 
 
-def require_one(what: str, n_in: Any, n_out: Any) -> None:
+def require_single_input_and_output(what: str, n_in: Any, n_out: Any) -> None:
     """Raise unless there are one input and one output."""
     if isinstance(n_in, tuple) or isinstance(n_out, tuple):
         raise DataError(f"{what} is for one input and one output; several need a model of your own")
@@ -57,7 +58,7 @@ def default_model(n_in: int, n_out: int, n_hidden: int = 32) -> nn.Module:
     return nn.Sequential(LSTM(n_in, n_hidden), nn.Linear(n_hidden, n_out))
 
 
-def ready_settings(arguments: dict[str, Any]) -> SimpleNamespace:
+def resolve_params(arguments: dict[str, Any]) -> SimpleNamespace:
     """An estimator's arguments, with defaults that learn something where ``spec``, or model and ``opt``, are None."""
     settings = SimpleNamespace(**arguments)
     if settings.spec is None:
@@ -89,12 +90,12 @@ def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, de
     """
     require_stored(model=model)
     if model is None:
-        require_one("model=None", n_in, n_out)
+        require_single_input_and_output("model=None", n_in, n_out)
         built: Any = default_model(n_in, n_out)
     elif isinstance(model, nn.Module):
         built = copy.deepcopy(model)
     elif callable(model):
-        model = without_numpy(model)
+        model = with_python_numbers(model)
         built = model(**{k: (n_in, n_out)[i] for k, i in SIZES.items() if k in _open_arguments(model)})
         if not isinstance(built, nn.Module):
             raise TypeError(f"model={model!r} must make a torch module, it made {type(built).__name__}")
@@ -130,7 +131,7 @@ def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optim
     if isinstance(opt, torch.optim.Optimizer):
         made: Any = rebind(opt, model, built)
     elif callable(opt) and not (isinstance(opt, type) and not issubclass(opt, torch.optim.Optimizer)):
-        made = without_numpy(opt)(params)
+        made = with_python_numbers(opt)(params)
     else:
         raise TypeError(
             "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of one, a function of the "
@@ -146,7 +147,7 @@ def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optim
     return made
 
 
-def without_numpy(f: Any) -> Any:
+def with_python_numbers(f: Any) -> Any:
     """A function, with Python's numbers in place of NumPy's if it is a partial: torch takes these only."""
     if not isinstance(f, functools.partial):
         return f
@@ -213,7 +214,7 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer] | None:
     return found if isinstance(found, type) and issubclass(found, torch.optim.Optimizer) else None
 
 
-def draw_generator(random_state: Any) -> np.random.Generator:
+def make_generator(random_state: Any) -> np.random.Generator:
     """The source of all randomness of a fit; the global generators are neither asked nor changed.
 
     ``random_state`` is an int, a ``numpy.random.Generator`` or ``RandomState`` (from which one number is drawn), or

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.data.digest import digest_arrays
-from fluxutils_py.nn import Recur, SeqLoss
+from fluxutils_py.nn import Recur
+from fluxutils_py.nn.losses import SeqLoss
 
 LIBRARIES = ("torch", "numpy", "fluxutils_py")  # their functions and modules are told apart by their names
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.Size)

@@ -89,7 +89,7 @@ class Estimator(EstimatorBase):
     n_iter_ : int
         Epochs so far.
     history_ : list of dict
-        Per epoch: ``epoch, loss, window_loss, seconds``, ``folds`` (into how many pieces a series was cut at most, see
+        Per epoch: ``epoch, loss, mean_batch_loss, seconds``, ``folds`` (most pieces that a series was cut into, see
         ``rebatch`` of :class:`fluxutils_py.Spec`), and what hooks added (``validation_loss``, ``lr``);
         :func:`fluxutils_py.training.history_table` makes a table of it.
     n_features_in_ : int, or tuple of int for several inputs
@@ -222,7 +222,7 @@ class Estimator(EstimatorBase):
         KeyboardInterrupt
             Passed on; what was learnt until then stays, and the estimator can be used.
         RemoteError, RankError
-            On ranks whose fellows failed, or were given something else; see :class:`fluxutils_py.parallel.Sync`.
+            On ranks whose fellows failed, or were given something else; see :class:`fluxutils_py.parallel.RankGroup`.
 
         Notes
         -----
@@ -230,7 +230,7 @@ class Estimator(EstimatorBase):
         attributes. Without an earlier fit, or going on from it (``warm_start``, ``partial_fit``), what was learnt
         until then stays, as after ``KeyboardInterrupt``; an error before the first update changes nothing.
         """
-        holds_out = validation_data is None and self._holds_out()
+        holds_out = validation_data is None and self._uses_holdout()
         run_fit(self, x, y, sample_weight, validation_data, lengths, starts, epochs, self.warm_start, holds_out)
         return self
 
@@ -354,7 +354,7 @@ class Estimator(EstimatorBase):
             Before ``fit``.
         """
         check_is_fitted(self, "model_")
-        if get_communicator(self._settings().comm).rank == 0:
+        if get_communicator(self._resolved_params().comm).rank == 0:
             save_estimator(self, path)
 
     @classmethod

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from fluxutils_py.data import SequenceWindows, Series
-from fluxutils_py.data.digest import digest_arrays, digest_series, digest_weight, sample_series
+from fluxutils_py.data import SequenceWindows, SeriesArray
+from fluxutils_py.data.digest import digest_arrays, digest_sample, digest_series, digest_weight
 from fluxutils_py.estimator.building import build_optimizer
 from fluxutils_py.estimator.describing import describe, describe_modules, text
 from fluxutils_py.optim import ChainedOptimizer
@@ -20,7 +20,7 @@ DETAILS = ("loss.", "model", "the code of")
 LISTED = 5  # differences that a message lists
 
 
-def outline(fit: Any) -> dict[str, str]:
+def shared_identity(fit: Any) -> dict[str, str]:
     """What ranks that fit together must have in common, as texts by name: all but the details of :func:`identity`.
 
     What is within a loss or a module may be a rank's own, such as its device or its log.
@@ -46,7 +46,7 @@ def identity(fit: Any) -> dict[str, str]:
     }
 
 
-def identity_as_asked(fit: Any) -> dict[str, str]:
+def requested_identity(fit: Any) -> dict[str, str]:
     """As :func:`identity`, with the optimizer as the estimator's arguments say; schedules and hooks change it later."""
     found = {**identity(fit), "random_state": _describe_seed(fit.settings.random_state)}
     if fit.resume:
@@ -60,18 +60,21 @@ def identity_as_asked(fit: Any) -> dict[str, str]:
     return found
 
 
-def corners_of_data(fit: Any) -> dict[str, str]:
+def sample_digests(fit: Any) -> dict[str, str]:
     """Digests of the corners of the data: enough to see that ranks were each given data of their own."""
-    return {f"the values of {name} (digest of some)": sample_series(s, w.rows, places=2) for name, s, w in _arrays(fit)}
+    return {
+        f"the values of {name} (digest of some)": digest_sample(s, w.segments, places=2) for name, s, w in _arrays(fit)
+    }
 
 
-def digests_of_data(fit: Any) -> dict[str, tuple[str | None, str]]:
+def data_digests(fit: Any) -> dict[str, tuple[str | None, str]]:
     """Digests of the data of a fit: of all values, if they are in memory or in a small file, and of some."""
     found: dict[str, tuple[str | None, str]] = {
-        f"the values of {name}": (digest_series(s, w.rows), sample_series(s, w.rows)) for name, s, w in _arrays(fit)
+        f"the values of {name}": (digest_series(s, w.segments), digest_sample(s, w.segments))
+        for name, s, w in _arrays(fit)
     }
     for what, windows in _windows(fit):
-        weight = digest_weight(windows.weight, windows.rows)
+        weight = digest_weight(windows.weight, windows.segments)
         found[f"the values of {what}sample_weight"] = weight, weight or "none"
     scale = None if fit.target_scale is None else digest_arrays(fit.target_scale.mean, fit.target_scale.scale)
     found["the scale of the targets"] = scale, scale or "none"
@@ -96,7 +99,7 @@ def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     return changed
 
 
-def in_words(changed: list[str]) -> str:
+def join_differences(changed: list[str]) -> str:
     """Differences as a list in a sentence, the first few."""
     rest = len(changed) - LISTED
     return ", ".join(changed[:LISTED]) + (f", and {rest} more" if rest > 0 else "")
@@ -139,7 +142,7 @@ def _windows(fit: Any) -> list[tuple[str, SequenceWindows]]:
     return [("", fit.windows), *([] if fit.validation is None else [("validation ", fit.validation.batches.windows)])]
 
 
-def _arrays(fit: Any) -> Iterator[tuple[str, Series, SequenceWindows]]:
+def _arrays(fit: Any) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]:
     for what, windows in _windows(fit):
         for kind, arrays in (("x", windows.x), ("y", windows.y)):
             for i, s in enumerate(arrays):
@@ -153,7 +156,7 @@ def _sizes(fit: Any) -> dict[str, str]:
         found[f"the dtype of {name}"] = str(s.dtype.newbyteorder("="))
     for what, windows in _windows(fit):
         found[f"the starts and lengths of {what}series"] = digest_arrays(
-            windows.rows.series, windows.rows.start, windows.rows.length
+            windows.segments.series, windows.segments.start, windows.segments.length
         )
         found[f"the {what}weights"] = "none" if windows.weight is None else text(windows.weight.scale)
     return found

@@ -12,12 +12,12 @@ from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.metadata_routing import UNUSED
 from torch import Tensor
 
-from fluxutils_py.data import Series
-from fluxutils_py.data.filling import ForwardFilled, fill_forward
+from fluxutils_py.data import SeriesArray
+from fluxutils_py.data.filling import ForwardFilled, forward_fill
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.estimator.layout import Inputs
+from fluxutils_py.estimator.inputs import Inputs
 from fluxutils_py.estimator.moments import empty_result, moments
-from fluxutils_py.estimator.transforming import SequenceTransformer, one_input, read_numbers
+from fluxutils_py.estimator.transformer_base import SequenceTransformer, read_numbers, read_single_input
 
 SERIES = 1024  # filled in together: what is needed beside the result stays small
 
@@ -98,7 +98,7 @@ class SequenceImputer(SequenceTransformer):
             On infinite values, several inputs, or arguments of wrong shapes; nothing is changed.
         """
         self._validate_params()
-        inputs, series = one_input(x, self, fitted=False)
+        inputs, series = read_single_input(x, self, fitted=False)
         if self.strategy == "ffill" and inputs.form == "rows":
             raise ShapeError(
                 "strategy='ffill' fills in from the step before, but the rows of a matrix are series of one step; give "
@@ -109,7 +109,7 @@ class SequenceImputer(SequenceTransformer):
         self.statistics_ = statistics
         return self
 
-    def _statistics(self, series: Series, inputs: Inputs) -> np.ndarray:
+    def _statistics(self, series: SeriesArray, inputs: Inputs) -> np.ndarray:
         if self.fill_value is None and self.strategy != "constant":
             return moments(read_numbers(series, inputs, self), series.F)[1]
         if self.strategy == "mean":
@@ -122,10 +122,10 @@ class SequenceImputer(SequenceTransformer):
         return np.array(np.broadcast_to(value, series.F))
 
     def _function(self, n_features: int, inverse: bool) -> Any:
-        return (_ForwardFilling if self.strategy == "ffill" else _Filling)(self.statistics_)
+        return (ForwardFillBlock if self.strategy == "ffill" else FillBlock)(self.statistics_)
 
 
-class _Filling:
+class FillBlock:
     """Puts one value per feature where a block (F, n, t) has none."""
 
     keeps_features = True
@@ -139,7 +139,7 @@ class _Filling:
         return out
 
 
-class _ForwardFilling:
+class ForwardFillBlock:
     """Fills in whole series from the steps before; the state is the last value of each feature of each series."""
 
     def __init__(self, start: np.ndarray) -> None:
@@ -149,7 +149,7 @@ class _ForwardFilling:
         out = as_floats(block)
         for n in range(0, out.shape[1], SERIES):
             part = out[:, n : n + SERIES]
-            fill_forward(part, np.full(part.shape[:2], np.nan), self.start)
+            forward_fill(part, np.full(part.shape[:2], np.nan), self.start)
         return out
 
     def over(self, array: Any) -> ForwardFilled:
@@ -160,7 +160,7 @@ class _ForwardFilling:
 
     def step(self, block: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
         out = as_floats(block)
-        last = fill_forward(out, state[0].numpy(), self.start)
+        last = forward_fill(out, state[0].numpy(), self.start)
         return out, [torch.from_numpy(last.astype(float))]
 
     def forget(self, state: Sequence[Tensor], series: Any) -> list[Tensor]:

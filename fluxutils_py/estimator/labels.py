@@ -8,14 +8,15 @@ import numpy as np
 from sklearn.utils import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
-from fluxutils_py.data import Rows, SampleWeight
-from fluxutils_py.data.weights import blocks
+from fluxutils_py.data import SampleWeight
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import DataError
-from fluxutils_py.estimator.targets import MISSING
+from fluxutils_py.estimator.targets import MISSING_LABEL
 
 
-class Encoder:
-    """Makes integers of labels: their places among ``classes``, ``MISSING`` where there is none (NaN, None).
+class LabelEncoder:
+    """Makes integers of labels: their places among ``classes``, ``MISSING_LABEL`` where there is none (NaN, None).
 
     Parameters
     ----------
@@ -45,10 +46,10 @@ class Encoder:
                     f"{self.classes.tolist()}; name all of them at the first call, partial_fit(x, y, classes=...)"
                 )
             codes[unknown] = self.unknown
-        return np.where(there, codes, MISSING)
+        return np.where(there, codes, MISSING_LABEL)
 
 
-def find_classes(labels: Any, weight: SampleWeight | None, rows: Rows | None = None) -> np.ndarray:
+def find_classes(labels: Any, weight: SampleWeight | None, rows: Segments | None = None) -> np.ndarray:
     """The labels that occur in an array (1, N, T) where the weight is not 0, sorted. One pass in blocks.
 
     ``rows`` say which steps of the series there are.
@@ -59,12 +60,12 @@ def find_classes(labels: Any, weight: SampleWeight | None, rows: Rows | None = N
         If there are none, or they are no labels, such as numbers with fractions.
     """
     found: list[np.ndarray] = []
-    for series, steps in blocks(labels.shape[1], labels.shape[2]):
+    for series, steps in block_slices(labels.shape[1], labels.shape[2]):
         block = np.asarray(labels[:, series, steps])[0]
         counts = present(block)
         if weight is not None:
             counts &= weight.block(series, steps) > 0
-        if rows is not None and (walked := rows.covered(series, steps)) is not None:
+        if rows is not None and (walked := rows.coverage_mask(series, steps)) is not None:
             counts &= walked
         found.append(_unique(block[counts]))
     classes = _unique(np.concatenate(found))
@@ -74,7 +75,7 @@ def find_classes(labels: Any, weight: SampleWeight | None, rows: Rows | None = N
     return classes
 
 
-class ClassWeight:
+class ClassWeightArray:
     """The weights of steps times those of their classes, as an array (1, N, T) that is computed when it is read.
 
     Parameters
@@ -84,24 +85,24 @@ class ClassWeight:
     classes : ndarray
     codes : array of int, shape (1, N, T)
     weight : SampleWeight, optional
-    rows : Rows
+    rows : Segments
         The steps that there are of each series: what lies around them is not counted.
     """
 
     ndim, dtype = 3, np.dtype(float)
 
     def __init__(
-        self, class_weight: Any, classes: np.ndarray, codes: Any, weight: SampleWeight | None, rows: Rows
+        self, class_weight: Any, classes: np.ndarray, codes: Any, weight: SampleWeight | None, rows: Segments
     ) -> None:
         self.codes, self.weight, self.shape = codes, weight, tuple(codes.shape)
         self.of_class = np.ones(len(classes))
         if class_weight == "balanced":
             counts = np.zeros(len(classes))
-            for series, steps in blocks(*self.shape[1:]):
+            for series, steps in block_slices(*self.shape[1:]):
                 block = np.asarray(codes[:, series, steps])[0]
                 w = np.ones(block.shape) if weight is None else weight.block(series, steps)
                 counted = block >= 0
-                if (walked := rows.covered(series, steps)) is not None:
+                if (walked := rows.coverage_mask(series, steps)) is not None:
                     counted &= walked
                 counts += np.bincount(block[counted], w[counted], len(classes))
             there = counts > 0

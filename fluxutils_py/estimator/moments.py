@@ -10,7 +10,7 @@ import numpy as np
 CONSTANT = 10 * np.finfo(float).eps  # a spread of so much of the mean is rounding
 
 
-class Scaling:
+class Standardize:
     """What is done to blocks of shape (F, n, t): a function that can be pickled."""
 
     keeps_features = True
@@ -27,7 +27,7 @@ class Scaling:
         return np.divide(out, self.scale, out=out, casting="same_kind")
 
 
-def scale_of(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
+def safe_scale(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """What to divide each feature by: its standard deviation; 1 if it is constant, or as good as."""
     scale = np.sqrt(variance)
     return np.where(scale <= CONSTANT * abs(mean), 1.0, scale)
@@ -55,12 +55,12 @@ def moments(blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: 
         # small numbers, of which a sum loses no digits; of a constant, exactly 0
         distance = np.where(w > 0, values - origin, 0)
         mean = (w * distance).sum(1) / np.where(total > 0, total, 1)
-        found = merge(*found, total, mean, (w * (distance - mean[:, None]) ** 2).sum(1))
+        found = merge_moments(*found, total, mean, (w * (distance - mean[:, None]) ** 2).sum(1))
     count, mean, squares = found
     return count, mean + np.nan_to_num(origin[:, 0]), squares
 
 
-def merge(n: Any, mean: Any, squares: Any, m: Any, other_mean: Any, other_squares: Any) -> tuple[Any, Any, Any]:
+def merge_moments(n: Any, mean: Any, squares: Any, m: Any, other_mean: Any, other_squares: Any) -> tuple[Any, Any, Any]:
     """Weight, mean, and sum of squared distances from it, of two parts together; no digits are lost.
 
     Numbers or arrays, one value per feature. Source: Chan, Golub & LeVeque (1983), The American Statistician 37(3).

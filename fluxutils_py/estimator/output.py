@@ -6,14 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.data.ragged import RaggedArray, joined
+from fluxutils_py.data.ragged import RaggedArray, as_ragged
 from fluxutils_py.errors import DataError, RankError, ShapeError
-from fluxutils_py.estimator.ranks import gather_series, shared_file
-from fluxutils_py.parallel import Sync, by_rank
-from fluxutils_py.training import Prediction
+from fluxutils_py.estimator.collectives import gather_series, memmap_location
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.parallel.rank_group import describe_by_rank
+from fluxutils_py.training.predictor import Prediction
 
 
-class Output:
+class PredictionWriter:
     """Arrays of shape (G, N, T) that predictions are written into: the user's, or new ones.
 
     Parameters
@@ -43,7 +44,7 @@ class Output:
         lengths: np.ndarray | None = None,
     ) -> None:
         self._given, self.lengths = out, lengths
-        self.out = out if lengths is None else joined(out, "out")
+        self.out = out if lengths is None else as_ragged(out, "out")
         self.n_series, self.n_steps, self.starts = n_series, n_steps, starts
         self._several: bool | None = None
         self._targets: tuple[Any, ...] | None = None
@@ -67,27 +68,31 @@ class Output:
                 n = p.series.start + i
                 target[:, n : n + 1, steps] = block[:, i : i + 1, : max(steps.stop - steps.start, 0)]
 
-    def complete(self, sync: Sync) -> None:
+    def complete(self, ranks: RankGroup) -> None:
         """Have every rank's arrays hold what all ranks have written, each for series of its own.
 
         Ranks that were given the same map of a file have written to it together, and only wait for each other.
         """
-        if sync.solo:
+        if ranks.is_single:
             return
-        files = [None] if self.out is None else [shared_file(target) for _, target in self._named()]
-        told = sync.share((files, None if self._targets is None else [(t.shape[0], t.dtype) for t in self._targets]))
+        files = [None] if self.out is None else [memmap_location(target) for _, target in self._named()]
+        told = ranks.allgather(
+            (files, None if self._targets is None else [(t.shape[0], t.dtype) for t in self._targets])
+        )
         kinds = [kind for _, kind in told if kind is not None]
         if any(kind != kinds[0] for kind in kinds):
-            sync.fail(RankError(f"out differs: {by_rank([str(k) for _, k in told])}; give every rank one of a kind"))
+            ranks.raise_on_all(
+                RankError(f"out differs: {describe_by_rank([str(k) for _, k in told])}; give every rank one of a kind")
+            )
         if None not in files and all(f == files for f, _ in told):
             for _, target in self._named():
                 target.flush()
-            sync.share()
+            ranks.allgather()
             return
         if self._targets is None:  # there are fewer series than ranks
             self._targets = self._new(kinds[0]) if self.out is None else tuple(_writable(t) for _, t in self._named())
             self._several = len(self._targets) > 1
-        gather_series(self._targets, self.n_series, self.n_steps, sync)
+        gather_series(self._targets, self.n_series, self.n_steps, ranks)
 
     def result(self) -> Any:
         """``out`` as it was given, or the new array, a tuple for several outputs."""

@@ -12,25 +12,25 @@ import torch
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.building import NotStored, build_model, optimizer_class
-from fluxutils_py.estimator.recipes import (
+from fluxutils_py.estimator.serialization import (
     PLAIN,
-    build_loss,
-    build_module,
-    build_opt,
-    build_spec,
-    build_transforms,
-    describe_loss,
-    describe_module,
-    describe_opt,
-    describe_optimizer,
-    describe_spec,
+    deserialize_loss,
+    deserialize_module,
+    deserialize_opt,
+    deserialize_spec,
+    deserialize_transforms,
     full_name,
     plain_value,
+    serialize_loss,
+    serialize_module,
+    serialize_opt,
+    serialize_optimizer,
+    serialize_spec,
 )
-from fluxutils_py.estimator.targetscale import TargetScale
-from fluxutils_py.nn import seeded
-from fluxutils_py.optim import ChainedOptimizer, load_exactly
-from fluxutils_py.training import read_file, write_file
+from fluxutils_py.estimator.target_scale import TargetScale
+from fluxutils_py.nn.seeding import seeded
+from fluxutils_py.optim import ChainedOptimizer, load_optimizer_state
+from fluxutils_py.training.plain_files import read_file, write_file
 
 KIND, FORMAT = "fluxutils_py estimator", 1
 NO_SETTINGS = ("model", "loss", "opt", "spec", "device", "callbacks")  # code, or for another machine
@@ -50,14 +50,14 @@ def save_estimator(est: Any, path: Any) -> None:
         "kind": KIND,
         "format": FORMAT,
         "class": type(est).__name__,
-        "model": describe_module(est.model_) if own else None,
+        "model": serialize_module(est.model_) if own else None,
         "model_name": full_name(est.model) if own else None,
         "parameters": {k: v.detach() for k, v in est.model_.state_dict().items()},
         "dtype": str(next(est.model_.parameters()).dtype).removeprefix("torch."),
-        "loss": describe_loss(getattr(est, "loss", None)),
-        "opt": describe_opt(getattr(est, "opt", None)),
-        "optimizer": None if optimizer is None else describe_optimizer(optimizer, est.model_),
-        "spec": describe_spec(getattr(est, "spec", None)),
+        "loss": serialize_loss(getattr(est, "loss", None)),
+        "opt": serialize_opt(getattr(est, "opt", None)),
+        "optimizer": None if optimizer is None else serialize_optimizer(optimizer, est.model_),
+        "spec": serialize_spec(getattr(est, "spec", None)),
         "settings": {k: v for k in est._get_param_names() if k not in NO_SETTINGS and _is_plain(v := getattr(est, k))},
         "code": {k: full_name(v) for k in CODE if callable(v := getattr(est, k, None))},
         "fitted": {k: plain_value(getattr(est, k)) for k in FITTED},
@@ -80,10 +80,12 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
         raise LoadError(f"{path} holds {c.get('class')}, not {cls.__name__}; use {c.get('class')}.load")
     with _reading(path), seeded(0):
         stored = {
-            "model": None if c["model_name"] is None else _made(build_module, c["model"], "model", c["model_name"]),
-            "loss": _made(build_loss, *c["loss"]),
-            "opt": _made(build_opt, *c["opt"]),
-            "spec": _made(build_spec, *c["spec"]),
+            "model": None
+            if c["model_name"] is None
+            else _made(deserialize_module, c["model"], "model", c["model_name"]),
+            "loss": _made(deserialize_loss, *c["loss"]),
+            "opt": _made(deserialize_opt, *c["opt"]),
+            "spec": _made(deserialize_spec, *c["spec"]),
             **{k: v for k, v in c["settings"].items() if k not in NO_SETTINGS},
             **{k: NotStored(k, what) for k, what in c["code"].items() if k in CODE},
         }
@@ -93,7 +95,7 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
         if not isinstance(dtype, torch.dtype):
             raise LoadError(f"{path} is damaged (no dtype: {c['dtype']!r})")
     est = cls(**{**stored, **arguments})
-    asked = est._settings()
+    asked = est._resolved_params()
     if isinstance(asked.model, NotStored):
         raise LoadError(
             f"{path} holds the parameters of a model of its author's own, {c['model_name']}, not its code: "
@@ -148,13 +150,13 @@ def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> None:
     accepted = inspect.signature(cls).parameters
     est.optimizer_ = cls(groups, **{k: v for k, v in c["optimizer"]["defaults"].items() if k in accepted})
     if "links" in c["optimizer"]:
-        est.optimizer_ = ChainedOptimizer(est.optimizer_, *map(build_transforms, c["optimizer"]["links"]))
-    spec = est._settings().spec
+        est.optimizer_ = ChainedOptimizer(est.optimizer_, *map(deserialize_transforms, c["optimizer"]["links"]))
+    spec = est._resolved_params().spec
     factory = spec.get("scheduler") if isinstance(spec, dict) else getattr(spec, "scheduler", None)
     if c["scheduler"] is not None and factory is not None and not isinstance(factory, NotStored):
         est._scheduler = factory(est.optimizer_)
         est._scheduler.load_state_dict(c["scheduler"])
-    load_exactly(est.optimizer_, c["optimizer"]["state"])  # last: to make a scheduler changes learning rates
+    load_optimizer_state(est.optimizer_, c["optimizer"]["state"])  # last: to make a scheduler changes learning rates
 
 
 def compare_parameters(stored: dict[str, Any], wanted: dict[str, Any], path: Any) -> None:

@@ -9,16 +9,18 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from fluxutils_py.data import Rows, SequenceWindows, Series, Stretch
+from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.lazy import select
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.views import Stretch
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.estimator.layout import Inputs, read_inputs
-from fluxutils_py.estimator.output import Output
-from fluxutils_py.estimator.ranks import agree_on_inputs, gather_rows
+from fluxutils_py.estimator.collectives import gather_rows, require_same_inputs
+from fluxutils_py.estimator.inputs import Inputs, read_inputs
+from fluxutils_py.estimator.output import PredictionWriter
 from fluxutils_py.estimator.spec import Spec, read_spec
-from fluxutils_py.parallel import Sync
-from fluxutils_py.training import Prediction, Predictor
-from fluxutils_py.training.batches import share_of
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.training.predictor import Prediction, Predictor
+from fluxutils_py.training.tensor_batches import rank_slice
 
 Transform = Callable[[np.ndarray], np.ndarray]
 
@@ -38,28 +40,30 @@ def run_predict(
 
     Arguments as of ``Estimator.predict``; ``method`` is what the outputs are for: "predict", "predict_proba", ...
     """
-    settings = est._settings()
-    with Sync.of(settings.comm, "predict") as sync:
+    settings = est._resolved_params()
+    with RankGroup.from_comm(settings.comm, "predict") as ranks:
         check_is_fitted(est, "model_")
         inputs = read_inputs(x, est, fitted=True, starts=starts, lengths=lengths)
-        transform, spec = est._transforms()[method], read_spec(settings.spec)
-        found = Predictions(est.model_, inputs, spec, state, transform, sync, return_state)
+        transform, spec = est._output_transforms()[method], read_spec(settings.spec)
+        found = BlockPredictor(est.model_, inputs, spec, state, transform, ranks, return_state)
         if est._per_series and inputs.form != "timesteps":
             if out is not None:
                 raise ValueError("out is for predictions of every step, but this estimator predicts one per series")
             result: Any = found.last_steps()
         else:
-            output = Output(out, inputs.N, inputs.T, inputs.starts, inputs.lengths if inputs.is_list else None)
+            output = PredictionWriter(
+                out, inputs.N, inputs.T, inputs.starts, inputs.lengths if inputs.is_list else None
+            )
             for prediction in found:
                 output.write(prediction)
-            output.complete(sync)
+            output.complete(ranks)
             result = output.result()
             if out is None and isinstance(result, np.ndarray):
-                result = inputs.flat(result)
+                result = inputs.to_rows(result)
         return result, found.state() if return_state else None
 
 
-class Predictions:
+class BlockPredictor:
     """What a model gives for inputs: iterate over it for blocks of series and steps.
 
     Views of time steps are walked through stretch by stretch, each from the state that its context left.
@@ -75,9 +79,9 @@ class Predictions:
         Where to go on, in place of the zero state and of any context.
     transform : callable, optional
         Of each block of outputs (S, B, G).
-    sync : Sync, optional
+    comm : RankGroup, optional
         The ranks that share out the series; each gets the blocks of its own.
-    keeps_state : bool
+    keep_state : bool
         Whether :meth:`state` will be called.
 
     Raises
@@ -93,13 +97,13 @@ class Predictions:
         spec: Spec,
         state: Any = None,
         transform: Transform | None = None,
-        sync: Sync | None = None,
-        keeps_state: bool = False,
+        comm: RankGroup | None = None,
+        keep_state: bool = False,
     ) -> None:
         self.model, self.inputs, self.spec, self.transform = model, inputs, spec, transform
-        self.keeps_state = keeps_state
-        self.sync = Sync() if sync is None else sync
-        agree_on_inputs(self.sync, inputs)
+        self.keep_state = keep_state
+        self.ranks = RankGroup() if comm is None else comm
+        require_same_inputs(self.ranks, inputs)
         self._stretches = inputs.stretches()
         if state is not None and len(self._stretches) > 1:
             raise ValueError(
@@ -107,7 +111,7 @@ class Predictions:
                 "predict each stretch by itself"
             )
         if state is not None:
-            self._stretches = [without_lead(s) for s in self._stretches]
+            self._stretches = [without_context(s) for s in self._stretches]
         self._ready = [self._predictor(s, state) for s in self._stretches[:1]]  # errors come before the first block
         self._last = self._ready[0]
 
@@ -119,7 +123,7 @@ class Predictions:
 
     def state(self) -> list[Tensor]:
         """The state at the end of the last stretch."""
-        return self._last.state(self.sync)
+        return self._last.state(self.ranks)
 
     def last_steps(self) -> np.ndarray:
         """The outputs at the last step of each series, (N, G)."""
@@ -133,18 +137,20 @@ class Predictions:
             at = last[p.series] - p.steps.start
             here = np.flatnonzero((at >= 0) & (at < len(y)))
             found[p.series.start + here] = y[at[here], here]
-        return gather_rows(found, n, self.sync)
+        return gather_rows(found, n, self.ranks)
 
     def _predictor(self, stretch: Stretch, state: Any) -> Predictor:
         names = [s.name for s in self.inputs.series]
-        x = tuple(Series(a, name) for a, name in zip(stretch.array, names, strict=True))
-        rows = Rows.whole(x[0].N, x[0].T, self.inputs.lengths, self.inputs.starts)
+        x = tuple(SeriesArray(a, name) for a, name in zip(stretch.array, names, strict=True))
+        rows = Segments.from_lengths(x[0].N, x[0].T, self.inputs.lengths, self.inputs.starts)
         seqsize = int(self.spec.seqsize or x[0].T)
         overlap = int(self.spec.overlap)
-        windows = SequenceWindows(x, batchsize=int(self.spec.batchsize), seqsize=seqsize, overlap=overlap, rows=rows)
+        windows = SequenceWindows(
+            x, batchsize=int(self.spec.batchsize), seqsize=seqsize, overlap=overlap, segments=rows
+        )
         windows.check()
-        part = share_of(x[0].N, self.sync.rank, self.sync.size)
-        return Predictor(self.model, windows, state, part, self.keeps_state)
+        part = rank_slice(x[0].N, self.ranks.rank, self.ranks.size)
+        return Predictor(self.model, windows, state, part, self.keep_state)
 
     def _placed(self, p: Prediction, stretch: Stretch) -> Iterator[Prediction]:
         """The part of a block that comes after the lead, where it stands in the inputs."""
@@ -158,7 +164,7 @@ class Predictions:
         yield Prediction(y, p.series, slice(start, start + len(y[0])))
 
 
-def without_lead(stretch: Stretch) -> Stretch:
+def without_context(stretch: Stretch) -> Stretch:
     """A stretch without the steps that warm the state."""
     if stretch.lead == 0:
         return stretch

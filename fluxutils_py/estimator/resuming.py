@@ -12,11 +12,12 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.fingerprint import (
     changed_data,
     changed_settings,
-    digests_of_data,
-    identity_as_asked,
-    in_words,
+    data_digests,
+    join_differences,
+    requested_identity,
 )
-from fluxutils_py.training import Checkpointer, Loop, Randomness
+from fluxutils_py.training import Checkpointer, Loop
+from fluxutils_py.training.generator_state import RandomGenerators
 
 
 def with_checkpoints(callbacks: list[Any], fit: Any, loop: Loop) -> list[Any]:
@@ -29,7 +30,9 @@ def with_checkpoints(callbacks: list[Any], fit: Any, loop: Loop) -> list[Any]:
     """
     if not any(isinstance(c, Checkpointer) for c in callbacks):
         return callbacks
-    if not fit.sync.solo and any(isinstance(c, Checkpointer) and c.trigger and c.trigger.by_clock for c in callbacks):
+    if not fit.ranks.is_single and any(
+        isinstance(c, Checkpointer) and c.trigger and c.trigger.by_clock for c in callbacks
+    ):
         raise ValueError(
             "several ranks save a checkpoint together, and their clocks differ: give the Checkpointer a trigger that "
             "goes by steps, such as ForEachNSteps(100)"
@@ -42,9 +45,9 @@ def with_checkpoints(callbacks: list[Any], fit: Any, loop: Loop) -> list[Any]:
         "loop": loop,
         "batches": fit.batches,
         "step": fit.step,
-        "random": Randomness(fit.device, rng=fit.rng),
+        "random": RandomGenerators(fit.device, rng=fit.rng),
     }
-    return [c.tracking(**things) if isinstance(c, Checkpointer) else c for c in callbacks]
+    return [c.with_tracked(**things) if isinstance(c, Checkpointer) else c for c in callbacks]
 
 
 def restore_newest(callbacks: list[Any], fit: Any) -> bool:
@@ -52,8 +55,8 @@ def restore_newest(callbacks: list[Any], fit: Any) -> bool:
     found = [c for c in callbacks if isinstance(c, Checkpointer)]
     if not found:
         return False
-    steps = fit.sync.share(fit.sync.attempt(lambda: [c.latest_step() for c in found]))[0]
-    return found[steps.index(max(steps))].restore(fit.sync)
+    steps = fit.ranks.allgather(fit.ranks.guard(lambda: [c.latest_step() for c in found]))[0]
+    return found[steps.index(max(steps))].restore(fit.ranks)
 
 
 class _Fit:
@@ -61,7 +64,7 @@ class _Fit:
 
     def __init__(self, fit: Any, loop: Loop) -> None:
         self.est, self.loop, self.device = fit.est, loop, fit.device
-        self.of, self.data = identity_as_asked(fit), digests_of_data(fit)
+        self.of, self.data = requested_identity(fit), data_digests(fit)
 
     def state_dict(self) -> dict[str, Any]:
         return {"of": self.of, "data": self.data, "hooks": list(self.loop.hooks.state_dict()), "grad": self.est.grad_}
@@ -70,7 +73,7 @@ class _Fit:
         changed = changed_settings(state["of"], self.of) or changed_data(state["data"], self.data)
         if changed:
             raise LoadError(
-                f"{in_words(changed)}; call fit with the same data and settings to go on with it, or give the "
+                f"{join_differences(changed)}; call fit with the same data and settings to go on with it, or give the "
                 "Checkpointer another folder"
             )
         for name, (whole, _) in state["data"].items():

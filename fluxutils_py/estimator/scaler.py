@@ -10,11 +10,11 @@ import numpy as np
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 
-from fluxutils_py.data import SequenceView
+from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.estimator.layout import read_weight
-from fluxutils_py.estimator.moments import Scaling, merge, moments, scale_of
-from fluxutils_py.estimator.transforming import SequenceTransformer, one_input, read_numbers
+from fluxutils_py.estimator.inputs import read_weight
+from fluxutils_py.estimator.moments import Standardize, merge_moments, moments, safe_scale
+from fluxutils_py.estimator.transformer_base import SequenceTransformer, read_numbers, read_single_input
 
 
 class SequenceScaler(SequenceTransformer):
@@ -146,18 +146,18 @@ class SequenceScaler(SequenceTransformer):
 
     def _learn(self, x: Any, sample_weight: Any, onward: bool) -> Self:
         self._validate_params()
-        inputs, series = one_input(x, self, fitted=onward)
+        inputs, series = read_single_input(x, self, fitted=onward)
         weight = read_weight(sample_weight, inputs)
         if weight is not None:
-            weight.normalise(inputs.whole(), ())  # checks it: the scale of weights does not matter
+            weight.normalize(inputs.whole(), ())  # checks it: the scale of weights does not matter
         count, mean, squares = moments(read_numbers(series, inputs, self, weight), series.F)
         if onward:
             n = self.n_samples_seen_
-            count, mean, squares = merge(n, self.mean_, self.var_ * n, count, mean, squares)
+            count, mean, squares = merge_moments(n, self.mean_, self.var_ * n, count, mean, squares)
         else:
             self._remember(inputs)
         self.n_samples_seen_, self.mean_, self.var_ = count, mean, squares / np.where(count > 0, count, 1)
-        self.scale_ = scale_of(mean, self.var_) if self.with_std else None
+        self.scale_ = safe_scale(mean, self.var_) if self.with_std else None
         return self
 
     def _places(self, features: Sequence[int | str]) -> list[int]:
@@ -178,4 +178,4 @@ class SequenceScaler(SequenceTransformer):
 
     def _function(self, n_features: int, inverse: bool) -> Any:
         mean = self.mean_ if self.with_mean else np.zeros(n_features)
-        return Scaling(mean, np.ones(n_features) if self.scale_ is None else self.scale_, inverse)
+        return Standardize(mean, np.ones(n_features) if self.scale_ is None else self.scale_, inverse)

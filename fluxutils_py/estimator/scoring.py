@@ -9,42 +9,43 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from fluxutils_py.data import Rows, SampleWeight, Series
+from fluxutils_py.data import SampleWeight, SeriesArray
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.estimator.layout import read_inputs, read_weight
-from fluxutils_py.estimator.moments import merge
-from fluxutils_py.estimator.predicting import Predictions
+from fluxutils_py.estimator.inputs import read_inputs, read_weight
+from fluxutils_py.estimator.moments import merge_moments
+from fluxutils_py.estimator.predicting import BlockPredictor
 from fluxutils_py.estimator.spec import read_spec
-from fluxutils_py.nn import SeqLoss, as_loss
-from fluxutils_py.parallel import Sync
-from fluxutils_py.training import Prediction
+from fluxutils_py.nn.losses import SeqLoss, as_loss
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.training.predictor import Prediction
 
 
 def run_score(est: Any, x: Any, y: Any, sample_weight: Any, lengths: Any, starts: Any) -> float:
     """The score of an estimator's predictions, of all ranks; arguments as of ``Estimator.score``."""
-    with Sync.of(est._settings().comm, "score") as sync:
+    with RankGroup.from_comm(est._resolved_params().comm, "score") as ranks:
         check_is_fitted(est, "model_")
         inputs = read_inputs(x, est, fitted=True, starts=starts, lengths=lengths)
-        predictions = Predictions(est.model_, inputs, read_spec(est._settings().spec), sync=sync)
+        predictions = BlockPredictor(est.model_, inputs, read_spec(est._resolved_params().spec), comm=ranks)
         classes = getattr(est, "classes_", None)
         targets = est._read_targets(y, inputs, classes, unknown=-1, per_series=est._per_series).series
         rows = inputs.whole()
         weight = read_weight(sample_weight, inputs)
         if weight is not None:
-            weight.normalise(rows, targets, single_outputs=True)
-        loss = as_loss(est._settings().loss)
+            weight.normalize(rows, targets, mask_per_output=True)
+        loss = as_loss(est._resolved_params().loss)
         if isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int":
-            return pooled_accuracy(predictions, targets, rows, weight, loss.ignore_index, sync)
-        predictions.transform = est._answer
-        return pooled_r2(predictions, targets, rows, weight, sync)
+            return pooled_accuracy(predictions, targets, rows, weight, loss.ignore_index, ranks)
+        predictions.transform = est._decode_outputs
+        return pooled_r2(predictions, targets, rows, weight, ranks)
 
 
 def pooled_r2(
     predictions: Iterable[Prediction],
-    y: tuple[Series, ...],
-    rows: Rows,
+    y: tuple[SeriesArray, ...],
+    rows: Segments,
     weight: SampleWeight | None = None,
-    sync: Sync | None = None,
+    comm: RankGroup | None = None,
 ) -> float:
     """Coefficient of determination over all live steps of all series.
 
@@ -60,7 +61,7 @@ def pooled_r2(
             ww = _without(w, target, out)
             _require_finite(s, target, ww)
             m.add(target, out, ww)
-    first, *others = (Sync() if sync is None else sync).share(moments)  # of the ranks
+    first, *others = (RankGroup() if comm is None else comm).allgather(moments)  # of the ranks
     for more in others:
         for m, part in zip(first, more, strict=True):
             m.join(part)
@@ -69,11 +70,11 @@ def pooled_r2(
 
 def pooled_accuracy(
     predictions: Iterable[Prediction],
-    y: tuple[Series, ...],
-    rows: Rows,
+    y: tuple[SeriesArray, ...],
+    rows: Segments,
     weight: SampleWeight | None = None,
     ignore_index: int = -100,
-    sync: Sync | None = None,
+    comm: RankGroup | None = None,
 ) -> float:
     """Share of live steps whose largest score is at the target's label; ``ignore_index`` marks steps without one."""
     right = total = 0.0
@@ -83,22 +84,24 @@ def pooled_accuracy(
             ww = np.where((target[:, :, 0] == ignore_index) | np.isnan(out).any(-1), 0, w)
             right += float(((out.argmax(-1) == target[:, :, 0]) * ww).sum())
             total += float(ww.sum())
-    right, total = (sum(parts) for parts in zip(*(Sync() if sync is None else sync).share((right, total)), strict=True))
+    right, total = (
+        sum(parts) for parts in zip(*(RankGroup() if comm is None else comm).allgather((right, total)), strict=True)
+    )
     return right / total if total else math.nan
 
 
 def _live(
-    predictions: Iterable[Prediction], y: tuple[Series, ...], rows: Rows, weight: SampleWeight | None
+    predictions: Iterable[Prediction], y: tuple[SeriesArray, ...], rows: Segments, weight: SampleWeight | None
 ) -> Iterator[tuple[Prediction, list[np.ndarray], np.ndarray]]:
     """Each prediction with its targets (S, B, G) and weights (S, B), 0 for steps outside a series."""
     for p in predictions:
         part = rows[p.series]
         for s in y:
-            s.announce(part, p.steps.start, p.steps.stop)
+            s.prefetch(part, p.steps.start, p.steps.stop)
         targets = [s.read(part, p.steps.start, p.steps.stop) for s in y]
         shape = targets[0].shape[:2]
         w = np.ones(shape) if weight is None else weight.read(part, p.steps.start, p.steps.stop)
-        exists = part.live(p.steps.start, p.steps.stop)
+        exists = part.step_mask(p.steps.start, p.steps.stop)
         yield p, targets, w if exists is None else np.where(exists, w, 0)
 
 
@@ -112,7 +115,7 @@ def _without(w: np.ndarray, *values: np.ndarray) -> np.ndarray:
     return np.where(any_, 0, w) if (any_ == all_).all() else np.where(missing, 0, w[:, :, None])
 
 
-def _require_finite(s: Series, target: np.ndarray, w: np.ndarray) -> None:
+def _require_finite(s: SeriesArray, target: np.ndarray, w: np.ndarray) -> None:
     if target.dtype.kind == "f" and (np.isinf(target) & (w if w.ndim == 3 else w[:, :, None]).astype(bool)).any():
         raise DataError(f"{s.name} is infinite at a step that counts; give it no target (NaN) or no weight")
 
@@ -152,7 +155,7 @@ class _Moments:
         if not (self.weight + other.weight).any():
             return
         self.residual += other.residual
-        self.weight, self.mean, self.squares = merge(
+        self.weight, self.mean, self.squares = merge_moments(
             self.weight, self.mean, self.squares, other.weight, other.mean, other.squares
         )
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.spec import check_int, read_spec
-from fluxutils_py.nn import InferenceSession
+from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.training.tensors import to_tensor
 
 
@@ -117,7 +117,7 @@ class EstimatorStream:
             pairs = zip(sizes, dtypes, strict=True)
             return [torch.zeros(3, min(4, self.n_series), n, dtype=d, device=self._device) for n, d in pairs]
 
-        self._session = InferenceSession(est.model_, sample, int(read_spec(est._settings().spec).overlap))
+        self._session = InferenceSession(est.model_, sample, int(read_spec(est._resolved_params().spec).overlap))
         self._session.load(state, self.n_series)
 
     def step(self, x: Any) -> Any:
@@ -172,7 +172,7 @@ class EstimatorStream:
         if series is None:
             self._session.load(None, self.n_series)
         else:
-            self._session.reset(torch.from_numpy(chosen_series(series, self.n_series)).to(self._device))
+            self._session.reset(torch.from_numpy(series_indices(series, self.n_series)).to(self._device))
 
 
 class PipelineStream:
@@ -277,7 +277,7 @@ def read_step(x: Any, shape: tuple[int, int]) -> np.ndarray:
     return x
 
 
-def chosen_series(series: Any, n_series: int) -> np.ndarray:
+def series_indices(series: Any, n_series: int) -> np.ndarray:
     """The numbers of the series that an index, a list or slice of them, or a mask (N,) picks."""
     try:
         return np.atleast_1d(np.arange(n_series)[series])
@@ -318,7 +318,7 @@ def _transformer_stream(transformer: Any, name: str, n_series: int) -> Any:
 
 
 def _transform(est: Any, method: str) -> Callable[[np.ndarray], np.ndarray]:
-    known = est._transforms()
+    known = est._output_transforms()
     if method not in known:
         raise ValueError(f"method must be {' or '.join(map(repr, known))} for {type(est).__name__}, got {method!r}")
     return known[method]

@@ -10,14 +10,15 @@ import numpy as np
 from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.validation import _check_y, assert_all_finite
 
-from fluxutils_py.data import SamplesView, SampleWeight, SequenceView, Series, TimestepsView, as_series, require_aligned
-from fluxutils_py.data.indexing import picks
-from fluxutils_py.data.ragged import RaggedArray, joined
-from fluxutils_py.data.series import refuse_mask, three_axes
+from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView, as_series
+from fluxutils_py.data.indexing import parse_index
+from fluxutils_py.data.ragged import RaggedArray, as_ragged
+from fluxutils_py.data.series import as_three_axes, check_aligned, reject_masked
+from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.estimator.layout import Inputs, is_native, n_axes, require_array, sizes
+from fluxutils_py.estimator.inputs import Inputs, feature_counts, is_native, n_axes, require_array
 
-MISSING = -100  # label of a step that has none, as in torch
+MISSING_LABEL = -100  # label of a step that has none, as in torch
 FEW = 10  # steps: as many columns of a matrix may well be so many targets of a series
 
 
@@ -29,7 +30,7 @@ class Targets:
     that of the array that was given.
     """
 
-    series: tuple[Series, ...]
+    series: tuple[SeriesArray, ...]
     per_series: bool
     ndim: int
 
@@ -60,10 +61,10 @@ def read_targets(
     require_array(y, name, "(G, N, T), samples(y) or timesteps(y) of one, or a vector or matrix with the rows of x")
     if isinstance(y, SequenceView):
         _require_same_view(y, inputs)
-        series: tuple[Series, ...] = (Series(_encoded(y.native, encode), name),)
+        series: tuple[SeriesArray, ...] = (SeriesArray(_encoded(y.native, encode), name),)
         targets = Targets(series, False, 2)
     elif is_native(y):
-        y = joined(y, name)
+        y = as_ragged(y, name)
         arrays = y if isinstance(y, tuple) else (y,)
         if inputs.is_list != all(isinstance(a, RaggedArray) for a in arrays):
             of = "a list of series" if inputs.is_list else "an array"
@@ -82,10 +83,11 @@ def read_targets(
             "axis: x[:, None] or x[None]; if StandardScaler or SimpleImputer made it of samples(x) or timesteps(x), "
             "take SequenceScaler or SequenceImputer, which keep the steps"
         )
-    require_aligned(inputs.series[0], targets.series[0])
+    check_aligned(inputs.series[0], targets.series[0])
     if kind == "labels" and any(s.F != 1 for s in targets.series):
         raise ShapeError(
-            f"{name} has {sizes(targets.series)} labels per step; a classifier learns one, of shape (1, N, T): "
+            f"{name} has {feature_counts(targets.series)} labels per step; a classifier learns one, of shape "
+            "(1, N, T): "
             "take an Estimator with a loss of your own for several"
         )
     return targets
@@ -102,22 +104,22 @@ def _encoded(a: Any, encode: Callable[[np.ndarray], np.ndarray] | None) -> Any:
     if encode is None:
         return a
     if isinstance(a, RaggedArray):
-        return a.map(lambda series: _encoded(series, encode), fill=MISSING)
+        return a.map(lambda series: _encoded(series, encode), fill=MISSING_LABEL)
     if not hasattr(a, "shape"):
         a = np.asarray(a)
     if type(a).__module__.split(".")[0] == "torch":
         a = a.detach().cpu().numpy()
-    return encode(a) if type(a) is np.ndarray else Encoded(a, encode)
+    return encode(a) if type(a) is np.ndarray else EncodedLabels(a, encode)
 
 
-class Encoded:
+class EncodedLabels:
     """Labels as integers, made of them as they are read."""
 
     ndim, dtype = 3, np.dtype(np.int64)
 
     def __init__(self, labels: Any, encode: Callable[[np.ndarray], np.ndarray]) -> None:
         self.labels, self.encode, self.shape = labels, encode, tuple(labels.shape)
-        self.at_hand = getattr(labels, "at_hand", False)
+        self.nonblocking = getattr(labels, "nonblocking", False)
 
     def __getitem__(self, key: Any) -> np.ndarray:
         return self.encode(np.asarray(self.labels[key]))
@@ -145,14 +147,14 @@ def _read_plain_targets(
             raise ShapeError(
                 f"{name} has {columns} columns, which are not the targets of {inputs.N} series; use timesteps({name})"
             )
-        return Targets((Series(TimestepsView.unflat(array, columns // inputs.N), name),), False, ndim)
-    if _is_of_steps(array.shape, inputs, est._settings().target, kind, name, per_series):
-        return Targets((Series(SamplesView.unflat(array, columns // inputs.T), name),), False, ndim)
+        return Targets((SeriesArray(TimestepsView.from_rows(array, columns // inputs.N), name),), False, ndim)
+    if _is_of_steps(array.shape, inputs, est._resolved_params().target, kind, name, per_series):
+        return Targets((SeriesArray(SamplesView.from_rows(array, columns // inputs.T), name),), False, ndim)
     whole = inputs.whole()
     last = whole.start + whole.length - 1
     if array.dtype.kind in "iub" and kind == "numbers":  # NaN says where there is none
         array = array.astype(float)
-    return Targets((Series(AtLastStep(array, inputs.T, last), name),), True, ndim)
+    return Targets((SeriesArray(LastStepTargets(array, inputs.T, last), name),), True, ndim)
 
 
 def _is_of_steps(
@@ -196,7 +198,7 @@ def _labels(y: Any, inputs: Inputs, name: str) -> np.ndarray:
     ValueError, DataError
         If there are not as many as the inputs have series or steps, or numbers are missing or infinite.
     """
-    refuse_mask(y, name)
+    reject_masked(y, name)
     n_rows, n_columns = (inputs.T, inputs.N) if inputs.form == "timesteps" else (inputs.N, inputs.T)
     found = np.asarray(y)
     if found.ndim == 2 and found.shape[1] > 1:
@@ -218,21 +220,21 @@ def read_labels(y: Any, inputs: Inputs, weight: SampleWeight | None) -> tuple[An
     if isinstance(y, SequenceView):
         return y.native, weight
     if is_native(y):
-        return three_axes(joined(y, "y"), "y"), weight
+        return as_three_axes(as_ragged(y, "y"), "y"), weight
     array = _labels(y, inputs, "y")
     if inputs.form == "timesteps":
         return (array[None, None] if array.ndim == 1 else array.T[None]), weight
     if array.ndim == 2:
         return array[None], weight
     if weight is not None:
-        weight = SampleWeight(weight.largest(), inputs.N, 1)
+        weight = SampleWeight(weight.max_per_series(), inputs.N, 1)
     return array[None, :, None], weight
 
 
-class AtLastStep:
+class LastStepTargets:
     """One target per series as a (G, N, T) array that holds it at each series' last step, and nothing elsewhere.
 
-    Elsewhere there is NaN, or, for integers, ``MISSING``.
+    Elsewhere there is NaN, or, for integers, ``MISSING_LABEL``.
 
     Parameters
     ----------
@@ -242,16 +244,16 @@ class AtLastStep:
         The last step of each series.
     """
 
-    ndim, at_hand = 3, True
+    ndim, nonblocking = 3, True
 
     def __init__(self, values: np.ndarray, n_steps: int, last: np.ndarray) -> None:
         self.values, self.last, self.dtype = values, last, values.dtype
         self.shape = (values.shape[1], values.shape[0], n_steps)
 
     def __getitem__(self, key: Any) -> Any:
-        wanted = picks(key, self.shape)
+        wanted = parse_index(key, self.shape)
         g, n, t = (np.atleast_1d(np.asarray(p, dtype=np.intp)) for p in wanted)
-        out = np.full((len(g), len(n), len(t)), MISSING if self.dtype.kind in "iu" else np.nan, self.dtype)
+        out = np.full((len(g), len(n), len(t)), MISSING_LABEL if self.dtype.kind in "iu" else np.nan, self.dtype)
         row, column = np.nonzero(self.last[n][:, None] == t)
         out[:, row, column] = self.values[n[row]].T[g]
         return out[tuple(0 if isinstance(p, int) else slice(None) for p in wanted)]

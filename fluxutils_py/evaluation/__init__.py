@@ -1,11 +1,11 @@
 """Judging what was trained."""
 
-from fluxutils_py.evaluation.actions import KeepBestResults, RunEval, RunEvalKeepBest
-from fluxutils_py.evaluation.metrics import Means, MetricsEval
+from fluxutils_py.evaluation.eval_task import EvalTask, eval_batches, eval_datasets
+from fluxutils_py.evaluation.mean_metrics import Means, MetricsEval
+from fluxutils_py.evaluation.praytools import bestmodelselector, initevalcby
 from fluxutils_py.evaluation.results import EvalResults
-from fluxutils_py.evaluation.sampling import SampledSet
-from fluxutils_py.evaluation.selecting import bestmodelselector, initevalcby
-from fluxutils_py.evaluation.task import EvalTask, eval_batches, eval_datasets
+from fluxutils_py.evaluation.run_eval import KeepBestResults, RunEval, RunEvalKeepBest
+from fluxutils_py.evaluation.sampled_set import SampledSet
 
 __all__ = [
     "EvalResults",

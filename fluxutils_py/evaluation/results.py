@@ -57,7 +57,7 @@ class EvalResults:
 
     def reduce(self, other: Self) -> Self:
         """The results of the data of both, this one's coming first."""
-        lacks(self, "reduce(other)", "merges two results")
+        raise_undefined(self, "reduce(other)", "merges two results")
 
     def unshard_and_reduce(self) -> Self:
         """Merge results that lie one after the other along a leading axis of every value, as ``tpmap`` gives them.
@@ -75,7 +75,7 @@ class EvalResults:
         A comparison with NaN is False: for a model whose loss is NaN to give way to the next, write
         ``self.loss < other.loss or other.loss != other.loss``.
         """
-        lacks(self, "is_better_than(other)", "says which of two is better")
+        raise_undefined(self, "is_better_than(other)", "says which of two is better")
 
     def to_log_message(self) -> str:
         """A line for the log; by default the fields, arrays by their shapes."""
@@ -83,10 +83,10 @@ class EvalResults:
 
     def write_to_tensorboard(self, state: Any, writer: Any) -> None:
         """Write to a summary writer what shall be seen there, at step ``state.step``."""
-        lacks(self, "write_to_tensorboard(state, writer)", "writes results to a summary writer")
+        raise_undefined(self, "write_to_tensorboard(state, writer)", "writes results to a summary writer")
 
 
-def lacks(thing: Any, method: str, what: str) -> NoReturn:
+def raise_undefined(thing: Any, method: str, what: str) -> NoReturn:
     """Raise the error of a base class's method that a subclass ought to have replaced."""
     raise NotImplementedError(f"{type(thing).__name__} does not define {method}, which {what}")
 

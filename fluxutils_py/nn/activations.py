@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+__all__ = ["dpsigmoid", "dptanh", "psigmoid", "ptanh"]
+
 REACH = 4.1  # where psigmoid arrives at 0 and 1
 KNEE, PLATEAU, BEND = 1.92033, 0.96016, 0.26037  # where ptanh goes flat, how high, and its curvature
 

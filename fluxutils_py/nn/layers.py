@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn.recurrent import LSTM
 
+__all__ = ["DenseReLU", "ffnn"]
+
 
 def RNNStack(
     n_in: int, n_out: int, nlayers: int, dropout: float = 0.0, layer: Callable[[int, int], nn.Module] = LSTM

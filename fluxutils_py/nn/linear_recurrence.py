@@ -13,7 +13,7 @@ from torch.autograd import Function
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import kernels
 from fluxutils_py.nn.native import kernel_error
-from fluxutils_py.nn.native_layers import PLAIN, transformed
+from fluxutils_py.nn.native_layers import PLAIN, is_transformed
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.complex64: 2, torch.complex128: 3}
 # fluxutils_linear_call of csrc/kernels.h: version, type, isa, threads; S, B, H, a_step, a_series; pointers
@@ -78,7 +78,7 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     if not b.numel():
         return b.clone()
     a = a.expand(-1, -1, H)
-    if transformed():
+    if is_transformed():
         return _chunked(a, b, h0)
     library = kernels.library() if all(map(_plain, (a, b, h0))) else None
     result: Tensor = _LinearRecurrence.apply(library, *(t if t is None else _resolved(t) for t in (a, b, h0)))

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.nn.windows import run_window
+from fluxutils_py.nn.model_windows import run_window
+
+__all__ = ["seqloss"]
 
 Loss = Callable[..., Tensor]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fluxutils_py.nn import kernels
 from fluxutils_py.nn.native import Call, Cell, recurrence
-from fluxutils_py.nn.native_layers import fit, is_plain, watched
+from fluxutils_py.nn.native_layers import fit, is_intercepted, is_plain
 
 
 def run_cell(cell: Any, kernel: Cell, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
@@ -23,7 +23,7 @@ def run_cell(cell: Any, kernel: Cell, x: Tensor, state: Any) -> tuple[Tensor, An
     state : as the cell takes it, or None
     """
     library = kernels.library()
-    if library is None or "formula" not in vars(type(cell)) or watched(cell):
+    if library is None or "formula" not in vars(type(cell)) or is_intercepted(cell):
         return None
     own = cell._parameters
     weights = own.get("weight_ih"), own.get("weight_hh"), None, own.get("bias")

@@ -41,7 +41,7 @@ def run(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
         by_kernel = getattr(kind, "by_kernel", None)  # a cell of FluxUtils.jl
         return None if by_kernel is None else by_kernel(module, x, state)
     library = kernels.library()
-    if library is None or watched(module):
+    if library is None or is_intercepted(module):
         return None
     content: Any = module.__dict__
     if layered:
@@ -104,7 +104,7 @@ def fit(dtype: torch.dtype, cell: Cell, n_in: int, H: int, w_x: Any, w_h: Any, b
     return True
 
 
-def watched(module: nn.Module) -> bool:
+def is_intercepted(module: nn.Module) -> bool:
     """Whether someone follows, changes or compiles what torch computes here."""
     content = module.__dict__
     return bool(
@@ -119,11 +119,11 @@ def watched(module: nn.Module) -> bool:
         or hooks._global_backward_hooks
         or hooks._global_backward_pre_hooks
         or torch.is_autocast_enabled("cpu")
-        or transformed()
+        or is_transformed()
     )
 
 
-def transformed() -> bool:
+def is_transformed() -> bool:
     """Whether torch's operations are compiled, traced, mapped or replaced here."""
     return bool(
         torch.compiler.is_compiling()

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+__all__ = ["gradinfo", "namedparams", "namedweights", "notrack", "weights"]
+
 
 def module_of(m: Any) -> nn.Module:
     """The module behind ``m``: a module itself, or the model of an estimator (the fitted one, once there is one).

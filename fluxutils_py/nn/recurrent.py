@@ -193,7 +193,7 @@ class Recur(nn.Module):
         """What the layer remembers, not copied."""
         return Memory(self.state, self._mark, self._marked)
 
-    def take(self, memory: Memory, series: slice) -> None:
+    def take_series(self, memory: Memory, series: slice) -> None:
         """Remember what another layer of the same kind did, for some of its series: views."""
         where = (slice(None),) * self.batch_dim + (series,)
         self.state, self._marked = (
@@ -201,7 +201,7 @@ class Recur(nn.Module):
         )
         self._mark = memory.mark
 
-    def join(self, memories: Sequence[Memory]) -> None:
+    def join_series(self, memories: Sequence[Memory]) -> None:
         """Remember what layers of the same kind do, their series one after the other; detached."""
         self.state, self._marked = (
             self._joined(parts) for parts in ([m.state for m in memories], [m.marked for m in memories])
@@ -369,7 +369,7 @@ def wrap_recurrent(model: nn.Module) -> nn.Module:
     return model
 
 
-def bare_recurrent(model: nn.Module) -> list[str]:
+def unwrapped_recurrent(model: nn.Module) -> list[str]:
     """Names of torch recurrent layers that no Recur holds: their state is lost between calls."""
     held = {id(m) for r in model.modules() if isinstance(r, Recur) for m in r.modules()}
     return [name for name, m in model.named_modules() if isinstance(m, TORCH_LAYERS) and id(m) not in held]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.nn.states import assign_state, batch_dims, match_states, read_states, recurs, reset, states
-from fluxutils_py.nn.windows import known_mode, prediction_copy, run_window, window_mode
+from fluxutils_py.nn.model_windows import cached_window_mode, prediction_copy, run_window, window_mode
+from fluxutils_py.nn.states import assign_state, batch_dims, match_states, read_states, recurrent_layers, reset, states
 
 
 class InferenceSession:
@@ -36,9 +36,9 @@ class InferenceSession:
     """
 
     def __init__(self, model: nn.Module, sample: Callable[[], Sequence[Tensor]], overlap: int = 0) -> None:
-        self.mode = known_mode(model) or window_mode(model, sample())
+        self.mode = cached_window_mode(model) or window_mode(model, sample())
         self.model, self.overlap = prediction_copy(model), overlap
-        self._layers = recurs(self.model)
+        self._layers = recurrent_layers(self.model)
         self.needs_context = self.mode == "windows" and not self._layers
         if any(layer.form is None and layer.empty_state() is None for layer in self._layers):
             with torch.no_grad():  # only a run tells what the state of such a module looks like

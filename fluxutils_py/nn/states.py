@@ -13,10 +13,12 @@ from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn.parameters import module_of
 from fluxutils_py.nn.recurrent import Recur, State, map_state
 
+__all__ = ["loadstates", "reset", "states", "truncate"]
+
 M = TypeVar("M")
 
 
-def recurs(m: Any) -> list[Recur]:
+def recurrent_layers(m: Any) -> list[Recur]:
     """The :class:`Recur` layers of a model, in module order."""
     return [r for r in module_of(m).modules() if isinstance(r, Recur)]
 
@@ -26,7 +28,7 @@ def reset(m: M) -> M:
 
     ``m`` is a module or an estimator. Source: ``reset!`` of Flux.jl.
     """
-    for r in recurs(m):
+    for r in recurrent_layers(m):
         r.reset()
     return m
 
@@ -36,7 +38,7 @@ def truncate(m: M) -> M:
 
     ``m`` is a module or an estimator. Source: ``truncate!`` of Flux.jl.
     """
-    for r in recurs(m):
+    for r in recurrent_layers(m):
         r.truncate()
     return m
 
@@ -70,7 +72,7 @@ def states(m: Any) -> list[Tensor]:
     >>> [tuple(s.shape) for s in states(m)]
     [(1, 2, 5), (1, 2, 5)]
     """
-    return [t for r in recurs(m) for t in _tensors(r)]
+    return [t for r in recurrent_layers(m) for t in _tensors(r)]
 
 
 def loadstates(m: M, s: Sequence[Tensor]) -> M:
@@ -93,7 +95,7 @@ def loadstates(m: M, s: Sequence[Tensor]) -> M:
     -----
     Source: ``loadstates!`` of FluxUtils.jl (which ignores a surplus, and writes into the initial state).
     """
-    for layer, part in match_states(recurs(m), s, m):
+    for layer, part in match_states(recurrent_layers(m), s, m):
         assign_state(layer, part)
     return m
 
@@ -149,17 +151,17 @@ def _read(value: Any, i: int) -> Tensor:
 
 def batch_dims(m: Any) -> list[int]:
     """For each tensor of :func:`states`, which of its axes is the batch."""
-    return [r.batch_dim for r in recurs(m) for _ in _tensors(r)]
+    return [r.batch_dim for r in recurrent_layers(m) for _ in _tensors(r)]
 
 
 def snapshot(m: Any) -> list[State | None]:
     """The state of each recurrent layer as it is, detached, not copied; for :func:`restore` on the same model."""
-    return [None if r.state is None else map_state(Tensor.detach, r.state) for r in recurs(m)]
+    return [None if r.state is None else map_state(Tensor.detach, r.state) for r in recurrent_layers(m)]
 
 
 def restore(m: Any, kept: Sequence[State | None]) -> None:
     """Put back what :func:`snapshot` or :func:`marked` returned."""
-    for r, state in zip(recurs(m), kept, strict=True):
+    for r, state in zip(recurrent_layers(m), kept, strict=True):
         r.reset()
         r.state = state
 
@@ -192,13 +194,13 @@ def evaluating(m: Any) -> Iterator[None]:
 
 def mark(m: Any, steps: int) -> None:
     """Have every recurrent layer note its state after ``steps`` more steps (0: as it is); :func:`marked` returns it."""
-    for r in recurs(m):
+    for r in recurrent_layers(m):
         r.mark(steps)
 
 
 def marked(m: Any) -> list[State | None]:
     """The states noted since :func:`mark`, for :func:`restore`."""
-    return [r.marked() for r in recurs(m)]
+    return [r.marked() for r in recurrent_layers(m)]
 
 
 def _tensors(r: Recur) -> list[Tensor]:

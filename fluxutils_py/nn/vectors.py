@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.parameters import module_of
 
+__all__ = ["net2grad", "net2vec", "vec2net", "windices"]
+
 M = TypeVar("M")
 
 
@@ -108,10 +110,10 @@ def net2grad(m: Any, dtype: torch.dtype | None = None) -> Tensor:
     ``m`` is a module or an estimator. Returns a detached copy of shape ``(P,)``.
     Source: ``net2grad`` of FluxUtils.jl.
     """
-    return _flat((g.detach() for g in gradients(module_of(m).parameters())), dtype)
+    return _flat((g.detach() for g in dense_gradients(module_of(m).parameters())), dtype)
 
 
-def gradients(params: Iterable[nn.Parameter]) -> list[Tensor]:
+def dense_gradients(params: Iterable[nn.Parameter]) -> list[Tensor]:
     """The gradient of each parameter, dense, not copied if it is already; zeros where there is none."""
     found = []
     for p in params:
@@ -122,7 +124,7 @@ def gradients(params: Iterable[nn.Parameter]) -> list[Tensor]:
     return found
 
 
-def pack(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
+def flatten_into(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
     """Lay tensors one after another into the vector ``out``; one kernel, no allocation."""
     return torch.cat([t.reshape(-1) for t in tensors], out=out)
 

@@ -47,10 +47,10 @@ class Communicator(Protocol):
         """Wait until all ranks are here."""
 
 
-class SoloComm:
+class SingleProcessComm:
     """One process: rank 0 of 1.
 
-    >>> SoloComm().allgather("me")
+    >>> SingleProcessComm().allgather("me")
     ['me']
     """
 
@@ -89,9 +89,9 @@ def get_communicator(comm: Any) -> Communicator:
         For anything else.
     """
     if comm == "auto" if isinstance(comm, str) else comm is None:
-        comm = launched_by() if comm == "auto" else None
+        comm = detect_launcher() if comm == "auto" else None
         if comm is None:
-            return SoloComm()
+            return SingleProcessComm()
     if isinstance(comm, str) and comm == "mpi":
         if multiprocessing.parent_process() is not None:
             raise RuntimeError(
@@ -102,7 +102,7 @@ def get_communicator(comm: Any) -> Communicator:
 
         return world()
     if isinstance(comm, str) and comm == "torch":
-        from fluxutils_py.parallel.torchdist import world as torch_world
+        from fluxutils_py.parallel.torch_distributed import world as torch_world
 
         return torch_world()
     if not isinstance(comm, str | type) and all(hasattr(comm, name) for name in METHODS):
@@ -113,7 +113,7 @@ def get_communicator(comm: Any) -> Communicator:
     )
 
 
-def launched_by() -> str | None:
+def detect_launcher() -> str | None:
     """What started the ranks that this process is one of: ``"mpi"``, ``"torch"``, or None if it is on its own."""
     if multiprocessing.parent_process() is not None or threading.current_thread() is not threading.main_thread():
         return None

@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.data import dividebatch
+from fluxutils_py.data.parts import dividebatch
 from fluxutils_py.parallel.threads import Threads
+
+__all__ = ["paralelization_stats", "parallelization_stats", "pgradient", "tgradient"]
 
 T = TypeVar("T")
 Gradients = tuple[Tensor | None, ...]
@@ -57,7 +59,7 @@ def gradient(value: Tensor, params: Sequence[Tensor]) -> tuple[float, Gradients]
     return value.item(), tuple(next(found) if p.requires_grad else None for p in params)
 
 
-def add_up(parts: Sequence[tuple[float, Gradients]]) -> tuple[float, Gradients]:
+def sum_gradients(parts: Sequence[tuple[float, Gradients]]) -> tuple[float, Gradients]:
     """Losses and gradients, each summed by :func:`tree_reduce`."""
     return tree_reduce(parts, lambda a, b: (a[0] + b[0], add_gradients(a[1], b[1])))
 
@@ -123,7 +125,7 @@ def pgradient(
         return gradient(value if share == total else value * (share / total), params)
 
     with nullcontext(threads) if threads else Threads(len(samples)) as at_work:
-        return add_up(at_work.map(leaf, list(zip(samples, shares, strict=True)), repeatable=True))
+        return sum_gradients(at_work.map(leaf, list(zip(samples, shares, strict=True)), idempotent=True))
 
 
 def tgradient(
@@ -147,7 +149,7 @@ def tgradient(
         return gradient(value if n == 1 else value * (1 / n), params)
 
     with nullcontext(threads) if threads else Threads(n) as at_work:
-        return add_up(at_work.map(leaf, range(n)))
+        return sum_gradients(at_work.map(leaf, range(n)))
 
 
 def as_params(params: nn.Module | Iterable[Tensor]) -> list[Tensor]:

@@ -52,7 +52,7 @@ class MPIComm:
     def barrier(self) -> None:
         self._ready().Barrier()
 
-    def assemble(self, missing: Callable[[list[int] | None, float], None]) -> None:
+    def monitored_barrier(self, missing: Callable[[list[int] | None, float], None]) -> None:
         """A barrier that calls ``missing(ranks, seconds)`` when some do not come; ``ranks`` is None if unknown."""
         self._meetings += 1
         if self._comm is None:
@@ -136,9 +136,9 @@ def abort_on_exception() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        from fluxutils_py.parallel.comm import launched_by
+        from fluxutils_py.parallel.comm import detect_launcher
 
-        if launched_by() == "mpi" and not (isinstance(error, SystemExit) and error.code in (None, 0)):
+        if detect_launcher() == "mpi" and not (isinstance(error, SystemExit) and error.code in (None, 0)):
             _mpi()
             from mpi4py.run import set_abort_status
 

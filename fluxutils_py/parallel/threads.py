@@ -68,7 +68,7 @@ class Threads:
             raise ValueError(f"there must be at least 1 thread, got {n}")
         self.n = n
         self._pool: ThreadPoolExecutor | None = None
-        self._apart = False  # whether each call draws from a generator of its own
+        self._own_generators = False  # whether each call draws from a generator of its own
 
     def __enter__(self) -> Threads:
         self._torch_threads = torch.get_num_threads()
@@ -86,7 +86,7 @@ class Threads:
         finally:
             torch.set_num_threads(self._torch_threads)
 
-    def map(self, fn: Callable[[T], R], items: Sequence[T], *, repeatable: bool = False) -> list[R]:
+    def map(self, fn: Callable[[T], R], items: Sequence[T], *, idempotent: bool = False) -> list[R]:
         """``[fn(item) for item in items]``, ``n`` at a time.
 
         The asking thread takes the first item and every ``n``-th after it. Gradient mode and autocast are those of the
@@ -95,7 +95,7 @@ class Threads:
 
         What ``fn`` draws from torch's default generator of the CPU, it draws from one of the item's own, seeded from
         that: the numbers are the same in every run, whichever thread is faster. They are others than in one thread.
-        This costs a detour at every operation. With ``repeatable``, when ``fn`` may be called twice for the same item,
+        This costs a detour at every operation. With ``idempotent``, when ``fn`` may be called twice for the same item,
         it is saved for as long as no numbers are drawn.
 
         Raises
@@ -105,19 +105,19 @@ class Threads:
         """
         if self.n == 1 or len(items) == 1:
             return [fn(item) for item in items]
-        if self._apart or not repeatable:
-            return self._share_out(
+        if self._own_generators or not idempotent:
+            return self._distribute(
                 _seeded, [(fn, item, seed) for item, seed in zip(items, _seeds(len(items)), strict=True)]
             )
         before = torch.get_rng_state()
-        results = self._share_out(fn, items)
+        results = self._distribute(fn, items)
         if torch.equal(before, torch.get_rng_state()):
             return results
         torch.set_rng_state(before)  # numbers were drawn, who got which is a matter of chance: once more, and in order
-        self._apart = True
+        self._own_generators = True
         return self.map(fn, items)
 
-    def _share_out(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    def _distribute(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
         if self._pool is None:
             raise RuntimeError("threads work inside a with block only: with Threads(n) as threads: ...")
         n, modes = min(self.n, len(items)), _modes()
@@ -155,11 +155,11 @@ def _seeds(n: int) -> list[int]:
 
 def _seeded(call: tuple[Callable[[T], R], T, int]) -> R:
     fn, item, seed = call
-    with _OwnGenerator(torch.Generator().manual_seed(seed)):
+    with _SeededGenerator(torch.Generator().manual_seed(seed)):
         return fn(item)
 
 
-class _OwnGenerator(TorchDispatchMode):
+class _SeededGenerator(TorchDispatchMode):
     """Random numbers of this thread come from a generator of its own: all threads share torch's default one."""
 
     def __init__(self, generator: torch.Generator) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fluxutils_py.tree import leaves, map_tree
+from fluxutils_py.tree import named_leaves, tree_map
 
 ARGTYPES = ("static", "thru", "broadcast", "shard", "rng")
 
@@ -87,7 +87,7 @@ def tpmap(
                 for i in range(len(where))
             ]
             results = [call.result() for call in calls]
-        stacked = map_tree(_stack, *results)
+        stacked = tree_map(_stack, *results)
         return stacked if wrap_return is None else wrap_return(stacked)
 
     mapped.__name__, mapped.__doc__ = getattr(f, "__name__", "mapped"), inspect.getdoc(f)
@@ -103,14 +103,14 @@ def _divide(kind: str, value: Any, where: list[torch.device]) -> list[Any]:
         seeds = torch.randint(2**63 - 1, (n,), generator=value).tolist()
         return [torch.Generator(device).manual_seed(seed) for device, seed in zip(where, seeds, strict=True)]
     if kind != "broadcast":
-        for path, leaf in leaves(value):
+        for path, leaf in named_leaves(value):
             shape = tuple(np.shape(leaf))
             if not shape or shape[0] % n or (kind == "thru" and shape[0] != n):
                 needed = f"{n} long" if kind == "thru" else f"divisible by the {n} devices"
                 raise ValueError(
                     f"{path or 'argument'} has shape {shape}; to {kind} it, its leading axis must be {needed}"
                 )
-    return [map_tree(partial(_part, kind, i, n, device), value) for i, device in enumerate(where)]
+    return [tree_map(partial(_part, kind, i, n, device), value) for i, device in enumerate(where)]
 
 
 def _part(kind: str, i: int, n: int, device: torch.device, leaf: Any) -> Any:

@@ -1,15 +1,13 @@
 """Telling people how it goes."""
 
-from fluxutils_py.audience import watched
-from fluxutils_py.reporting.multidirectory import MultiDirectorySummaryWriter
-from fluxutils_py.reporting.points import Point, PointsWriter, load_points
+from fluxutils_py.reporting.multi_directory_writer import MultiDirectorySummaryWriter
+from fluxutils_py.reporting.points import PointsWriter, load_points
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar
 from fluxutils_py.reporting.publish import PublishTrainingProgress, publish_trainer_env_info
 from fluxutils_py.reporting.summaries import (
     ImageSummary,
     MplImageSummary,
     ScalarSummary,
-    Summary,
     collected_summaries,
     publish_train_intermediates,
     sow,
@@ -24,12 +22,10 @@ __all__ = [
     "MplImageSummary",
     "MultiDirectorySummaryWriter",
     "NullSummaryWriter",
-    "Point",
     "PointsWriter",
     "ProgressBar",
     "PublishTrainingProgress",
     "ScalarSummary",
-    "Summary",
     "SummaryWriter",
     "TensorBoard",
     "ThreadedSummaryWriter",
@@ -40,5 +36,4 @@ __all__ = [
     "publish_trainer_env_info",
     "report_eval",
     "sow",
-    "watched",
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.reporting.tables import evaluated, number
+from fluxutils_py.reporting.tables import as_number, evaluate_datasets
 
 
 class Point(NamedTuple):
@@ -67,7 +67,7 @@ class PointsWriter:
             return
         found = {"Train": loop.info.metrics or {"loss": loop.info.loss}}
         if self.datasets:
-            for data, metrics in evaluated(self.trainer, self.datasets).items():
+            for data, metrics in evaluate_datasets(self.trainer, self.datasets).items():
                 found[f"Eval on {data}"] = metrics
         self.write(loop.step, found)
 
@@ -77,7 +77,7 @@ class PointsWriter:
             Point(step, f"{where}: {name}", next((t for t in ("loss", "accuracy") if t in name), name), value)
             for where, metrics in found.items()
             for name, each in metrics.items()
-            if (value := number(each)) is not None and math.isfinite(value)
+            if (value := as_number(each)) is not None and math.isfinite(value)
         ]
         text = "".join(json.dumps(p._asdict()) + "\n" for p in points)
         with open(self.path, "a+b") as file:

@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from fluxutils_py.audience import watched
-from fluxutils_py.reporting.tables import number, shown
+from fluxutils_py.reporting.tables import as_number, format_metric
+from fluxutils_py.terminal import shows_progress
 
 LOG = logging.getLogger("fluxutils_py")
-NOT_SHOWN = ("epoch", "window_loss", "seconds")  # of the record of an epoch, among its other numbers
+HIDDEN_KEYS = ("epoch", "mean_batch_loss", "seconds")  # of the record of an epoch, among its other numbers
 
 
 def progress_hook(verbose: Any) -> ProgressBar | EpochLog | None:
@@ -21,9 +21,9 @@ def progress_hook(verbose: Any) -> ProgressBar | EpochLog | None:
     On a terminal and in a notebook, a bar. Elsewhere, a line for each epoch in the log; where ``verbose`` is true and
     logging is not set up to show it, on stderr. False: nothing.
     """
-    if not watched(verbose) and verbose != "auto":
+    if not shows_progress(verbose) and verbose != "auto":
         return None
-    return ProgressBar() if watched("auto") else EpochLog(insist=verbose != "auto")
+    return ProgressBar() if shows_progress("auto") else EpochLog(insist=verbose != "auto")
 
 
 class EpochLog:
@@ -53,8 +53,8 @@ class EpochLog:
 
 def epoch_line(record: Mapping[str, Any]) -> str:
     """The record of an epoch as a line of text: its number, the numbers in it, and how long it took."""
-    hidden = NOT_SHOWN if record.get("folds", 1) > 1 else (*NOT_SHOWN, "folds")
-    numbers = [f"{k} {shown(v)}" for k, v in record.items() if k not in hidden and number(v) is not None]
+    hidden = HIDDEN_KEYS if record.get("folds", 1) > 1 else (*HIDDEN_KEYS, "folds")
+    numbers = [f"{k} {format_metric(v)}" for k, v in record.items() if k not in hidden and as_number(v) is not None]
     return f"epoch {record['epoch']}: {', '.join(numbers)}, {record['seconds']:.1f} s"
 
 
@@ -87,7 +87,7 @@ class ProgressBar:
         self._bar.set_postfix_str(", ".join(epoch + [f"{name} {text}" for name, text in _metrics(loop).items()]))
 
     def on_epoch(self, loop: Any) -> None:
-        losses = {k: shown(v) for k, v in loop.record.items() if k.endswith("loss") and v is not None}
+        losses = {k: format_metric(v) for k, v in loop.record.items() if k.endswith("loss") and v is not None}
         metrics = _metrics(loop) if loop.info.metrics else {}
         folds = {"folds": loop.record["folds"]} if loop.record.get("folds", 1) > 1 else {}
         self._bar.set_postfix({"epoch": loop.record["epoch"], **folds, **losses, **metrics})
@@ -103,4 +103,4 @@ class ProgressBar:
 
 def _metrics(loop: Any) -> dict[str, str]:
     metrics = loop.info.metrics or {"loss": loop.info.loss}
-    return {name: shown(value) for name, value in metrics.items() if number(value) is not None}
+    return {name: format_metric(value) for name, value in metrics.items() if as_number(value) is not None}

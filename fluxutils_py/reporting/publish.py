@@ -19,7 +19,7 @@ from fluxutils_py.reporting.summaries import (
     collected_summaries,
     publish_train_intermediates,
 )
-from fluxutils_py.reporting.tables import number
+from fluxutils_py.reporting.tables import as_number
 from fluxutils_py.tree import summarize_shape, total_dimensionality
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class PublishTrainingProgress:
         info = getattr(state, "info", None) if info is None else info
         if info is not None:
             for name, value in {"loss": info.loss, **info.metrics}.items():
-                if (found := number(value)) is not None:
+                if (found := as_number(value)) is not None:
                     self.writer.add_scalar(f"train/{name}", found, step)
         collector = active_collector()
         if collector is not None and state.model is not None:
@@ -127,7 +127,7 @@ def publish_trainer_env_info(
     -----
     Source: bobbin, where the prefix comes twice.
     """
-    ranks = getattr(state, "sync", None) or get_communicator("auto")
+    ranks = getattr(state, "ranks", None) or get_communicator("auto")
     if ranks.rank:
         return
     params = dict(state.model.named_parameters())
@@ -135,7 +135,7 @@ def publish_trainer_env_info(
     texts = {
         "total_num_params": str(total_dimensionality(params)),
         "param_shape": summarize_shape(params),
-        "local_device": "\n".join(described(torch.device(d)) for d in devices),
+        "local_device": "\n".join(describe_device(torch.device(d)) for d in devices),
         "trainer_argv": "\n".join(sys.argv),
         "process": f"rank {ranks.rank} of {ranks.size}, pid {os.getpid()} on {socket.gethostname()}",
     }
@@ -145,7 +145,7 @@ def publish_trainer_env_info(
             logger.log(loglevel, "%s: %s", name, text)
 
 
-def described(device: torch.device) -> str:
+def describe_device(device: torch.device) -> str:
     """A device, and what is behind it."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"

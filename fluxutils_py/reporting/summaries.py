@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.reporting.writers import rendered
-from fluxutils_py.tree import leaves
+from fluxutils_py.reporting.writers import render_figure
+from fluxutils_py.tree import named_leaves
 
 
 class Summary:
@@ -56,7 +56,7 @@ class MplImageSummary(ImageSummary):
     """A matplotlib figure, drawn at once. ``matplotlib.figure.Figure()`` needs neither pyplot nor a display."""
 
     def __init__(self, figure: Any) -> None:
-        super().__init__(rendered(figure))
+        super().__init__(render_figure(figure))
 
 
 class SummaryCollector:
@@ -172,6 +172,6 @@ def publish_train_intermediates(writer: Any, tree: Any, step: int, *, prefix: st
     >>> publish_train_intermediates(Printer(), {"layers": [{"mean_output": ScalarSummary(0.5)}]}, 7)
     ('summary/layers/0/mean_output', 0.5, 7)
     """
-    for path, leaf in leaves(tree):
+    for path, leaf in named_leaves(tree):
         if isinstance(leaf, Summary):
             leaf.write(writer, prefix + path, step)

@@ -36,9 +36,9 @@ def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str],
     list      0.75  2
     tuple    2.333  3
     """
-    found = evaluated(trainer, datasets)
+    found = evaluate_datasets(trainer, datasets)
     names = list(dict.fromkeys(name for row in found.values() for name in row))
-    rows = [["dataset", *names]] + [[data, *(shown(row.get(n)) for n in names)] for data, row in found.items()]
+    rows = [["dataset", *names]] + [[data, *(format_metric(row.get(n)) for n in names)] for data, row in found.items()]
     widths = [max(len(row[k]) for row in rows) for k in range(len(names) + 1)]
     printer(
         "\n".join(
@@ -48,7 +48,7 @@ def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str],
     )
 
 
-def evaluated(trainer: Any, datasets: Iterable[Any]) -> dict[str, dict[str, Any]]:
+def evaluate_datasets(trainer: Any, datasets: Iterable[Any]) -> dict[str, dict[str, Any]]:
     """What ``trainer.eval`` finds on each dataset, by the names of the datasets."""
     datasets = list(datasets)
     names = [getattr(data, "name", None) or type(data).__name__ for data in datasets]
@@ -62,7 +62,7 @@ def evaluated(trainer: Any, datasets: Iterable[Any]) -> dict[str, dict[str, Any]
     return {name: trainer.eval(data) for name, data in zip(names, datasets, strict=True)}
 
 
-def number(value: Any) -> float | None:
+def as_number(value: Any) -> float | None:
     """A metric as a number, if it is one."""
     try:
         return float(value)
@@ -70,7 +70,7 @@ def number(value: Any) -> float | None:
         return None
 
 
-def shown(value: Any) -> str:
+def format_metric(value: Any) -> str:
     """A metric in four digits; what is no number as it is."""
-    found = number(value)
+    found = as_number(value)
     return str(value) if found is None else f"{found:.4g}"

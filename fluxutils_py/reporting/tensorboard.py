@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fluxutils_py.reporting.publish import PublishTrainingProgress
-from fluxutils_py.reporting.tables import number
-from fluxutils_py.reporting.writers import SummaryWriter, torch_writer
+from fluxutils_py.reporting.tables import as_number
+from fluxutils_py.reporting.writers import SummaryWriter, import_torch_writer
 
 SUFFIX = ".fit"  # of the files that are written here; others in the directory are let be
 
@@ -78,14 +78,14 @@ class TensorBoard:
     def on_start(self, loop: Any) -> None:
         if loop.rank:
             return
-        torch_writer()  # before anything is made
+        import_torch_writer()  # before anything is made
         self._open = ExitStack()
-        folder = own_folder(self.log_dir) if self.each_fit else self.log_dir
+        folder = make_run_folder(self.log_dir) if self.each_fit else self.log_dir
         folder.mkdir(parents=True, exist_ok=True)
-        self._open.enter_context(held(folder))
+        self._open.enter_context(exclusive_lock(folder))
         if loop.step == 0:
-            set_aside(folder)
-        writer = SummaryWriter(folder, purge_step=first_step(loop), filename_suffix=SUFFIX)
+            hide_earlier_events(folder)
+        writer = SummaryWriter(folder, purge_step=purge_step(loop), filename_suffix=SUFFIX)
         self._writer = self._open.enter_context(writer)
         self._progress = PublishTrainingProgress(self._writer)
         self._progress.on_start(loop)
@@ -101,7 +101,7 @@ class TensorBoard:
     def on_epoch(self, loop: Any) -> None:
         if self._writer is not None:
             for name, value in loop.record.items():
-                if name != "epoch" and (found := number(value)) is not None:
+                if name != "epoch" and (found := as_number(value)) is not None:
                     self._writer.add_scalar(f"epoch/{name}", found, loop.step)
 
     def on_close(self, loop: Any) -> None:
@@ -110,7 +110,7 @@ class TensorBoard:
             opened.close()
 
 
-def first_step(loop: Any) -> int | None:
+def purge_step(loop: Any) -> int | None:
     """From which step on a run that goes on will write: what is there of it and of later ones would be there twice."""
     if loop.step == 0:
         return None
@@ -120,13 +120,13 @@ def first_step(loop: Any) -> int | None:
     return int(loop.step) + (not ends)
 
 
-def set_aside(folder: Path) -> None:
+def hide_earlier_events(folder: Path) -> None:
     """Have TensorBoard not look at what earlier fits wrote. Not all of its readers heed a ``purge_step`` of 0."""
     for path in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
         path.rename(path.with_name(path.name.replace("tfevents", "earlier", 1)))
 
 
-def own_folder(root: Path) -> Path:
+def make_run_folder(root: Path) -> Path:
     """A new folder in ``root``, also where others are making theirs."""
     root.mkdir(parents=True, exist_ok=True)
     for n in itertools.count(1):
@@ -137,7 +137,7 @@ def own_folder(root: Path) -> Path:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def exclusive_lock(folder: Path) -> Iterator[None]:
     """Hold a folder against other fits, of this process and of others; where the system has locks."""
     try:
         import fcntl

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 from torch import Tensor
 
-from fluxutils_py.tree import map_tree
+from fluxutils_py.tree import tree_map
 
 
 class Writer:
@@ -70,7 +70,7 @@ class Writer:
         self, tag: str, figure: Any, global_step: Any = None, close: bool = True, walltime: Any = None
     ) -> None:
         """A matplotlib figure, drawn now; it need not come from pyplot, and if it does, is closed there."""
-        self.add_image(tag, rendered(figure, close), global_step, walltime, dataformats="HWC")
+        self.add_image(tag, render_figure(figure, close), global_step, walltime, dataformats="HWC")
 
     def add_histogram(
         self, tag: str, values: Any, global_step: Any = None, bins: Any = "tensorflow", walltime: Any = None
@@ -199,23 +199,23 @@ class SummaryWriter(Writer):
     ) -> None:
         self.log_dir, self.auto_flush = Path(log_dir), auto_flush
         self._torch = self._opened(purge_step=purge_step, flush_secs=self.flush_s, filename_suffix=filename_suffix)
-        self._life = Life(self.close)
+        self._life = OpenInProcess(self.close)
 
     def _opened(self, **options: Any) -> Any:
         """Torch's writer, of a file that sorts behind the others.
 
         Names begin with the second and end in a number that grows, but "10" sorts before "9".
         """
-        open_writer = torch_writer()
+        open_writer = import_torch_writer()
         while True:
             before = set(self.log_dir.glob("events.out.tfevents.*"))
             writer = open_writer(self.log_dir, **options)
             own = set(self.log_dir.glob("events.out.tfevents.*")) - before
-            if not before or len(own) != 1 or min(own) > max(before) or second_of(max(before)) > time.time():
+            if not before or len(own) != 1 or min(own) > max(before) or creation_second(max(before)) > time.time():
                 return writer
             writer.close()
             min(own).unlink()
-            time.sleep(max(second_of(max(before)) + 1 - time.time(), 0.01))
+            time.sleep(max(creation_second(max(before)) + 1 - time.time(), 0.01))
 
     def _call(self, method: str, *args: Any, **options: Any) -> None:
         self._life.require(self.log_dir)
@@ -275,7 +275,7 @@ class ThreadedSummaryWriter(Writer):
         self.log_dir = getattr(base_writer, "log_dir", base_writer)
         self._threads = [ThreadPoolExecutor(1, thread_name_prefix="summaries") for _ in range(max_workers)]
         self._failed: list[tuple[str, Exception]] = []
-        self._life = Life(self.close)
+        self._life = OpenInProcess(self.close)
 
     @classmethod
     def open(cls, log_dir: Any, max_workers: int = 1, wait_on_flush: bool = False, **options: Any) -> Self:
@@ -284,7 +284,7 @@ class ThreadedSummaryWriter(Writer):
 
     def _call(self, method: str, *args: Any, **options: Any) -> None:
         self._life.require(self.log_dir)
-        values = [map_tree(as_of_now, arg) for arg in args]
+        values = [tree_map(copy_to_cpu, arg) for arg in args]
         what = f"{args[0]!r}" if isinstance(args[0], str) else method
         thread = self._threads[hash(what) % len(self._threads)]
         thread.submit(self._attempt, what, getattr(self.base_writer, method), *values, **options)
@@ -334,7 +334,7 @@ class ThreadedSummaryWriter(Writer):
         raise RuntimeError(f"summary {what} was not written to {self.log_dir}{others}: {told}") from error
 
 
-class Life:
+class OpenInProcess:
     """Whether a writer is open, in the process that made it; it is closed when the program ends."""
 
     def __init__(self, close: Callable[[], Any]) -> None:
@@ -361,7 +361,7 @@ class Life:
         return there
 
 
-def as_of_now(value: Any) -> Any:
+def copy_to_cpu(value: Any) -> Any:
     """A value that nobody else will change, in main memory."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
@@ -373,13 +373,13 @@ def now(walltime: float | None) -> float:
     return time.time() if walltime is None else walltime
 
 
-def second_of(path: Path) -> int:
+def creation_second(path: Path) -> int:
     """When an event file was opened, as its name says; 0 if it does not."""
     text = path.name.removeprefix("events.out.tfevents.").split(".")[0]
     return int(text) if text.isdigit() else 0
 
 
-def torch_writer() -> Any:
+def import_torch_writer() -> Any:
     """Torch's class of writers, which needs TensorBoard."""
     try:
         from torch.utils.tensorboard import SummaryWriter as TorchWriter
@@ -390,7 +390,7 @@ def torch_writer() -> Any:
     return TorchWriter
 
 
-def rendered(figure: Any, close: bool = False) -> np.ndarray:
+def render_figure(figure: Any, close: bool = False) -> np.ndarray:
     """A matplotlib figure as an image (H, W, 3) of uint8; without a display, and whatever backend is in use."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.files import written_aside
-from fluxutils_py.optim import load_exactly
-from fluxutils_py.parallel import Sync
-from fluxutils_py.training.checkpoint import plain, read_file
+from fluxutils_py.files import atomic_write
+from fluxutils_py.optim import load_optimizer_state
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.training.plain_files import read_file, to_plain_data
 from fluxutils_py.training.triggers import Trigger
 
 KIND, FORMAT = "fluxutils_py checkpoint", 1
@@ -90,7 +90,7 @@ class Checkpointer:
     >>> folder.cleanup()
     """
 
-    name, priority, together = "checkpoint", math.inf, True
+    name, priority, collective = "checkpoint", math.inf, True
 
     def __init__(self, dir: Any, keep: int = 1, take_mean: int = 1, *, trigger: Trigger | None = None) -> None:
         if not isinstance(dir, str | os.PathLike) or not os.fspath(dir):
@@ -115,7 +115,7 @@ class Checkpointer:
 
     # -- what is saved -------------------------------------------------------------------------------
 
-    def tracking(self, **things: Any) -> Self:
+    def with_tracked(self, **things: Any) -> Self:
         """Another one for the same folder, that tracks these things too; this one lets go of none and gains none."""
         other = copy.copy(self)
         other.tracked = dict(self.tracked)
@@ -125,7 +125,7 @@ class Checkpointer:
         """Name what :meth:`save` saves and :meth:`restore` brings back, in this order. Returns self.
 
         Each has ``state_dict()``, of plain data and tensors, and ``load_state_dict(state)``: modules, optimizers,
-        schedulers, a :class:`Loop` (with its hooks and triggers), datasets, :class:`Randomness`.
+        schedulers, a :class:`Loop` (with its hooks and triggers), datasets, :class:`RandomGenerators`.
         """
         for name, thing in things.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
@@ -136,22 +136,22 @@ class Checkpointer:
         return self
 
     def save(self, loop: Any) -> Path:
-        """Save everything that is tracked; an action for hooks, too (``together``, where there are several ranks).
+        """Save everything that is tracked; an action for hooks, too (``collective``, where there are several ranks).
 
         Of a :class:`Loop`, or of what else has ``step``, such as a :class:`TrainState`: then as one process alone.
         """
         if not self.tracked:
             raise ValueError("nothing is tracked: name what to save, such as track(model=model, optimizer=optimizer)")
-        sync = getattr(loop, "sync", None) or Sync()
-        sync.share()  # an error or the wish to stop of one rank is known to all from here on
-        own = sync.attempt(self._states, not sync.solo and sync.rank > 0)
-        _, *others = [own] if sync.solo else sync.share(None if sync.rank == 0 else own)
-        path = sync.attempt(self._save, loop, own, others) if sync.rank == 0 else None
-        return sync.share(path)[0]
+        ranks = getattr(loop, "ranks", None) or RankGroup()
+        ranks.allgather()  # an error or the wish to stop of one rank is known to all from here on
+        own = ranks.guard(self._states, not ranks.is_single and ranks.rank > 0)
+        _, *others = [own] if ranks.is_single else ranks.allgather(None if ranks.rank == 0 else own)
+        path = ranks.guard(self._save, loop, own, others) if ranks.rank == 0 else None
+        return ranks.allgather(path)[0]
 
     def _states(self, by_rank: bool) -> dict[str, Any]:
         return {
-            name: plain(thing.state_dict(), name)
+            name: to_plain_data(thing.state_dict(), name)
             for name, thing in self.tracked.items()
             if not (by_rank and isinstance(thing, nn.Module | torch.optim.Optimizer))
         }
@@ -167,7 +167,7 @@ class Checkpointer:
         metrics = {k: v for k, v in numbers.items() if v is None or isinstance(v, int | float)}
         return self.write(state, loop.step, metrics=metrics, trainable=trainable, others=others)
 
-    def restore(self, sync: Sync | None = None) -> bool:
+    def restore(self, comm: RankGroup | None = None) -> bool:
         """Bring back the newest checkpoint, if there is one; of several ranks, the newest that rank 0 sees.
 
         Raises
@@ -176,14 +176,14 @@ class Checkpointer:
             If it is not of the things that are tracked, or of another number of ranks, or cannot be read. They are left
             as they were, on all ranks.
         """
-        sync = Sync() if sync is None else sync
-        paths = sync.share(sync.attempt(self.paths))[0][-self.take_mean :]
+        ranks = RankGroup() if comm is None else comm
+        paths = ranks.allgather(ranks.guard(self.paths))[0][-self.take_mean :]
         if not paths:
             return False
         before: dict[str, Any] = {}
         try:
-            sync.attempt(self._restore, paths, before, sync.rank, sync.size)
-            sync.share()
+            ranks.guard(self._restore, paths, before, ranks.rank, ranks.size)
+            ranks.allgather()
         except BaseException:
             for name, state in before.items():
                 _load(self.tracked[name], state)
@@ -223,7 +223,7 @@ class Checkpointer:
         """The checkpoints in the folder, oldest first, by the number of the save."""
         if not self.dir.is_dir():
             return []
-        return sorted((path for path in self.dir.iterdir() if NAME.fullmatch(path.name)), key=number_of)
+        return sorted((path for path in self.dir.iterdir() if NAME.fullmatch(path.name)), key=save_number)
 
     def latest(self) -> Path | None:
         """The newest checkpoint."""
@@ -266,18 +266,18 @@ class Checkpointer:
             "format": FORMAT,
             "step": step,
             "trainable": {name: list(keys) for name, keys in (trainable or {}).items()},
-            "state": {name: plain(part, name) for name, part in state.items()},
+            "state": {name: to_plain_data(part, name) for name, part in state.items()},
             "others": [dict(other) for other in others],
         }
         about = {"step": step, "metrics": dict(metrics or {}), "versions": versions()}
         self.dir.mkdir(parents=True, exist_ok=True)
         self._clean()
         newest = self.latest()
-        number = 1 if newest is None else number_of(newest) + 1
+        number = 1 if newest is None else save_number(newest) + 1
         path = self.dir / f"checkpoint-n{number:07d}-step-{step:08d}.pt"
-        with written_aside(path.with_suffix(".json")) as f:  # first: every checkpoint has one
+        with atomic_write(path.with_suffix(".json")) as f:  # first: every checkpoint has one
             f.write(json.dumps(about, indent=1, default=str).encode())
-        with written_aside(path) as f:
+        with atomic_write(path) as f:
             torch.save(content, f)
         sync_folder(self.dir)
         if self.keep != -1:
@@ -329,12 +329,12 @@ class Checkpointer:
 
 def _load(thing: Any, state: Any) -> None:
     if isinstance(thing, torch.optim.Optimizer):
-        load_exactly(thing, state)
+        load_optimizer_state(thing, state)
     else:
         thing.load_state_dict(state)
 
 
-def number_of(path: Path) -> int:
+def save_number(path: Path) -> int:
     """Of which save a checkpoint is."""
     return int(path.name.split("-")[1].removeprefix("n"))
 

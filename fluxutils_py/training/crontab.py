@@ -16,7 +16,7 @@ class _Row:
     action: Callable[..., Any]
     trigger: Trigger
     priority: float
-    together: bool
+    collective: bool
     begun: bool = False  # by run(), in this process
 
 
@@ -34,8 +34,8 @@ class CronTab:
 
     Actions take the state of training, and what else is given to :meth:`run`. Given to ``loop.hooks.attach``, or among
     the callbacks of an ``Estimator``, each becomes a hook of the loop, and the state is the loop, which has ``step``,
-    ``model``, ``info`` and ``sync``. In a ``for`` loop of one's own, with a :class:`TrainState`, call :meth:`run` after
-    every step.
+    ``model``, ``info`` and ``ranks``. In a ``for`` loop of one's own, with a :class:`TrainState`, call :meth:`run`
+    after every step.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class CronTab:
 
     Notes
     -----
-    In a loop, actions whose ``together`` is true, such as ``RunEval`` and ``Checkpointer.save``, are what all ranks do
+    Actions whose ``collective`` is true, such as ``RunEval`` and ``Checkpointer.save``, are what all ranks do
     at once; they come after the others. ``priority`` is the action's own, lowest first, or 0. Of an action that is an
     object with ``on_start`` or ``on_close``, those are called around each run, as of any hook. Source: ``CronTab`` of
     bobbin, where a trigger that fires hides the step from the others of its row.
@@ -102,8 +102,8 @@ class CronTab:
         base = name or str(getattr(action, "__qualname__", type(action).__name__))
         names = (base if n == 1 else f"{base} ({n})" for n in range(1, len(taken) + 2))
         unique = next(n for n in names if n not in taken)
-        priority, together = (_of(action, what, default) for what, default in (("priority", 0), ("together", False)))
-        self._rows.append(_Row(unique, action, trigger.copy(), priority, together))
+        priority, collective = (_of(action, key, default) for key, default in [("priority", 0), ("collective", False)])
+        self._rows.append(_Row(unique, action, trigger.copy(), priority, collective))
         return self
 
     def run(self, state: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class CronTab:
             self._start = before
         now: Any = _Now(state.step, self._start)
         found: dict[str, Any] = {}
-        for row in sorted(self._rows, key=lambda r: (r.together, r.priority)):
+        for row in sorted(self._rows, key=lambda r: (r.collective, r.priority)):
             if not row.begun:
                 row.trigger.start(_Now(before, self._start))
                 row.begun = True
@@ -146,7 +146,7 @@ class CronTab:
                 name=row.name,
                 priority=row.priority,
                 trigger=row.trigger,
-                together=row.together,
+                collective=row.collective,
             )
             for event in ("start", "close"):
                 if hasattr(row.action, f"on_{event}"):

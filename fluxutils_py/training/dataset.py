@@ -14,9 +14,11 @@ from torch import Tensor
 
 from fluxutils_py.data import BackgroundDataLoader
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.training.batches import Batch
-from fluxutils_py.training.randomness import generator_state, load_generator, pass_begins
+from fluxutils_py.training.generator_state import get_generator_state, set_generator_state, start_epoch_order
+from fluxutils_py.training.tensor_batches import Batch
 from fluxutils_py.training.triggers import at_least
+
+__all__ = ["Dataset"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Dataset(Protocol):
         """Begin anew. The loop calls this after every epoch."""
 
 
-def length(batches: Any) -> int | None:
+def known_length(batches: Any) -> int | None:
     """How many batches a pass has, if that is known."""
     try:
         return len(batches)
@@ -69,7 +71,7 @@ def length(batches: Any) -> int | None:
         return None
 
 
-def rest_of(batches: Iterable[Any], done: int) -> Iterator[Any]:
+def iterate_from(batches: Iterable[Any], done: int) -> Iterator[Any]:
     """A pass over ``batches`` without its first ``done``: by their ``skip``, else by reading and dropping them."""
     if not done:
         return iter(batches)
@@ -98,8 +100,8 @@ def as_minibatch(item: Any, spec: Any = None) -> Minibatch:
     if isinstance(item, Minibatch):
         return item
     if isinstance(item, Batch):
-        place = item.window.place
-        if place.lead or place.next_start is not None or not place.counts:
+        place = item.window.index
+        if place.n_overlap or place.next_start is not None or not place.has_loss:
             raise DataError("windows with overlap or burn_in need a WindowStep, which an Estimator trains with")
         weight = item.window.n_live if item.w is None else item.w
         return Minibatch(_tuple(item.x), _tuple(item.y), spec, weight, place.first)
@@ -129,10 +131,10 @@ def as_dataset(data: Any, name: str | None = None, spec: Any = None) -> Dataset:
     spec : hashable, optional
         Of all its batches that have none.
     """
-    return data if isinstance(data, Dataset) else _Adapted(data, name or type(data).__name__, spec)
+    return data if isinstance(data, Dataset) else _IterableDataset(data, name or type(data).__name__, spec)
 
 
-class _View:
+class _DerivedDataset:
     """A dataset made of another."""
 
     def __init__(self, source: Any, name: str | None = None) -> None:
@@ -150,7 +152,7 @@ class _View:
             self.source.load_state_dict(state)
 
 
-class _Adapted:
+class _IterableDataset:
     """Any iterable. What its order may come from, torch's default generator and its own, is noted as a pass begins."""
 
     def __init__(self, data: Any, name: str, spec: Any) -> None:
@@ -177,14 +179,14 @@ class _Adapted:
         own = getattr(self.data, "generator", None)
         with torch.random.fork_rng(devices=[], enabled=n > 0):  # the default one is where the run is
             if n and self._began is not None:
-                load_generator(torch.default_generator, self._began["default"])
+                set_generator_state(torch.default_generator, self._began["default"])
                 if own is not None:
-                    load_generator(own, self._began["own"])
-            began = {"default": generator_state(torch.default_generator)}
+                    set_generator_state(own, self._began["own"])
+            began = {"default": get_generator_state(torch.default_generator)}
             if own is not None:
-                began["own"] = generator_state(own)
+                began["own"] = get_generator_state(own)
             self._began = began
-            rest = rest_of(self.data, n)
+            rest = iterate_from(self.data, n)
         return self._minibatches(rest)
 
     def _minibatches(self, rest: Iterator[Any]) -> Iterator[Minibatch]:
@@ -199,19 +201,19 @@ class _Adapted:
         own, inner = getattr(self.data, "generator", None), getattr(self.data, "state_dict", None)
         return {
             "began": self._began,
-            "own": None if own is None else generator_state(own),
+            "own": None if own is None else get_generator_state(own),
             "data": None if inner is None else inner(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._began = state["began"]
         if state["own"] is not None:
-            load_generator(self.data.generator, state["own"])
+            set_generator_state(self.data.generator, state["own"])
         if state["data"] is not None:
             self.data.load_state_dict(state["data"])
 
 
-class Take(_View):
+class Take(_DerivedDataset):
     """The first ``n`` batches of each pass over another dataset, which may be endless.
 
     Examples
@@ -225,17 +227,17 @@ class Take(_View):
         self.n = at_least(n, 0, "n")
 
     def __len__(self) -> int:
-        there = length(self.source)
+        there = known_length(self.source)
         return self.n if there is None else min(self.n, there)
 
     def __iter__(self) -> Iterator[Minibatch]:
         return islice(iter(self.source), self.n)
 
     def skip(self, n: int) -> Iterator[Minibatch]:
-        return islice(rest_of(self.source, n), max(self.n - n, 0))
+        return islice(iterate_from(self.source, n), max(self.n - n, 0))
 
 
-class Map(_View):
+class Map(_DerivedDataset):
     """Another dataset, each batch replaced by what ``fn(batch)`` makes of it: a :class:`Minibatch`, or what gives one.
 
     With ``workers``, ``fn`` runs in so many threads, ahead of when it is asked for, and the order stays.
@@ -259,7 +261,7 @@ class Map(_View):
         return self.skip(0)
 
     def skip(self, n: int) -> Iterator[Minibatch]:
-        rest = rest_of(self.source, n)
+        rest = iterate_from(self.source, n)
         if not self.workers:
             yield from map(self._one, rest)
             return
@@ -270,7 +272,7 @@ class Map(_View):
         return as_minibatch(self.fn(batch), batch.spec)
 
 
-class ReadAhead(_View):
+class ReadAhead(_DerivedDataset):
     """Another dataset, read in a background thread, ``n`` batches before they are asked for."""
 
     def __init__(self, source: Any, n: int = 1, name: str | None = None) -> None:
@@ -284,7 +286,7 @@ class ReadAhead(_View):
         return self.skip(0)
 
     def skip(self, n: int) -> Iterator[Minibatch]:
-        rest = rest_of(self.source, n)
+        rest = iterate_from(self.source, n)
         with BackgroundDataLoader(lambda: next(rest), self.n, workers=1) as ahead:
             yield from ahead
 
@@ -357,7 +359,7 @@ class InMemory:
         return self.skip(0)
 
     def skip(self, n: int) -> Iterator[Minibatch]:
-        self._began = pass_begins(self.rng, self._began, n)
+        self._began = start_epoch_order(self.rng, self._began, n)
         for chosen in islice(self._choices(), n, None):
             yield Minibatch(tuple(v[chosen] for v in self.inputs), tuple(v[chosen] for v in self.labels), self.spec)
 
@@ -374,8 +376,8 @@ class InMemory:
         """Nothing to do: each pass begins anew."""
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rng": generator_state(self.rng), "began": self._began}
+        return {"rng": get_generator_state(self.rng), "began": self._began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        load_generator(self.rng, state["rng"])
+        set_generator_state(self.rng, state["rng"])
         self._began = state["began"]

@@ -10,12 +10,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.data import dividebatch
-from fluxutils_py.parallel import Threads, maskedgrad, parallelization_stats, pgradient, tgradient, tree_reduce
-from fluxutils_py.parallel.gradients import Gradients, as_params, gradient
+from fluxutils_py.data.parts import dividebatch
+from fluxutils_py.parallel import Threads
+from fluxutils_py.parallel.and_mask import maskedgrad
+from fluxutils_py.parallel.gradients import (
+    Gradients,
+    as_params,
+    gradient,
+    parallelization_stats,
+    pgradient,
+    tgradient,
+    tree_reduce,
+)
 from fluxutils_py.training.callbacks import cb as as_cb
 from fluxutils_py.training.callbacks import cby as as_cby
 from fluxutils_py.training.loop import Loop, StepInfo
+
+__all__ = ["autotrain", "itrain", "ptrain", "train", "ttrain"]
 
 Loss = Callable[..., Tensor]
 Params = nn.Module | Iterable[Tensor]
@@ -185,7 +196,7 @@ def itrain(
 
     def one() -> tuple[float, Gradients]:
         found = threads.map(
-            lambda sample: gradient(loss(*as_sample(sample)), params), preparesamples(), repeatable=True
+            lambda sample: gradient(loss(*as_sample(sample)), params), preparesamples(), idempotent=True
         )
         values, grads = zip(*found, strict=True)
         return tree_reduce(values, float.__add__) / len(values), maskedgrad(grads, tau)

@@ -11,7 +11,7 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.training.triggers import Trigger
 
 EVENTS = ("start", "step", "epoch", "end", "close")
-TOGETHER = ("step", "epoch", "end")
+COLLECTIVE_EVENTS = ("step", "epoch", "end")
 
 Action = Callable[[Any], Any]  # what it returns is not looked at
 
@@ -34,7 +34,7 @@ class Hooks:
     Events: ``start`` (before the first step), ``step`` (after each), ``epoch`` (after each), ``end`` (after the last
     step, if nothing failed) and ``close`` (always, at the very end: for releasing things).
 
-    Actions that are ``together`` are what all ranks do at once, such as a checkpoint: they come after the others, on
+    Actions that are ``collective`` are what all ranks do at once, such as a checkpoint: they come after the others, on
     every rank, also where one of the others has failed.
 
     :meth:`state_dict` holds what triggers remember, and hooks that have ``state_dict`` and ``load_state_dict``
@@ -43,7 +43,7 @@ class Hooks:
 
     def __init__(self) -> None:
         self._entries: dict[str, list[_Entry]] = {event: [] for event in EVENTS}
-        self._together: dict[str, list[_Entry]] = {event: [] for event in TOGETHER}
+        self._collective: dict[str, list[_Entry]] = {event: [] for event in COLLECTIVE_EVENTS}
         self._n = 0
         self._stateful: dict[str, Any] = {}
         self._unclaimed: dict[str, Any] = {}  # states loaded for hooks that are yet to be added
@@ -56,30 +56,30 @@ class Hooks:
         name: str | None = None,
         priority: float = 0,
         trigger: Trigger | None = None,
-        together: bool | None = None,
+        collective: bool | None = None,
     ) -> None:
         """Have ``action(loop)`` called at ``event``; with a trigger, for event ``step``, only when it fires.
 
-        Whether it is ``together``, an action may say itself, as an attribute.
+        Whether it is ``collective``, an action may say itself, as an attribute.
         """
-        together = getattr(action, "together", False) if together is None else together
+        collective = getattr(action, "collective", False) if collective is None else collective
         name = name or getattr(action, "__name__", None) or repr(action)
         if trigger is None:
-            self._add(event, action, name, priority, together)
+            self._add(event, action, name, priority, collective)
             return
         if event != "step":
             raise ValueError(f"a trigger decides after each step; event {event!r} takes none")
         trigger = trigger.copy()
         triggered = _Triggered(trigger, action)
         self._add("start", trigger.start, name, priority)
-        self._add("step", triggered.on_step, name, priority, together)
+        self._add("step", triggered.on_step, name, priority, collective)
         if trigger.at_end:
-            self._add("end", triggered.on_end, name, priority, together)
+            self._add("end", triggered.on_end, name, priority, collective)
         self._keep(name, triggered)
 
-    def _add(self, event: str, action: Action, name: str, priority: float, together: bool = False) -> None:
+    def _add(self, event: str, action: Action, name: str, priority: float, collective: bool = False) -> None:
         self._n += 1
-        entries = (self._together if together and event in TOGETHER else self._entries)[event]
+        entries = (self._collective if collective and event in COLLECTIVE_EVENTS else self._entries)[event]
         entries.append(_Entry(priority, self._n, name, action))
         entries.sort()
 
@@ -88,7 +88,7 @@ class Hooks:
 
         A function ``f(loop)`` is called after every step. One with ``add_to(hooks)``, such as :class:`CronTab`, adds
         what it consists of by itself. Any other object is asked for any of ``on_start``, ``on_step``,
-        ``on_epoch``, ``on_end``, ``on_close``, each called with the loop, and for ``name``, ``priority``, ``together``,
+        ``on_epoch``, ``on_end``, ``on_close``, called with the loop, and for ``name``, ``priority``, ``collective``,
         and ``trigger``: when to call its ``on_step``.
 
         Raises
@@ -113,8 +113,8 @@ class Hooks:
         for event, action in methods.items():
             _require_one_argument(name if action is hook else f"{name}.on_{event}", action)
             trigger = getattr(hook, "trigger", None) if event == "step" else None
-            priority, together = getattr(hook, "priority", 0), getattr(hook, "together", False)
-            self.add(event, action, name=name, priority=priority, trigger=trigger, together=together)
+            priority, collective = getattr(hook, "priority", 0), getattr(hook, "collective", False)
+            self.add(event, action, name=name, priority=priority, trigger=trigger, collective=collective)
         if hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict"):
             self._keep(name, hook)
 
@@ -133,9 +133,9 @@ class Hooks:
         """
         self._run(self._entries[event], event, loop)
 
-    def run_together(self, event: str, loop: Any) -> None:
+    def run_collective(self, event: str, loop: Any) -> None:
         """Call the actions of an event that all ranks do together."""
-        self._run(self._together[event], event, loop)
+        self._run(self._collective[event], event, loop)
 
     def _run(self, entries: list[_Entry], event: str, loop: Any) -> None:
         failed: Exception | None = None
@@ -143,7 +143,9 @@ class Hooks:
             try:
                 entry.action(loop)
             except StopTraining:
-                if loop.sync.agreed:  # raised within what ranks do together, which it ended: an error on the others
+                if (
+                    loop.ranks.error_is_shared
+                ):  # raised within what ranks do together, which it ended: an error on the others
                     raise
                 loop.stop()
             except Exception as error:
@@ -156,7 +158,7 @@ class Hooks:
 
     def require_one_clock(self) -> None:
         """Raise ValueError if several ranks were to do something together at times on which their clocks differ."""
-        for entry in self._together["step"]:
+        for entry in self._collective["step"]:
             trigger = getattr(getattr(entry.action, "__self__", None), "trigger", None)
             if isinstance(trigger, Trigger) and trigger.by_clock:
                 raise ValueError(

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.parallel import Sync
-from fluxutils_py.training.dataset import length, rest_of
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.training.dataset import iterate_from, known_length
 from fluxutils_py.training.hooks import Action, Hooks
-from fluxutils_py.training.later import Later
+from fluxutils_py.training.pending_loss import PendingLoss
 from fluxutils_py.training.triggers import Trigger
 
 NO_MORE = object()
@@ -54,7 +54,7 @@ class _Sums:
     def means(self) -> dict[str, float | None]:
         return {
             "loss": self.weighted / self.n_live if self.n_live else None,
-            "window_loss": self.total / self.n_steps if self.n_steps else None,
+            "mean_batch_loss": self.total / self.n_steps if self.n_steps else None,
             "seconds": self.seconds,
         }
 
@@ -67,7 +67,7 @@ class Loop:
     step : callable
         ``step(batch) -> StepInfo``; or None, if it was not done because ranks agreed to stop before it. Or an object
         with a method ``train_step`` that does this, such as a :class:`Trainer`; it is attached as a hook too.
-    sync : Sync, optional
+    comm : RankGroup, optional
         The ranks that run this loop together, each with its own hooks. An error or a wish to stop on one becomes
         one on all, at the step's collective or, for what comes after it, at the next. None: this process alone.
 
@@ -89,7 +89,7 @@ class Loop:
         estimate from the epochs so far.
     record : dict
         Of the epoch that just ended, for ``on_epoch`` hooks to read and to add to: ``epoch``, ``loss`` (mean over
-        the data), ``window_loss`` (mean over the steps), ``seconds``.
+        the data), ``mean_batch_loss`` (mean over the steps), ``seconds``.
     history : list of dict
         The records of all epochs.
     n_epochs, steps_per_epoch : int or None
@@ -126,9 +126,9 @@ class Loop:
     [3.0, 3.0]
     """
 
-    def __init__(self, step: Callable[[Any], StepInfo | None] | Any, sync: Sync | None = None) -> None:
-        self.sync = Sync() if sync is None else sync
-        self.rank = self.sync.rank
+    def __init__(self, step: Callable[[Any], StepInfo | None] | Any, comm: RankGroup | None = None) -> None:
+        self.ranks = RankGroup() if comm is None else comm
+        self.rank = self.ranks.rank
         self.hooks = Hooks()
         self.step_fn = getattr(step, "train_step", step)
         if self.step_fn is not step:
@@ -172,19 +172,19 @@ class Loop:
     def stop(self) -> None:
         """End the run after the step that is under way, as if it were the last; on all ranks, whichever asks for it."""
         self._asked_to_stop = True
-        self.sync.stop()
+        self.ranks.stop()
 
     @property
     def info(self) -> StepInfo:
         """Of the last step; its loss is waited for, if a GPU is still computing it."""
-        if isinstance(self._info.loss, Later):
+        if isinstance(self._info.loss, PendingLoss):
             self._info = replace(self._info, loss=float(self._info.loss))
         return self._info
 
     @property
     def stopped(self) -> bool:
         """Whether the run is to end: :meth:`stop` was called in it, and all ranks know."""
-        return self.sync.stopped
+        return self.ranks.stopped
 
     def median_train_step_duration(self) -> float:
         """Median of the seconds that a step took, hooks not included; 0.001 if there was none yet."""
@@ -209,7 +209,7 @@ class Loop:
                 "give a list, or an object whose __iter__ begins anew each time"
             )
         self._begin()
-        self.n_epochs, self.steps_per_epoch = epochs, length(batches)
+        self.n_epochs, self.steps_per_epoch = epochs, known_length(batches)
         until = self._start_epoch + epochs
         if self.steps_per_epoch is not None:
             made = self.epoch_step if self._is_under_way(batches) else 0
@@ -244,7 +244,7 @@ class Loop:
             self._walk(batches, max(step - self.step, 0))
             if self.step < step and not self.stopped:
                 self._leave()
-                self.sync.fail(
+                self.ranks.raise_on_all(
                     DataError(
                         f"the batches ended after {self.step - began} of {step - began} steps; give more of them, or "
                         "run_epochs to go through them again"
@@ -252,10 +252,10 @@ class Loop:
                 )
 
     def _begin(self) -> None:
-        self.sync.restart()
+        self.ranks.clear_stop()
         if self._goes_on:
             if self._asked_to_stop:
-                self.sync.stop()
+                self.ranks.stop()
         else:
             self.start_step, self._start_epoch = self.step, self.epoch
             self._asked_to_stop = False
@@ -266,38 +266,38 @@ class Loop:
     @contextmanager
     def _hooked(self) -> Iterator[None]:
         """The hooks around a run."""
-        sync, self._running = self.sync, True
+        ranks, self._running = self.ranks, True
         try:
-            sync.attempt(self.hooks.require_all)
-            if not sync.solo:
-                sync.attempt(self.hooks.require_one_clock)
-            sync.attempt(self.hooks.run, "start", self)
-            sync.share()
+            ranks.guard(self.hooks.require_all)
+            if not ranks.is_single:
+                ranks.guard(self.hooks.require_one_clock)
+            ranks.guard(self.hooks.run, "start", self)
+            ranks.allgather()
             yield
             self.end_step = self.step
-            sync.attempt(self.hooks.run, "end", self)
-            sync.share()
-            self.hooks.run_together("end", self)
+            ranks.guard(self.hooks.run, "end", self)
+            ranks.allgather()
+            self.hooks.run_collective("end", self)
         except BaseException:
             self._leave()
             raise
         finally:
             self._running = False
-            sync.attempt(self.hooks.run, "close", self)
-        sync.share()
+            ranks.guard(self.hooks.run, "close", self)
+        ranks.allgather()
 
     def _run_epoch(self, batches: Iterable[Any]) -> None:
         self._walk(batches)
         sums = self._sums
         self._leave()
         if hasattr(batches, "reset"):
-            self.sync.attempt(batches.reset)
+            self.ranks.guard(batches.reset)
         self.record = {"epoch": self.epoch + 1, **sums.means()}
         self._between = True
         try:
-            self.sync.attempt(self.hooks.run, "epoch", self)
-            self.sync.share()
-            self.hooks.run_together("epoch", self)
+            self.ranks.guard(self.hooks.run, "epoch", self)
+            self.ranks.allgather()
+            self.hooks.run_collective("epoch", self)
         finally:
             self._between = False
         self.history.append(self.record)
@@ -305,35 +305,35 @@ class Loop:
 
     def _walk(self, batches: Iterable[Any], n: int | None = None) -> None:
         """Take a step for each batch that is left of the epoch, or for the next ``n``."""
-        sync, clock = self.sync, time.perf_counter
-        source = sync.attempt(self._open, batches)
+        ranks, clock = self.ranks, time.perf_counter
+        source = ranks.guard(self._open, batches)
         end = None if n is None else self.step + n
         self._began = clock()
-        while self.step != end and not sync.stopped and (batch := sync.attempt(next, source, NO_MORE)) is not NO_MORE:
+        while self.step != end and not ranks.stopped and (batch := ranks.guard(next, source, NO_MORE)) is not NO_MORE:
             self.loop_step = self.step
             began = clock()
             info = self.step_fn(batch)
             if info is None:
                 break
             self.train_step_durations.append(clock() - began)
-            if isinstance(info.loss, Later):
+            if isinstance(info.loss, PendingLoss):
                 self._late.append(info)
                 self._settle(1)
             else:
                 if info.loss is not None and not math.isfinite(info.loss):
-                    sync.fail(FloatingPointError(f"the loss of step {self.step + 1} is {info.loss}"))
+                    ranks.raise_on_all(FloatingPointError(f"the loss of step {self.step + 1} is {info.loss}"))
                 self._sums.add(info)
             self._info = info
             self.step += 1
             self.epoch_step += 1
-            sync.attempt(self.hooks.run, "step", self)
-            self.hooks.run_together("step", self)
+            ranks.guard(self.hooks.run, "step", self)
+            self.hooks.run_collective("step", self)
         self._settle(0)
         self.loop_step = self.step
         now = clock()
         self._sums.seconds += now - self._began
         self._began = now
-        sync.share()
+        ranks.allgather()
 
     def _settle(self, but: int) -> None:
         """Read the losses that a GPU was still computing, but for the newest ones; it works on those meanwhile."""
@@ -352,7 +352,7 @@ class Loop:
         if not self._is_under_way(batches):
             self._leave()
         if self._source is None:
-            self._batches, self._source = batches, rest_of(batches, self.epoch_step)
+            self._batches, self._source = batches, iterate_from(batches, self.epoch_step)
         return self._source
 
     def _leave(self) -> None:

@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.data import dividebatch
-from fluxutils_py.nn import SeqLoss, recurs, replica, reset, takes_windows
-from fluxutils_py.nn.losses import Loss, live_steps
+from fluxutils_py.data.parts import dividebatch
+from fluxutils_py.nn.losses import Loss, SeqLoss, live_steps
+from fluxutils_py.nn.model_windows import replica, takes_windows
 from fluxutils_py.nn.recurrent import Memory
+from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.parallel import Threads
-from fluxutils_py.parallel.gradients import Gradients, add_up, gradient
-from fluxutils_py.training.batches import Batch
-from fluxutils_py.training.windowloss import require_dependence, window_loss
+from fluxutils_py.parallel.gradients import Gradients, gradient, sum_gradients
+from fluxutils_py.training.tensor_batches import Batch
+from fluxutils_py.training.window_loss import require_gradient, window_loss
 
-PLAIN = frozenset({bool, int, float, str, type(None)})
+SIMPLE_TYPES = frozenset({bool, int, float, str, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class _Part:
     x: Any
     y: Any
     w: Tensor | None
-    lead: int
+    n_overlap: int
     memories: list[Memory]
     divisors: list[float] | None  # of all series
 
@@ -75,7 +76,7 @@ class Replicas:
         buffers = [(module, name, b, b._version) for module, name, b in self._buffers()]
         try:
             parts = self._divide(batch, ws)
-            found = self.threads.map(self._compute, parts, repeatable=True)
+            found = self.threads.map(self._compute, parts, idempotent=True)
             for name, same in (
                 (name, module._buffers[name] is b and b._version == v) for module, name, b, v in buffers
             ):
@@ -85,11 +86,11 @@ class Replicas:
                         "train it with n_jobs=1"
                     )
             for layers in zip(*(self._layers[part.index] for part in parts), strict=True):
-                layers[0].join([layer.memory() for layer in layers])
+                layers[0].join_series([layer.memory() for layer in layers])
         finally:
             for model in self._models[1:]:
                 reset(model)  # and let go of the graph
-        return add_up(found)
+        return sum_gradients(found)
 
     def _divide(self, batch: Batch, ws: Tensor | None) -> list[_Part]:
         xs, ys = (v if isinstance(v, tuple) else (v,) for v in (batch.x, batch.y))
@@ -102,12 +103,12 @@ class Replicas:
             series = slice(begin, begin + x[0].shape[1])
             begin = series.stop
             x, y = (own if isinstance(v, tuple) else own[0] for own, v in ((x, batch.x), (y, batch.y)))
-            parts.append(_Part(i, series, x, y, w, batch.window.place.lead, memories, divisors))
+            parts.append(_Part(i, series, x, y, w, batch.window.index.n_overlap, memories, divisors))
         return parts
 
     def _compute(self, part: _Part) -> tuple[float, Gradients]:
         for layer, memory in zip(self._layers[part.index], part.memories, strict=True):
-            layer.take(memory, part.series)
+            layer.take_series(memory, part.series)
         factors = None
         if part.divisors is not None:
             own = self._divisors(part.y, part.w)
@@ -116,10 +117,10 @@ class Replicas:
         model = self._models[part.index]
         if factors is not None and not any(factors):  # the state moves on, nothing is learnt
             with torch.no_grad():
-                window_loss(self.loss, model, part.x, part.y, part.w, part.lead)
+                window_loss(self.loss, model, part.x, part.y, part.w, part.n_overlap)
             return 0.0, (None,) * len(self._params)
-        loss = window_loss(self.loss, model, part.x, part.y, part.w, part.lead, factors)
-        require_dependence(loss)
+        loss = window_loss(self.loss, model, part.x, part.y, part.w, part.n_overlap, factors)
+        require_gradient(loss)
         return gradient(loss, self._params)
 
     def _divisors(self, ys: Any, ws: Tensor | None) -> list[float] | None:
@@ -131,7 +132,7 @@ class Replicas:
         if isinstance(self.loss, SeqLoss):  # threads would try it out all at once
             takes_windows(self.model, batch.x if isinstance(batch.x, tuple) else (batch.x,))
         self._models = [self.model, *(replica(self.model) for _ in range(1, self.threads.n))]
-        self._layers = [recurs(model) for model in self._models]
+        self._layers = [recurrent_layers(model) for model in self._models]
         self._modules = list(zip(*(model.modules() for model in self._models), strict=True))
         self._names = {id(module): name for name, module in self.model.named_modules()}
 
@@ -144,7 +145,7 @@ class Replicas:
                     "minibatch, which are divided over threads: train with n_jobs=1, or take nn.LayerNorm or "
                     "nn.GroupNorm"
                 )
-            plain = {name: value for name, value in vars(original).items() if type(value) in PLAIN}
+            plain = {name: value for name, value in vars(original).items() if type(value) in SIMPLE_TYPES}
             for copy in copies:
                 vars(copy).update(plain)
                 copy._buffers.update(original._buffers)
@@ -156,7 +157,7 @@ class Replicas:
                     yield original, name, buffer
 
 
-def add_to(params: Sequence[nn.Parameter], grads: Gradients, factor: float = 1) -> None:
+def accumulate_gradients(params: Sequence[nn.Parameter], grads: Gradients, factor: float = 1) -> None:
     """Add to the gradient of each parameter, as ``backward()`` does."""
     for p, g in zip(params, grads, strict=True):
         if g is not None:

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from fluxutils_py.nn.kernels import library, n_threads
 
-FEW = 4096  # values that NumPy copies sooner than anything else is asked
+SMALL_COPY = 4096  # values that NumPy copies sooner than anything else is asked
 _FLOATS = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}  # as csrc/kernels.h numbers them
 
 
-def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device, *, aside: bool = False) -> Tensor:
+def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device, *, background: bool = False) -> Tensor:
     """A contiguous tensor with a copy of a window ``(S, B, F)`` of any memory order.
 
     Never shares memory with ``values``, so that a model that works in place cannot change the user's data. Windows
@@ -25,7 +25,7 @@ def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device, *, a
         Integers become int64, all else ``dtype``.
     dtype : torch.dtype
     device : torch.device
-    aside : bool
+    background : bool
         Whether this goes on beside training: then one core does it, where it would take all.
     """
     if values.dtype.kind in "iu":
@@ -34,12 +34,12 @@ def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device, *, a
         values = values.astype(values.dtype.newbyteorder("="))
     on_gpu = device.type == "cuda"
     out = torch.empty(values.shape, dtype=dtype, pin_memory=on_gpu)
-    if values.size <= FEW:
+    if values.size <= SMALL_COPY:
         np.copyto(out.numpy(), values, casting="unsafe")
         return out if device.type == "cpu" else out.to(device, non_blocking=on_gpu)
     scattered = values.strides[-1] != values.itemsize
-    if not (scattered and copy_window(out.numpy(), values, threads=1 if aside else None)):
-        _copy(out, gathered(values) if scattered else values, aside)
+    if not (scattered and copy_window(out.numpy(), values, threads=1 if background else None)):
+        _copy(out, gathered(values) if scattered else values, background)
     # from pinned memory a copy to a GPU waits for nothing; torch keeps the memory until it is done
     return out if device.type == "cpu" else out.to(device, non_blocking=on_gpu)
 
@@ -72,14 +72,14 @@ def copy_window(out: np.ndarray, values: np.ndarray, threads: int | None = None)
     )
 
 
-def _copy(out: Tensor, values: np.ndarray, aside: bool) -> None:
+def _copy(out: Tensor, values: np.ndarray, background: bool) -> None:
     half = values.dtype == np.float16
     if half and not _torch_takes(values):
         values = np.array(values)
     scattered = (
         half or values.strides[-1] != values.itemsize
     )  # torch transposes, and converts halves, faster than NumPy
-    if (scattered or not aside) and _torch_takes(values):
+    if (scattered or not background) and _torch_takes(values):
         out.copy_(torch.from_numpy(values if values.flags.writeable else np.asarray(_Writable(values))))
     else:
         np.copyto(out.numpy(), values, casting="unsafe")

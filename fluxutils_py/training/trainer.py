@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.nn import recurs, reset, restore, snapshot
-from fluxutils_py.training.added import collected_losses, get_losses
+from fluxutils_py.nn.states import recurrent_layers, reset, restore, snapshot
+from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.dataset import Minibatch, as_dataset, as_minibatch
 from fluxutils_py.training.loop import StepInfo
-from fluxutils_py.training.metrics import EMAMetric, MeanMetric
+from fluxutils_py.training.running_metrics import EMAMetric, MeanMetric
 from fluxutils_py.training.triggers import at_least
 
 Executor = Callable[[tuple[Any, ...]], Any]
@@ -178,11 +178,11 @@ class Trainer:
         with torch.no_grad():
             for update in self._updates.values():
                 update(self.model)
-        for layer in recurs(self.model):
+        for layer in recurrent_layers(self.model):
             layer.truncate()
         self.train_metrics[0].reset()
         n = self._measure(self.train_metrics, self._n_own[0], (value, value, own), prediction, batch)
-        return StepInfo(value, n, computed(self.train_metrics))
+        return StepInfo(value, n, compute_all(self.train_metrics))
 
     def reset_train_metrics(self) -> None:
         """Begin the metrics of training anew."""
@@ -209,7 +209,7 @@ class Trainer:
             for m, mode in modes:
                 m.training = mode
         self._measure(self.eval_metrics, self._n_own[1], (total.item(), own), prediction, batch)
-        return computed(self.eval_metrics)
+        return compute_all(self.eval_metrics)
 
     def eval(self, dataset: Iterable[Any]) -> dict[str, Any]:
         """Means of loss and metrics over a finite dataset, from its beginning.
@@ -281,7 +281,7 @@ class Trainer:
         """The loss, and the part of it that is of ``loss_fn``."""
         added, own = get_losses(), None
         if self.loss_fn is not None:
-            own = mean_over_cells(self.loss_fn(prediction, _one(batch.labels)), batch.weight)
+            own = weighted_mean(self.loss_fn(prediction, _one(batch.labels)), batch.weight)
         if own is None:
             if added is None:
                 raise ValueError("there is no loss: give the Trainer a loss_fn, or call add_loss in the model")
@@ -292,7 +292,7 @@ class Trainer:
         self, metrics: list[Any], n_own: int, losses: Sequence[Any], prediction: Any, batch: Minibatch
     ) -> float:
         """Update metrics; how many data the batch is of."""
-        n = n_cells(prediction, batch.weight)
+        n = n_elements(prediction, batch.weight)
         for metric, value in zip(metrics[:n_own], losses, strict=False):
             metric.update(value, weight=n)
         prediction, label = _detached(prediction), _one(batch.labels)
@@ -334,7 +334,7 @@ def metric_name(metric: Any) -> str:
     return getattr(metric, "name", None) or type(metric).__name__
 
 
-def computed(metrics: Iterable[Any]) -> dict[str, Any]:
+def compute_all(metrics: Iterable[Any]) -> dict[str, Any]:
     """What metrics come to, by name; scalars as numbers."""
     found = {}
     for metric in metrics:
@@ -352,7 +352,7 @@ def spec_key(spec: Any) -> Any:
     return spec
 
 
-def n_cells(prediction: Any, weight: float | Tensor | None) -> float:
+def n_elements(prediction: Any, weight: float | Tensor | None) -> float:
     """How many data the mean over a batch is of: as its weight says, else all but the last axis of the prediction."""
     if isinstance(weight, Tensor):
         return int((weight != 0).sum())
@@ -364,7 +364,7 @@ def n_cells(prediction: Any, weight: float | Tensor | None) -> float:
     return first.numel() // first.shape[-1] if first.ndim > 1 and first.shape[-1] else first.numel()
 
 
-def mean_over_cells(loss: Any, weight: float | Tensor | None) -> Tensor:
+def weighted_mean(loss: Any, weight: float | Tensor | None) -> Tensor:
     """A loss as a scalar."""
     if not isinstance(loss, Tensor):
         raise TypeError(f"the loss must be a tensor, got {type(loss).__name__}")

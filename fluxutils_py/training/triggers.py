@@ -8,6 +8,19 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+__all__ = [
+    "AtFirstNSteps",
+    "AtNthStep",
+    "Every",
+    "EverySeconds",
+    "Exponential",
+    "ExponentialCallback",
+    "ForEachTSeconds",
+    "NTimesDuringLoop",
+    "PeriodicCallback",
+    "when",
+]
+
 Clock = Callable[[], float]
 
 

@@ -16,7 +16,8 @@ import weakref
 import numpy as np
 import pytest
 
-from fluxutils_py.data import BackgroundDataLoader, background, initbatchprovider
+from fluxutils_py.data import BackgroundDataLoader, background
+from fluxutils_py.data.class_balance import initbatchprovider
 
 LIMIT_S = 20
 

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from fluxutils_py.data import Rows, SampleWeight, Series
+from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data import digest as module
-from fluxutils_py.data.digest import digest_arrays, digest_series, digest_weight, sample_series
+from fluxutils_py.data.digest import digest_arrays, digest_sample, digest_series, digest_weight
+from fluxutils_py.data.segments import Segments
 
 F, N, T = 3, 7, 11
 X = np.random.default_rng(1).normal(size=(F, N, T))
-WHOLE = Rows.whole(N, T)
+WHOLE = Segments.from_lengths(N, T)
 
 
 class Lazy:
@@ -30,7 +31,7 @@ def changed(x, place):
 
 
 def digest(x, rows=WHOLE):
-    return digest_series(Series(x, "x"), rows)
+    return digest_series(SeriesArray(x, "x"), rows)
 
 
 @pytest.mark.parametrize("block", [20, 1 << 20])
@@ -51,7 +52,7 @@ def test_orders_of_memory_and_of_bytes_do_not_matter(dtype):
 
 
 def test_what_no_row_walks_through_may_be_anything():
-    rows = Rows(np.array([0, 1, 1, 6]), np.array([0, 2, 5, 4]), np.array([11, 3, 4, 7]))  # 1 has two stretches
+    rows = Segments(np.array([0, 1, 1, 6]), np.array([0, 2, 5, 4]), np.array([11, 3, 4, 7]))  # 1 has two stretches
     live = np.zeros((N, T), bool)
     live[0], live[1, 2:9], live[6, 4:] = True, True, True
     whole = digest(X, rows)
@@ -61,29 +62,29 @@ def test_what_no_row_walks_through_may_be_anything():
 
 
 def test_folded_rows_are_the_rows_they_were_folded_from():
-    assert digest(X, WHOLE.folded(21)) == digest(X)
+    assert digest(X, WHOLE.fold(21)) == digest(X)
 
 
 def test_of_large_files_a_sample_is_read(monkeypatch):
     monkeypatch.setattr(module, "WHOLE", 1000)
     x = np.random.default_rng(1).normal(size=(2, 60, 500))
     lazy = Lazy(x)
-    assert digest(lazy, Rows.whole(60, 500)) is None
+    assert digest(lazy, Segments.from_lengths(60, 500)) is None
     lazy.read = 0
-    whole = sample_series(Series(lazy, "x"), Rows.whole(60, 500))
+    whole = digest_sample(SeriesArray(lazy, "x"), Segments.from_lengths(60, 500))
     assert lazy.read == 2 * 8 * 8 * 8
-    assert whole == sample_series(Series(x, "x"), Rows.whole(60, 500))
+    assert whole == digest_sample(SeriesArray(x, "x"), Segments.from_lengths(60, 500))
     for place in ((0, 0, 0), (1, 0, 499), (0, 59, 0), (1, 59, 499), (0, 8, 70)):
-        assert sample_series(Series(changed(x, place), "x"), Rows.whole(60, 500)) != whole, place
-    assert digest(x, Rows.whole(60, 500)) is not None  # in memory
+        assert digest_sample(SeriesArray(changed(x, place), "x"), Segments.from_lengths(60, 500)) != whole, place
+    assert digest(x, Segments.from_lengths(60, 500)) is not None  # in memory
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 2, 3), (4, 9, 8), (2, 5, 40)])
 def test_samples_of_small_data_fit_in_them(shape):
     x = np.zeros(shape)
-    rows = Rows.whole(*shape[1:])
+    rows = Segments.from_lengths(*shape[1:])
     last = changed(x, (-1, -1, -1))
-    assert sample_series(Series(x, "x"), rows) != sample_series(Series(last, "x"), rows)
+    assert digest_sample(SeriesArray(x, "x"), rows) != digest_sample(SeriesArray(last, "x"), rows)
 
 
 def test_weights_of_each_step_matter():

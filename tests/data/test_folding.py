@@ -5,7 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.data import Folds, Rows, Series, rebatch
+from fluxutils_py.data import SeriesArray, rebatch
+from fluxutils_py.data.folding import FoldedArray
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
 
 ORDERS = {
@@ -103,10 +105,10 @@ def test_tuples_are_folded_alike():
 
 
 def test_rows_are_still_folded_as_an_index():
-    rows = rebatch(Rows.whole(2, 5), 4)
+    rows = rebatch(Segments.from_lengths(2, 5), 4)
     assert rows.start.tolist() == [0, 3, 0, 3]
     with pytest.raises(TypeError):
-        rebatch(Rows.whole(2, 5))
+        rebatch(Segments.from_lengths(2, 5))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_arrays_on_disk_are_folded_without_reading_and_sliced_as_arrays(tmp_path
     expected = by_hand(x, 12)
     for source in sources(tmp_path, x):
         folds = rebatch(source, 12)
-        assert isinstance(folds, Folds)
+        assert isinstance(folds, FoldedArray)
         assert (folds.shape, folds.ndim, folds.dtype, len(folds)) == (expected.shape, 3, x.dtype, 2)
         for key in KEYS:
             got = folds[key]
@@ -198,8 +200,8 @@ def test_folds_are_a_source_of_windows(tmp_path):
     x = numbered(2, 3, 13, dtype="float32")
     for source in sources(tmp_path, x):
         folds = rebatch(source, 12)
-        series = Series(folds, "x")
-        got = series.read(Rows.whole(series.N, series.T)[2:7], 1, 4)
+        series = SeriesArray(folds, "x")
+        got = series.read(Segments.from_lengths(series.N, series.T)[2:7], 1, 4)
         np.testing.assert_array_equal(got, by_hand(x, 12)[:, 2:7, 1:4].transpose(2, 1, 0))
 
 
@@ -213,7 +215,7 @@ def test_a_map_is_viewed_where_its_memory_allows(tmp_path):
     with pytest.raises(ShapeError) as caught:
         rebatch(mapped[0], 15)
     assert str(caught.value) == "rebatch takes arrays that are not in memory as (F, N, T), got shape (3, 12)"
-    assert isinstance(rebatch(mapped[:1], 15), Folds)
+    assert isinstance(rebatch(mapped[:1], 15), FoldedArray)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.data import H5Lazy, H5Map, h5create, h5mmap, h5save, hdf5identity
-from fluxutils_py.data.lazy import portable
+from fluxutils_py.data.lazy import as_picklable
 from fluxutils_py.errors import H5DataError
 
 F, N, T = 3, 37, 43
@@ -139,7 +139,7 @@ def test_a_file_that_may_be_another_is_refused_with_the_way_out(tmp_path, how, k
     x = H5Lazy(path, "x") if kind == "lazy" else h5mmap(path, "x")
     if kind == "np.memmap":
         x = np.memmap(path, "f4", "r", x._origin.layout.offset, (T, N, F))
-    data = pickle.dumps(portable(x))
+    data = pickle.dumps(as_picklable(x))
     if kind == "lazy":
         x.close()
     if how == "touched":

@@ -13,7 +13,8 @@ import joblib
 import numpy as np
 import pytest
 
-from fluxutils_py.data import H5Lazy, Rows, Series, h5concat, h5mmap, h5save
+from fluxutils_py.data import H5Lazy, SeriesArray, h5concat, h5mmap, h5save
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import H5DataError
 
 F, N, T = 3, 11, 13
@@ -256,10 +257,10 @@ def test_reads_in_threads(tmp_path):
 
 def test_series_reads_a_lazy_array(tmp_path):
     with chunked(tmp_path) as x:
-        s = Series(x, "x")
+        s = SeriesArray(x, "x")
         assert (s.shape, s.dtype, s.in_memory) == ((F, N, T), np.dtype("f4"), False)
-        rows = Rows.whole(N, T)
+        rows = Segments.from_lengths(N, T)
         assert np.array_equal(s.read(rows[2:5], 3, 9), X[:, 2:5, 3:9].T)
         assert np.array_equal(s.read(rows[np.array([7, 2, 3])], 3, 9), X[:, [7, 2, 3], 3:9].T)
-        folds = Rows(np.array([4, 4]), np.array([0, 7]), np.array([7, 6]))
+        folds = Segments(np.array([4, 4]), np.array([0, 7]), np.array([7, 6]))
         assert np.array_equal(s.read(folds, 2, 5), np.stack([X[:, 4, 2:5].T, X[:, 4, 9:12].T], 1))

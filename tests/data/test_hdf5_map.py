@@ -14,8 +14,9 @@ import joblib
 import numpy as np
 import pytest
 
-from fluxutils_py.data import H5Map, Rows, Series, h5create, h5mmap, h5save
+from fluxutils_py.data import H5Map, SeriesArray, h5create, h5mmap, h5save
 from fluxutils_py.data.hdf5map import PAGE
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import H5DataError
 
 F, N, T = 3, 5, 7
@@ -196,7 +197,7 @@ class Advised:
 
 def observed(x):
     o = x._origin
-    x._origin = o._replace(memory=Advised(len(o.memory)), tells_residence=False)
+    x._origin = o._replace(memory=Advised(len(o.memory)), reports_residency=False)
     return x._origin.memory
 
 
@@ -270,7 +271,7 @@ def test_a_cold_window_is_read_and_nothing_else(tmp_path):
     assert expected <= resident(x)
     assert len(resident(x) - before - expected) < len(expected)  # the disk may fetch a few more
     memory = observed(x)  # looks no further once the pages are there
-    x._origin = x._origin._replace(tells_residence=True)
+    x._origin = x._origin._replace(reports_residency=True)
     x.willneed(window)
     assert memory.calls == []
 
@@ -281,16 +282,16 @@ def test_a_cold_window_is_read_and_nothing_else(tmp_path):
 @pytest.mark.parametrize("axes", ORDERS)
 def test_series_reads_a_map_as_it_reads_an_array(tmp_path, axes):
     plain = numbers("f4", (4, 60, 400))
-    x = Series(saved(tmp_path, plain, axes), "x")
+    x = SeriesArray(saved(tmp_path, plain, axes), "x")
     memory = observed(x.array)
     assert not x.in_memory
-    assert not Series(np.asarray(x.array)[:, 1:], "x").in_memory
-    assert Series(np.array(x.array), "x").in_memory
-    whole = Rows.whole(60, 400)
-    folds = Rows(np.repeat(np.arange(5), 3), np.tile([0, 134, 267], 5), np.tile([134, 133, 133], 5))
+    assert not SeriesArray(np.asarray(x.array)[:, 1:], "x").in_memory
+    assert SeriesArray(np.array(x.array), "x").in_memory
+    whole = Segments.from_lengths(60, 400)
+    folds = Segments(np.repeat(np.arange(5), 3), np.tile([0, 134, 267], 5), np.tile([134, 133, 133], 5))
     for rows in (whole[10:20], whole[np.array([40, 3, 17, 18])], folds):
         memory.calls.clear()
-        x.announce(rows, 30, 50)
+        x.prefetch(rows, 30, 50)
         found = x.read(rows, 30, 50)  # asks for nothing more
         expected = [plain[:, n, t + 30 : t + 50].T for n, t in zip(rows.series, rows.start, strict=True)]
         assert np.array_equal(found, np.stack(expected, 1))
@@ -314,9 +315,9 @@ def test_a_warm_map_is_looked_at_now_and_then_and_a_cold_one_each_time(tmp_path,
         return window in cold
 
     monkeypatch.setattr(H5Map, "willneed", willneed)
-    series, rows = Series(x, "x"), Rows.whole(3, 500)
+    series, rows = SeriesArray(x, "x"), Segments.from_lengths(3, 500)
     for window in range(100):
-        series.announce(rows, window, window + 1)
+        series.prefetch(rows, window, window + 1)
         expected = np.asarray(x)[:, :, window : window + 1].transpose(2, 1, 0)
         assert np.array_equal(series.read(rows, window, window + 1), expected)  # reading looks no second time
     assert asked[:8] == list(range(8))
@@ -324,5 +325,5 @@ def test_a_warm_map_is_looked_at_now_and_then_and_a_cold_one_each_time(tmp_path,
     asked.clear()
     cold |= set(range(100, 130))
     for window in range(100, 130):
-        series.announce(rows, window, window + 1)
+        series.prefetch(rows, window, window + 1)
     assert asked[1:] == list(range(asked[0] + 1, 130))

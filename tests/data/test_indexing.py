@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fluxutils_py.data.indexing import chosen, pick, picks, runs
+from fluxutils_py.data.indexing import compose_index, contiguous_runs, parse_axis_index, parse_index
 
 A = np.arange(3 * 5 * 7).reshape(3, 5, 7)
 KEYS = [
@@ -40,7 +40,7 @@ KEYS = [
 
 def take(key):
     """What a function that reads places along each axis gives."""
-    found = picks(key, A.shape)
+    found = parse_index(key, A.shape)
     block = A
     for axis, p in enumerate(found):
         block = np.take(block, np.atleast_1d(np.asarray(p, dtype=int)), axis)
@@ -76,13 +76,13 @@ def test_an_index_picks_what_numpy_picks(key):
 ])  # fmt: skip
 def test_a_bad_index_says_why(key, message):
     with pytest.raises(IndexError) as info:
-        picks(key, A.shape)
+        parse_index(key, A.shape)
     assert str(info.value) == message
 
 
 def test_unsigned_indices_do_not_wrap():
-    assert pick(np.array([2, 0], dtype=np.uint8), 300, 0).tolist() == [2, 0]
-    assert pick(np.uint8(255), 300, 0) == 255
+    assert parse_axis_index(np.array([2, 0], dtype=np.uint8), 300, 0).tolist() == [2, 0]
+    assert parse_axis_index(np.uint8(255), 300, 0) == 255
 
 
 INDEX = [range(10), range(3, 9), range(8, 1, -2), np.array([5, 1, 1, 7, 8, 9]), range(0)]
@@ -93,21 +93,23 @@ INDEX = [range(10), range(3, 9), range(8, 1, -2), np.array([5, 1, 1, 7, 8, 9]), 
 def test_an_index_of_an_index_is_that_of_numpy(index, key):
     if len(index) == 0 and key == [-1, 0]:
         return
-    found = chosen(index, pick(key, len(index), 0))
+    found = compose_index(index, parse_axis_index(key, len(index), 0))
     assert np.asarray(found, dtype=int).tolist() == np.asarray(index, dtype=int)[np.asarray(key, int)
                                                     if isinstance(key, list) else key].tolist()  # fmt: skip
 
 
 def test_what_runs_up_by_one_is_a_range():
-    assert chosen(range(10), np.array([3, 4, 5])) == range(3, 6)
-    assert chosen(np.array([1, 3, 4, 9]), np.array([1, 2])) == range(3, 5)
-    assert chosen(np.array([1, 3]), np.array([1])) == range(3, 4)
-    assert isinstance(chosen(range(10), np.array([3, 5, 4, 6])), np.ndarray)  # as long as what lies between its ends
+    assert compose_index(range(10), np.array([3, 4, 5])) == range(3, 6)
+    assert compose_index(np.array([1, 3, 4, 9]), np.array([1, 2])) == range(3, 5)
+    assert compose_index(np.array([1, 3]), np.array([1])) == range(3, 4)
+    assert isinstance(
+        compose_index(range(10), np.array([3, 5, 4, 6])), np.ndarray
+    )  # as long as what lies between its ends
 
 
 @pytest.mark.parametrize("index", [*INDEX, range(1, 9, 3), np.array([4, 5, 6, 2, 3, 9]), np.array([7])], ids=repr)
 def test_runs_put_together_are_the_index(index):
-    found = runs(index)
+    found = contiguous_runs(index)
     a = np.asarray(index, dtype=int)
     assert [i for r in found for i in range(len(a))[r]] == list(range(len(a)))
     assert all((np.diff(a[r]) == 1).all() for r in found)
@@ -116,5 +118,5 @@ def test_runs_put_together_are_the_index(index):
 
 def test_an_index_beyond_int64_is_out_of_bounds():
     with pytest.raises(IndexError) as caught:
-        pick(np.array([1, 2**64 - 1], "u8"), 5, 1)  # as int64 it is -1
+        parse_axis_index(np.array([1, 2**64 - 1], "u8"), 5, 1)  # as int64 it is -1
     assert str(caught.value) == "index 18446744073709551615 is out of bounds for axis 1 with size 5"

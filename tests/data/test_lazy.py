@@ -9,7 +9,7 @@ import pytest
 
 from fluxutils_py import h5mmap, h5save
 from fluxutils_py.data import LazyArray
-from fluxutils_py.data.lazy import portable, read, select
+from fluxutils_py.data.lazy import as_picklable, read_block, select
 
 F, N, T = 3, 6, 11
 X = np.random.default_rng(0).normal(size=(F, N, T))
@@ -89,9 +89,9 @@ def test_attributes_are_those_of_the_array():
 def test_at_hand_is_what_the_source_says(tmp_path):
     s = sources(tmp_path)
     for name in ("memory", "time-major", "lazy of lazy"):
-        assert LazyArray(s[name], np.array([4, 0])).at_hand
+        assert LazyArray(s[name], np.array([4, 0])).nonblocking
     for name in ("h5py", "h5lazy", "three slices"):
-        assert not LazyArray(s[name], np.array([4, 0])).at_hand
+        assert not LazyArray(s[name], np.array([4, 0])).nonblocking
 
 
 def test_runs_of_neighbours_are_read_in_one_go_and_nothing_between_them():
@@ -149,7 +149,7 @@ def test_a_map_is_not_read_by_selecting(tmp_path):
 def test_both_axes_by_index_arrays():
     n, t = np.array([4, 0, 4]), np.array([9, 2, 3, 1])
     for source in (X, Recording(X), LazyArray(Recording(X))):
-        assert np.array_equal(read(source, n, t), X[:, n][:, :, t])
+        assert np.array_equal(read_block(source, n, t), X[:, n][:, :, t])
 
 
 @pytest.mark.parametrize("name", ["memory", "time-major", "h5py", "h5mmap", "h5lazy", "lazy of lazy"])
@@ -158,7 +158,7 @@ def test_a_pickled_array_is_the_same(name, tmp_path):
     a = LazyArray(source, np.array([4, 0]), range(2, 9, 2), (np.negative,))
     again = pickle.loads(pickle.dumps(a))
     assert np.array_equal(again, -part(a.series, a.steps))
-    assert np.array_equal(pickle.loads(pickle.dumps(portable(source))), X)
+    assert np.array_equal(pickle.loads(pickle.dumps(as_picklable(source))), X)
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
@@ -176,7 +176,7 @@ def test_a_view_of_a_memory_map_is_sent_as_the_place_of_its_bytes(mode, offset, 
         lambda a: a[:, None, 2],
         lambda a: a[2:][1:].transpose(2, 0, 1),
     ):
-        sent = pickle.dumps(portable(cut(m)))
+        sent = pickle.dumps(as_picklable(cut(m)))
         assert np.array_equal(pickle.loads(sent), cut(whole))
         assert (b"/x" in sent) == (mode != "c")
 
@@ -198,4 +198,4 @@ def test_what_was_computed_from_a_map_is_sent_as_data(tmp_path):
     (tmp_path / "x").write_bytes(whole.tobytes())
     m = np.memmap(tmp_path / "x", float, "r", shape=whole.shape)
     for a, wanted in ((m + 1, whole + 1), (m[[1, 0]], whole[[1, 0]]), (m.copy(), whole), (m.astype("f4"), whole)):
-        assert np.array_equal(pickle.loads(pickle.dumps(portable(a))), wanted)
+        assert np.array_equal(pickle.loads(pickle.dumps(as_picklable(a))), wanted)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.data import dividebatch, indbatch, minibatch, part
+from fluxutils_py.data import part
+from fluxutils_py.data.parts import dividebatch, indbatch, minibatch
 from fluxutils_py.errors import ShapeError
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.data import Rows, Series
-from fluxutils_py.data.ragged import RaggedArray, is_list_of_series, joined
+from fluxutils_py.data import SeriesArray
+from fluxutils_py.data.ragged import RaggedArray, as_ragged, is_list_of_series
+from fluxutils_py.data.segments import Segments
 
 LENGTHS = [5, 1, 9, 4]
 
@@ -57,10 +58,10 @@ def test_slices_are_those_of_the_padded_array(arrays, kind, key, tmp_path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rows_are_read_as_from_the_padded_array(arrays, kind, tmp_path):
-    rows = Rows(np.array([2, 0, 3, 2]), np.array([1, 0, 2, 5]), np.array([4, 5, 2, 4]))
-    found = Series(RaggedArray(stored(arrays, kind, tmp_path), "x"), "x")
-    live = rows.live(0, 5)
-    np.testing.assert_array_equal(found.read(rows, 0, 5)[live], Series(padded(arrays), "x").read(rows, 0, 5)[live])
+    rows = Segments(np.array([2, 0, 3, 2]), np.array([1, 0, 2, 5]), np.array([4, 5, 2, 4]))
+    found = SeriesArray(RaggedArray(stored(arrays, kind, tmp_path), "x"), "x")
+    live = rows.step_mask(0, 5)
+    np.testing.assert_array_equal(found.read(rows, 0, 5)[live], SeriesArray(padded(arrays), "x").read(rows, 0, 5)[live])
     assert found.in_memory == (kind not in ("map", "h5py"))
 
 
@@ -89,8 +90,8 @@ def test_what_is_a_list_of_series(arrays):
     assert is_list_of_series(arrays[:1])
     for other in (padded(arrays), padded(arrays).tolist(), tuple(arrays), [], [1.0, 2.0], [np.arange(3), np.arange(3)]):
         assert not is_list_of_series(other)
-        assert joined(other, "x") is other or isinstance(other, tuple)
-    assert all(isinstance(a, RaggedArray) for a in joined((arrays, arrays), "x"))
+        assert as_ragged(other, "x") is other or isinstance(other, tuple)
+    assert all(isinstance(a, RaggedArray) for a in as_ragged((arrays, arrays), "x"))
 
 
 @pytest.mark.parametrize(("bad", "message"), [

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.data import Rows, Series, as_series, rebatch, require_aligned
+from fluxutils_py.data import SeriesArray, as_series, rebatch
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.series import check_aligned
 from fluxutils_py.errors import DataError, ShapeError
 
 N_FEATURES, N_SERIES, N_STEPS = 3, 7, 11
@@ -85,26 +87,28 @@ FORMS = {
     "something without a dtype": lambda x, _: WithoutType(x),
 }
 ROWS = {
-    "whole": Rows.whole(N_SERIES, N_STEPS),
-    "some": Rows.whole(N_SERIES, N_STEPS)[2:5],
-    "one": Rows.whole(N_SERIES, N_STEPS)[6:],
-    "permuted": Rows.whole(N_SERIES, N_STEPS)[np.array([4, 6, 0, 5, 1, 3, 2])],
-    "with gaps": Rows.whole(N_SERIES, N_STEPS)[np.array([0, 1, 3, 6])],
-    "downwards": Rows.whole(N_SERIES, N_STEPS)[::-1],
-    "of other lengths": Rows.whole(N_SERIES, N_STEPS, np.array([11, 1, 5, 11, 3, 2, 7])),
-    "from the middle": Rows(np.array([1, 2, 5]), np.array([4, 4, 4]), np.array([7, 3, 6])),
-    "folded": rebatch(Rows.whole(N_SERIES, N_STEPS), 30),
-    "folded and permuted": rebatch(Rows.whole(N_SERIES, N_STEPS), 30)[np.random.default_rng(1).permutation(28)],
-    "folded with lengths": rebatch(Rows.whole(N_SERIES, N_STEPS, np.array([11, 1, 5, 11, 3, 2, 7])), 21),
-    "far apart": Rows(np.array([2, 2, 0]), np.array([0, 9, 10]), np.array([11, 2, 1])),
-    "far apart with gaps": Rows(np.array([6, 0, 4, 2]), np.array([0, 9, 9, 9]), np.array([11, 2, 1, 2])),
+    "whole": Segments.from_lengths(N_SERIES, N_STEPS),
+    "some": Segments.from_lengths(N_SERIES, N_STEPS)[2:5],
+    "one": Segments.from_lengths(N_SERIES, N_STEPS)[6:],
+    "permuted": Segments.from_lengths(N_SERIES, N_STEPS)[np.array([4, 6, 0, 5, 1, 3, 2])],
+    "with gaps": Segments.from_lengths(N_SERIES, N_STEPS)[np.array([0, 1, 3, 6])],
+    "downwards": Segments.from_lengths(N_SERIES, N_STEPS)[::-1],
+    "of other lengths": Segments.from_lengths(N_SERIES, N_STEPS, np.array([11, 1, 5, 11, 3, 2, 7])),
+    "from the middle": Segments(np.array([1, 2, 5]), np.array([4, 4, 4]), np.array([7, 3, 6])),
+    "folded": rebatch(Segments.from_lengths(N_SERIES, N_STEPS), 30),
+    "folded and permuted": rebatch(Segments.from_lengths(N_SERIES, N_STEPS), 30)[
+        np.random.default_rng(1).permutation(28)
+    ],
+    "folded with lengths": rebatch(Segments.from_lengths(N_SERIES, N_STEPS, np.array([11, 1, 5, 11, 3, 2, 7])), 21),
+    "far apart": Segments(np.array([2, 2, 0]), np.array([0, 9, 10]), np.array([11, 2, 1])),
+    "far apart with gaps": Segments(np.array([6, 0, 4, 2]), np.array([0, 9, 9, 9]), np.array([11, 2, 1, 2])),
 }
 
 
 def check_reading(series, x, rows, size):
     """Compare each window of ``size`` steps with the plain array, at the steps that there are."""
-    for start in range(0, rows.longest, size):
-        stop = min(start + size, rows.longest)
+    for start in range(0, rows.max_length, size):
+        stop = min(start + size, rows.max_length)
         got = series.read(rows, start, stop)
         assert got.shape == (stop - start, len(rows), x.shape[0])
         assert got.dtype == x.dtype
@@ -118,7 +122,7 @@ def check_reading(series, x, rows, size):
 def test_a_window_holds_what_plain_slicing_gives(form, which, tmp_path):
     x = values()
     source = FORMS[form](x, tmp_path)
-    series = Series(source, "x")
+    series = SeriesArray(source, "x")
     assert series.shape == x.shape
     for size in (1, 4, 11):
         check_reading(series, x, ROWS[which], size)
@@ -131,7 +135,7 @@ def test_a_window_holds_what_plain_slicing_gives(form, which, tmp_path):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_window_past_the_end_has_its_shape_and_the_steps_that_there_are(form, tmp_path):
     x = values()
-    got = Series(FORMS[form](x, tmp_path), "x").read(ROWS["permuted"], 9, 14)
+    got = SeriesArray(FORMS[form](x, tmp_path), "x").read(ROWS["permuted"], 9, 14)
     assert got.shape == (5, N_SERIES, N_FEATURES)
     assert np.array_equal(got[:2], x[:, ROWS["permuted"].series, 9:].transpose(2, 1, 0))
 
@@ -140,7 +144,7 @@ def test_a_window_past_the_end_has_its_shape_and_the_steps_that_there_are(form, 
 @pytest.mark.parametrize("form", [f for f in FORMS if f not in ("lists", "something without a dtype")])
 def test_every_type_is_read_as_it_is(form, dtype, tmp_path):
     x = values(dtype)
-    series = Series(FORMS[form](x, tmp_path), "x")
+    series = SeriesArray(FORMS[form](x, tmp_path), "x")
     assert series.kind == ("int" if np.dtype(dtype).kind in "iu" else "float")
     check_reading(series, x, ROWS["folded with lengths"], 3)
     check_reading(series, x, ROWS["permuted"], 4)
@@ -150,8 +154,8 @@ def test_every_type_is_read_as_it_is(form, dtype, tmp_path):
 @pytest.mark.parametrize("order", ORDERS)
 def test_single_features_series_and_steps_are_read(shape, order):
     x = values(shape=shape)
-    series = Series(in_order(x, order), "x")
-    rows = Rows.whole(shape[1], shape[2])
+    series = SeriesArray(in_order(x, order), "x")
+    rows = Segments.from_lengths(shape[1], shape[2])
     check_reading(series, x, rows, 2)
     check_reading(series, x, rebatch(rows, 3 * shape[1]), 1)
     check_reading(series, x, rows[::-1], 3)
@@ -162,7 +166,7 @@ def test_torch_tensors_are_read_and_left_alone(dtype):
     x = torch.arange(N_FEATURES * N_SERIES * N_STEPS).reshape(N_STEPS, N_SERIES, N_FEATURES).remainder(100).to(dtype)
     source = x.permute(2, 1, 0).requires_grad_(dtype.is_floating_point)
     kept = source.detach().clone()
-    series = Series(source, "x")
+    series = SeriesArray(source, "x")
     check_reading(series, kept.numpy(), ROWS["folded"], 3)
     check_reading(series, kept.numpy(), ROWS["permuted"], 4)
     assert source.equal(kept)
@@ -173,10 +177,10 @@ def test_torch_tensors_are_read_and_left_alone(dtype):
 def test_nothing_but_the_asked_rectangle_is_read(which):
     rows = ROWS[which]
     source = Recording(values())
-    series = Series(source, "x")
+    series = SeriesArray(source, "x")
     assert source.reads == []  # nothing on construction
-    for start in range(0, rows.longest, 4):
-        stop = min(start + 4, rows.longest)
+    for start in range(0, rows.max_length, 4):
+        stop = min(start + 4, rows.max_length)
         source.reads.clear()
         series.read(rows, start, stop)
         cells = [
@@ -190,7 +194,7 @@ def test_nothing_but_the_asked_rectangle_is_read(which):
 
 def test_reading_neighbours_costs_one_read_whatever_their_order():
     source = Recording(values())
-    series = Series(source, "x")
+    series = SeriesArray(source, "x")
     for which, n in (("whole", 1), ("permuted", 1), ("downwards", 1), ("with gaps", 3), ("from the middle", 2)):
         source.reads.clear()
         series.read(ROWS[which], 0, 4)
@@ -199,7 +203,7 @@ def test_reading_neighbours_costs_one_read_whatever_their_order():
 
 def test_blocks_in_time_major_memory_are_views():
     x = in_order(values(), (2, 1, 0))
-    block = Series(x, "x").read(ROWS["some"], 2, 6)
+    block = SeriesArray(x, "x").read(ROWS["some"], 2, 6)
     assert np.shares_memory(block, x)
 
 
@@ -217,7 +221,7 @@ def test_in_memory_means_a_numpy_array_that_maps_no_file(tmp_path):
         (in_hdf5(x, tmp_path), False),
         (Recording(x), False),
     ]:
-        assert Series(source, "x").in_memory == expected, type(source)
+        assert SeriesArray(source, "x").in_memory == expected, type(source)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,7 @@ def test_in_memory_means_a_numpy_array_that_maps_no_file(tmp_path):
 )
 def test_arrays_of_other_than_three_axes_are_refused_with_the_way_out(shape, way_out):
     with pytest.raises(ShapeError) as caught:
-        Series(np.zeros(shape), "sample x")
+        SeriesArray(np.zeros(shape), "sample x")
     assert str(caught.value) == (
         "sample x must have three axes (F, N, T) = (features, series, time steps), got shape " + f"{shape}{way_out}"
     )
@@ -240,20 +244,20 @@ def test_arrays_of_other_than_three_axes_are_refused_with_the_way_out(shape, way
 @pytest.mark.parametrize(("shape", "axis"), [((0, 2, 3), "features"), ((2, 0, 3), "series"), ((2, 3, 0), "time steps")])
 def test_empty_arrays_are_refused(shape, axis):
     with pytest.raises(ShapeError, match=rf"x has no {axis}: shape "):
-        Series(np.zeros(shape), "x")
+        SeriesArray(np.zeros(shape), "x")
 
 
 @pytest.mark.parametrize("dtype", ["c16", "O", "U3", "M8[s]"])
 def test_what_is_no_real_number_is_refused(dtype):
     with pytest.raises(DataError, match="x must hold real numbers, got dtype"):
-        Series(np.zeros((2, 3, 4), dtype), "x")
+        SeriesArray(np.zeros((2, 3, 4), dtype), "x")
 
 
 def test_ragged_lists_are_refused():
     with pytest.raises(
         ShapeError, match=r"x must be an array of shape \(F, N, T\): .*inhomogeneous.* a list of arrays \(F, T_i\)"
     ):
-        Series([[[1, 2], [3]]], "x")
+        SeriesArray([[[1, 2], [3]]], "x")
 
 
 def test_a_tuple_is_several_arrays_named_by_their_place():
@@ -280,7 +284,7 @@ def test_arrays_of_other_series_or_steps_are_refused(shape, message):
     with pytest.raises(ShapeError, match=message):
         as_series((values(), values(shape=shape)), "x")
     with pytest.raises(ShapeError, match="both must be"):
-        require_aligned(Series(values(), "x"), Series(values(shape=shape), "y"))
+        check_aligned(SeriesArray(values(), "x"), SeriesArray(values(shape=shape), "y"))
 
 
 def test_integers_that_int64_does_not_reach(tmp_path):
@@ -291,24 +295,24 @@ def test_integers_that_int64_does_not_reach(tmp_path):
         "int64; convert it to float if these are quantities, number the values anew if they are categories"
     )
     with pytest.raises(DataError) as caught:
-        Series(large, "codes")
+        SeriesArray(large, "codes")
     assert str(caught.value) == message
     large.tofile(tmp_path / "x.bin")
     for lazy in (np.memmap(tmp_path / "x.bin", "u8", "r", 0, large.shape), Recording(large)):
-        series, rows = Series(lazy, "codes"), Rows.whole(N_SERIES, N_STEPS)
+        series, rows = SeriesArray(lazy, "codes"), Segments.from_lengths(N_SERIES, N_STEPS)
         assert np.array_equal(series.read(rows, 4, 9), large[:, :, 4:9].transpose(2, 1, 0))
         with pytest.raises(DataError) as caught:
             series.read(rows, 2, 5)
         assert str(caught.value) == message
     large[1, 2, 3] = 2**63 - 1
-    assert Series(large, "codes").kind == "int"
+    assert SeriesArray(large, "codes").kind == "int"
 
 
 def test_a_dataset_whose_file_was_closed(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         closed = file.create_dataset("x", data=values())
     with pytest.raises(DataError) as caught:
-        Series(closed, "x")
+        SeriesArray(closed, "x")
     assert str(caught.value) == (
         "x is in an HDF5 file that was closed; keep that file open, or take h5mmap(path, name)"
     )

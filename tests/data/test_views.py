@@ -304,7 +304,7 @@ def test_folds_of_neighbours_are_numpy_views(make):
 def test_a_matrix_becomes_an_array_again():
     for make in (samples, timesteps):
         v = make(NATIVE)
-        assert np.array_equal(v.unflat(np.asarray(v), F), NATIVE)
+        assert np.array_equal(v.from_rows(np.asarray(v), F), NATIVE)
 
 
 def test_how_a_view_prints():
@@ -335,7 +335,7 @@ def test_only_what_is_looked_at_is_read(make):
     rows.native, rows.shape, rows.dtype, len(rows), rows.nbytes, repr(rows), rows.n_features, rows.take([0], axis=0)
     make(x).map(double_and_mean)[0:2]
     if make is timesteps:
-        rows.runs(), rows.stretches()
+        rows.contiguous_runs(), rows.stretches()
     assert x.values == 0
     rows[1]
     assert x.values == rows.shape[1]
@@ -358,12 +358,12 @@ X = np.arange(2 * 3 * 20.0).reshape(2, 3, 20)
 
 def test_gaps_are_found():
     v = timesteps(X)
-    assert v.runs() == [slice(0, 20)]
-    assert v[3:9].runs() == [slice(0, 6)]
-    assert v[[0, 1, 5, 6, 7, 19]].runs() == [slice(0, 2), slice(2, 5), slice(5, 6)]
-    assert v[::3].runs() == [slice(i, i + 1) for i in range(7)]
-    assert v[2:10][[0, 1, 4, 5]].runs() == [slice(0, 2), slice(2, 4)]
-    assert v[[]].runs() == []
+    assert v.contiguous_runs() == [slice(0, 20)]
+    assert v[3:9].contiguous_runs() == [slice(0, 6)]
+    assert v[[0, 1, 5, 6, 7, 19]].contiguous_runs() == [slice(0, 2), slice(2, 5), slice(5, 6)]
+    assert v[::3].contiguous_runs() == [slice(i, i + 1) for i in range(7)]
+    assert v[2:10][[0, 1, 4, 5]].contiguous_runs() == [slice(0, 2), slice(2, 4)]
+    assert v[[]].contiguous_runs() == []
 
 
 @pytest.mark.parametrize("context", [0, 1, 4, 100])
@@ -409,7 +409,7 @@ def test_a_shuffled_splitter_of_time_is_an_error():
     with pytest.raises(ValueError, match=r"^time steps must stay in their order"):
         train_test_split(v, random_state=0)
     a, b = next(KFold(3, shuffle=True, random_state=0).split(v))
-    assert _safe_indexing(v, a).runs() != []  # sorted, with gaps: the state is forgotten there
+    assert _safe_indexing(v, a).contiguous_runs() != []  # sorted, with gaps: the state is forgotten there
     assert len(_safe_indexing(v, b)) == 7
 
 

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.data import Rows, SampleWeight, Series, rebatch
+from fluxutils_py.data import SampleWeight, SeriesArray, rebatch
 from fluxutils_py.data import weights as weights_module
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
 
 N, T = 5, 7
@@ -14,7 +15,7 @@ LENGTHS = np.array([7, 1, 4, 6, 7])
 
 
 def whole(lengths=None):
-    return Rows.whole(N, T, lengths)
+    return Segments.from_lengths(N, T, lengths)
 
 
 def stretched(w):
@@ -55,7 +56,7 @@ def test_the_mean_over_the_steps_that_count_is_one(form, lengths):
     source = FORMS[form]
     rows = whole(lengths)
     weight = SampleWeight(source, N, T)
-    weight.normalise(rows, ())
+    weight.normalize(rows, ())
     got = weight.read(rows, 0, T).T  # (N, T)
     plain = stretched(source)
     live = (plain > 0) & (np.arange(T) < rows.length[:, None])
@@ -73,7 +74,7 @@ def test_weights_in_hdf5_are_those_in_memory(form, tmp_path):
     for rows in (whole(), rebatch(whole(LENGTHS), 12)[::-1]):
         got, expected = SampleWeight(in_file, N, T), SampleWeight(array, N, T)
         for w in (got, expected):
-            w.normalise(whole(LENGTHS), ())
+            w.normalize(whole(LENGTHS), ())
         np.testing.assert_array_equal(got.read(rows, 0, 2), expected.read(rows, 0, 2))
 
 
@@ -84,7 +85,7 @@ def test_the_source_is_left_as_it_is(form):
     if isinstance(source, np.ndarray):
         source.flags.writeable = False  # whoever writes to it gets an error
     weight = SampleWeight(source, N, T)
-    weight.normalise(whole(), ())
+    weight.normalize(whole(), ())
     weight.read(whole(), 0, T)[:] = 7
     weight.read(whole()[::-1], 0, T)[:] = 7
     np.testing.assert_array_equal(np.asarray(source), before)
@@ -93,7 +94,7 @@ def test_the_source_is_left_as_it_is(form):
 def test_constant_weights_become_ones():
     for source in (np.full(N, 3), np.full((N, T), 0.1)):
         weight = SampleWeight(source, N, T)
-        weight.normalise(whole(), ())
+        weight.normalize(whole(), ())
         np.testing.assert_allclose(weight.read(whole(), 0, T), np.ones((T, N)), rtol=1e-14)
 
 
@@ -106,7 +107,7 @@ def test_steps_without_a_target_do_not_count():
     labels, flags = np.zeros((1, N, T), int), np.ones((1, N, T), bool)
     source = uneven((N, T))
     weight = SampleWeight(source, N, T)
-    weight.normalise(whole(LENGTHS), [Series(a, "y") for a in (y, z, labels, flags)])
+    weight.normalize(whole(LENGTHS), [SeriesArray(a, "y") for a in (y, z, labels, flags)])
     live = (source > 0) & ~np.isnan(y).any(0) & ~np.isnan(z[0]) & (np.arange(T) < LENGTHS[:, None])
     got = weight.read(whole(), 0, T).T
     assert got[live].mean() == pytest.approx(1, abs=1e-12)
@@ -120,9 +121,9 @@ ROWS = {
     "of other lengths": whole(LENGTHS),
     "folded": rebatch(whole(), 12),
     "folded and permuted": rebatch(whole(LENGTHS), 15)[np.random.default_rng(2).permutation(13)],
-    "far apart": Rows(np.array([0, 1]), np.array([0, 5]), np.array([7, 2])),
-    "the same series twice": Rows(np.array([0, 0]), np.array([0, 0]), np.array([7, 7])),
-    "from the middle": Rows(np.array([2, 3]), np.array([4, 4]), np.array([3, 2])),
+    "far apart": Segments(np.array([0, 1]), np.array([0, 5]), np.array([7, 2])),
+    "the same series twice": Segments(np.array([0, 0]), np.array([0, 0]), np.array([7, 7])),
+    "from the middle": Segments(np.array([2, 3]), np.array([4, 4]), np.array([3, 2])),
 }
 
 
@@ -132,8 +133,8 @@ ROWS = {
 def test_weights_are_read_for_any_rows(form, which, size):
     weight, plain, rows = SampleWeight(FORMS[form], N, T), stretched(FORMS[form]), ROWS[which]
     weight.scale = 2.5
-    for start in range(0, rows.longest, size):
-        stop = min(start + size, rows.longest)
+    for start in range(0, rows.max_length, size):
+        stop = min(start + size, rows.max_length)
         got = weight.read(rows, start, stop)
         assert got.shape == (stop - start, len(rows))
         for i, (s, begin, length) in enumerate(zip(rows.series, rows.start, rows.length, strict=True)):
@@ -161,7 +162,7 @@ def test_weights_that_are_negative_or_no_number_are_refused(shape, value):
     w.reshape(-1)[-1] = value
     weight = SampleWeight(w, N, T)
     with pytest.raises(DataError, match="sample_weight must be finite and not negative; use 0 for what shall not"):
-        weight.normalise(whole(), ())
+        weight.normalize(whole(), ())
 
 
 def test_weights_that_leave_nothing_are_refused():
@@ -173,12 +174,12 @@ def test_weights_that_leave_nothing_are_refused():
     late[1, 4] = 1
     for w, lengths, ys in (
         (np.zeros(N), None, ()),
-        (only_first, None, (Series(y, "y"),)),
+        (only_first, None, (SeriesArray(y, "y"),)),
         (late, LENGTHS, ()),
     ):
         weight = SampleWeight(w, N, T)
         with pytest.raises(DataError, match="sample_weight leaves nothing to learn from: every step has weight 0 or"):
-            weight.normalise(whole(lengths), ys)
+            weight.normalize(whole(lengths), ys)
         assert weight.scale == 1
 
 
@@ -187,7 +188,7 @@ def test_weights_that_leave_nothing_are_refused():
 def test_blocks_cover_every_step_once(monkeypatch, block, n_features):
     monkeypatch.setattr(weights_module, "BLOCK", block)
     seen = np.zeros((N, T), int)
-    for series, steps in weights_module.blocks(N, T, n_features):
+    for series, steps in weights_module.block_slices(N, T, n_features):
         seen[series, steps] += 1
         assert seen[series, steps].size * n_features <= max(block, n_features)
     assert (seen == 1).all()
@@ -197,7 +198,7 @@ def test_blocks_are_long_along_both_axes(monkeypatch):
     """A file in either order is read in stretches of some length, not again and again for a value in each page."""
     monkeypatch.setattr(weights_module, "BLOCK", 1000)
     for n_series, n_steps, size in ((70, 900, (32, 31)), (900, 70, (32, 31)), (7, 900, (7, 142)), (900, 7, (142, 7))):
-        series, steps = weights_module.blocks(n_series, n_steps)[0]
+        series, steps = weights_module.block_slices(n_series, n_steps)[0]
         assert (series.stop, steps.stop) == size
 
 
@@ -209,6 +210,6 @@ def test_scaling_does_not_depend_on_the_blocks(monkeypatch, block):
     for size in (block, 1 << 20):
         monkeypatch.setattr(weights_module, "BLOCK", size)
         weight = SampleWeight(FORMS["steps"], N, T)
-        weight.normalise(whole(LENGTHS), (Series(y, "y"),))
+        weight.normalize(whole(LENGTHS), (SeriesArray(y, "y"),))
         scales.append(weight.scale)
     assert scales[0] == pytest.approx(scales[1], rel=1e-12)

@@ -23,7 +23,8 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
 from fluxutils_py import Estimator, Spec, net2vec, seqloss
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.nn import GRU, LSTM, run_window
+from fluxutils_py.nn import GRU, LSTM
+from fluxutils_py.nn.model_windows import run_window
 from fluxutils_py.optim import Clip
 
 N, T = 5, 12

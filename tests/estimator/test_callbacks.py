@@ -15,7 +15,8 @@ from torch import nn
 from torch.optim import SGD, Adam, lr_scheduler
 
 from fluxutils_py import Estimator, Spec, net2grad, net2vec
-from fluxutils_py.nn import LSTM, run_window
+from fluxutils_py.nn import LSTM
+from fluxutils_py.nn.model_windows import run_window
 from fluxutils_py.training import StopTraining, history_table
 
 N, T = 6, 20  # with batchsize 4 and seqsize 5: 2 groups of 4 windows, 8 steps an epoch
@@ -532,11 +533,11 @@ def test_history():
     est = make(opt=sgd, scheduler=SCHEDULES["StepLR"]).fit(X, Y, validation_data=(XV, YV))
     assert [r["epoch"] for r in est.history_] == [1, 2, 3]
     assert {frozenset(r) for r in est.history_} == {
-        frozenset({"epoch", "loss", "window_loss", "seconds", "folds", "validation_loss", "lr"})
+        frozenset({"epoch", "loss", "mean_batch_loss", "seconds", "folds", "validation_loss", "lr"})
     }
     assert [r["loss"] for r in est.history_] == est.loss_curve_
     assert [r["validation_loss"] for r in est.history_] == est.validation_loss_curve_
-    assert est.history_[-1]["window_loss"] == est.loss_
+    assert est.history_[-1]["mean_batch_loss"] == est.loss_
     assert all(r["seconds"] > 0 for r in est.history_)
     assert est.n_iter_ == 3
     assert all(type(v) is float for v in [*est.loss_curve_, *est.validation_loss_curve_, est.loss_])

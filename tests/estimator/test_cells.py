@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, Spec, net2vec, reset
-from fluxutils_py.estimator.sequence import CELLS
-from fluxutils_py.nn import HFGRU, Recur, RNNStack, SMGUCell
+from fluxutils_py.estimator.sequence_estimators import CELLS
+from fluxutils_py.nn import HFGRU, Recur, RNNStack
+from fluxutils_py.nn.cells import SMGUCell
 
 OWN = ["flstm", "sgru", "mgu", "smgu", "hfgru"]
 WITHOUT_RECURRENCE = ["mingru", "minlstm", "lru", "tcn", "attention"]

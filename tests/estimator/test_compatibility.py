@@ -46,7 +46,8 @@ from fluxutils_py import (
     samples,
     timesteps,
 )
-from fluxutils_py.data import LazyArray, SequenceView
+from fluxutils_py.data import LazyArray
+from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator import fitting
 

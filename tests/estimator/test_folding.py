@@ -73,7 +73,7 @@ def test_series_of_other_lengths_are_cut_by_their_own():
 def est_rows(est, x, y, lengths):
     from fluxutils_py.estimator.fitting import Fit
 
-    rows = Fit(est, x, y, lengths=lengths).windows.rows
+    rows = Fit(est, x, y, lengths=lengths).windows.segments
     return list(zip(rows.series.tolist(), rows.length.tolist(), strict=True))
 
 

@@ -22,25 +22,10 @@ from torch.optim import SGD, Adam, RMSprop, lr_scheduler
 import fluxutils_py.files as files
 from fluxutils_py import Estimator, Spec, loadstates, net2vec, seqloss, states
 from fluxutils_py.errors import LoadError
-from fluxutils_py.nn import (
-    FLSTM,
-    GRU,
-    HFGRU,
-    LSTM,
-    MGU,
-    RNN,
-    SGRU,
-    SMGU,
-    DenseReLU,
-    FLSTMCell,
-    GaussianNoise,
-    HFGRUCell,
-    Recur,
-    RNNStack,
-    WinsorNorm,
-    ffnn,
-    run_window,
-)
+from fluxutils_py.nn import FLSTM, GRU, HFGRU, LSTM, MGU, RNN, SGRU, SMGU, GaussianNoise, Recur, RNNStack, WinsorNorm
+from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell
+from fluxutils_py.nn.layers import DenseReLU, ffnn
+from fluxutils_py.nn.model_windows import run_window
 
 N, T = 6, 20
 X = np.random.default_rng(0).normal(size=(2, N, T)).astype("float32")

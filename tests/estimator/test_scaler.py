@@ -310,7 +310,7 @@ def test_the_matrix_that_a_view_looks_like_is_taken_too(x):
         assert s.n_features_in_ == flat.shape[1]
         z = s.transform(flat)
         assert type(z) is np.ndarray
-        assert z == near(view.flat(expected))
+        assert z == near(view.to_rows(expected))
         assert s.inverse_transform(z) == pytest.approx(flat, rel=1e-12, nan_ok=True)
         assert s.transform(flat[2:4].astype("float32")).dtype == np.float32
         assert s.get_feature_names_out().tolist() == [f"x{i}" for i in range(flat.shape[1])]

@@ -13,7 +13,7 @@ from torch import nn
 
 from fluxutils_py import Estimator, Spec
 from fluxutils_py.nn import GRU, LSTM
-from fluxutils_py.training import inference
+from fluxutils_py.training import predictor
 
 N, T = 7, 150  # more steps than a block of prediction, and a group that is not full
 SPEC = Spec(epochs=1, batchsize=3, seqsize=20)
@@ -296,7 +296,7 @@ def test_targets_from_a_file(est, data, labels, kind, tmp_path):
 
 
 def test_only_one_window_of_targets_is_read_at_a_time(est, data, monkeypatch):
-    monkeypatch.setattr(inference, "MEMORY", 1 << 16)
+    monkeypatch.setattr(predictor, "MAX_ACTIVATION_BYTES", 1 << 16)
     x, y = (np.tile(a, 5) for a in data)
     spy = Spy(y)
     assert est.score(x, spy) == near(est.score(x, y))

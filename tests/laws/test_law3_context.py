@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fluxutils_py import Estimator, EstimatorClassifier, Spec, net2vec, seqloss
-from fluxutils_py.nn import run_window
-from fluxutils_py.training import inference
+from fluxutils_py.nn.model_windows import run_window
+from fluxutils_py.training import predictor
 
 from .conftest import B, N, S, T, difference, flat, make_task, window
 
@@ -82,7 +82,7 @@ def test_predictions_depend_neither_on_seqsize_nor_on_chunks(kind, monkeypatch):
             assert difference(np.concatenate(parts, 2), expected) < 1e-12
         (inputs,) = state
         assert np.array_equal(inputs, task.x[:, :, -OVERLAP:].transpose(2, 1, 0))
-    monkeypatch.setattr(inference, "MEMORY", 1)
+    monkeypatch.setattr(predictor, "MAX_ACTIVATION_BYTES", 1)
     assert difference(est.predict(task.x), expected) < 1e-12
 
 

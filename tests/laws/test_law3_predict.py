@@ -12,7 +12,7 @@ from torch import nn
 
 from fluxutils_py import Estimator, Spec, loadstates, net2vec, reset, states
 from fluxutils_py.nn import GRU, LSTM, RNN, Recur
-from fluxutils_py.training import inference
+from fluxutils_py.training import predictor
 
 from .conftest import B, N, S, T, difference, make_task
 
@@ -120,7 +120,7 @@ def test_a_state_of_some_series_goes_on_for_them():
 
 @pytest.mark.parametrize("memory", [1, 1 << 13, 1 << 30])
 def test_the_state_of_a_series_is_that_after_its_own_last_step(memory, monkeypatch):
-    monkeypatch.setattr(inference, "MEMORY", memory)
+    monkeypatch.setattr(predictor, "MAX_ACTIVATION_BYTES", memory)
     est, x = fitted()
     lengths = np.random.default_rng(3).integers(1, T + 1, N)
     predicted, state = est.predict(x, lengths=lengths, return_state=True)
@@ -154,8 +154,8 @@ def test_modules_of_ones_own_go_on_from_a_state():
 def test_the_memory_for_windows_does_not_matter(memory, monkeypatch):
     est, x = fitted()
     whole, end = est.predict(x, return_state=True)
-    monkeypatch.setattr(inference, "MEMORY", memory)
-    monkeypatch.setattr(inference, "STEPS", 7)
+    monkeypatch.setattr(predictor, "MAX_ACTIVATION_BYTES", memory)
+    monkeypatch.setattr(predictor, "MANY_SERIES_STEPS", 7)
     found, state = est.predict(x, return_state=True)
     assert np.abs(found - whole).max() < 1e-12
     assert all(difference(t, e) < 1e-12 for t, e in zip(state, end, strict=True))

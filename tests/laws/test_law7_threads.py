@@ -11,7 +11,9 @@ from sklearn.base import clone
 from torch import nn
 
 from fluxutils_py import Estimator, Spec, net2vec, seqloss
-from fluxutils_py.nn import FLSTM, GRU, LSTM, RNN, SMGU, Recur, kernels, native, states, weights
+from fluxutils_py.nn import FLSTM, GRU, LSTM, RNN, SMGU, Recur, kernels, native
+from fluxutils_py.nn.parameters import weights
+from fluxutils_py.nn.states import states
 from fluxutils_py.training import StopTraining
 
 from .conftest import B, S, T, difference, make_task

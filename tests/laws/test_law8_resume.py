@@ -24,7 +24,8 @@ from torch.optim import SGD, Adam, AdamW, NAdam, lr_scheduler
 from fluxutils_py import Estimator, Spec, net2vec, seqloss
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn import GRU, LSTM
-from fluxutils_py.training import Checkpointer, EverySeconds, ForEachNSteps, StopTraining
+from fluxutils_py.training import Checkpointer, ForEachNSteps, StopTraining
+from fluxutils_py.training.triggers import EverySeconds
 
 PROGRAM = Path(__file__).parent / "programs" / "resume.py"
 N, T = 7, 11  # with batchsize 4 and seqsize 4: groups of 4 and 3 series, 3 windows each, the last of 3 steps

@@ -224,9 +224,9 @@ def test_early_stopping_holds_out_the_last_steps_of_one_series_that_begins_late(
         return criterion(model, xs, ys, ws)
 
     est = SequenceRegressor(epochs=1, rebatch=False, early_stopping=True, validation_fraction=0.25, scale_target=False)
-    settings = est._settings()
+    settings = est._resolved_params()
     settings.loss, settings.model = loss, lambda: model()
-    est._settings = lambda: settings
+    est._resolved_params = lambda: settings
     y = np.where((np.arange(T) >= 5) & (np.arange(T) < 35), task.y, np.nan)
     est.fit(np.where(np.isnan(y[:1]), np.nan, task.x), y, starts=[5], lengths=[30])
     assert [tuple(v.shape) for v in seen] == [(22, 1, 2), (8, 1, 2)]  # of 30 steps, a quarter is held out

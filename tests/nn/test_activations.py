@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.nn import dpsigmoid, dptanh, psigmoid, ptanh
+from fluxutils_py.nn.activations import dpsigmoid, dptanh, psigmoid, ptanh
 
 POINTS = np.concatenate(
     [np.linspace(-6, 6, 1201), [-4.1, 4.1, -1.92033, 1.92033, 0.0, -0.0, -1e30, 1e30, -np.inf, np.inf]]

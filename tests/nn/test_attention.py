@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import SlidingWindowAttention, reset, states
+from fluxutils_py.nn import SlidingWindowAttention
+from fluxutils_py.nn.states import reset, states
 
 from .stepwise import B, F, assert_follows
 

@@ -5,7 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.nn import FLSTMCell, HFGRUCell, MGUCell, Recur, SGRUCell, SMGUCell, kernels, native_kernels, states
+from fluxutils_py.nn import Recur, kernels, native_kernels
+from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell
+from fluxutils_py.nn.states import states
 
 S, B, F, H = 7, 4, 3, 5
 CELLS = {

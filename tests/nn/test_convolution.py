@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import TCN, CausalConv1d, reset, states
+from fluxutils_py.nn import TCN, CausalConv1d
+from fluxutils_py.nn.states import reset, states
 
 from .stepwise import B, F, S, assert_follows
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from fluxutils_py import show_versions
-from fluxutils_py.nn import LSTM, kernels, kernels_in_use, native_kernels
+from fluxutils_py.nn import LSTM, kernels, native_kernels
+from fluxutils_py.nn.kernels import kernels_in_use
 
 ISAS = [name for name in kernels.ISAS if kernels.supports(name)]
 built = pytest.mark.skipif(not ISAS, reason="the kernels are not built")

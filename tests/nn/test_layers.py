@@ -7,7 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fluxutils_py.nn import GRU, LSTM, MGU, DenseReLU, GaussianNoise, RNNStack, ffnn, psigmoid, takes_windows
+from fluxutils_py.nn import GRU, LSTM, MGU, GaussianNoise, RNNStack
+from fluxutils_py.nn.activations import psigmoid
+from fluxutils_py.nn.layers import DenseReLU, ffnn
+from fluxutils_py.nn.model_windows import takes_windows
 
 
 def kinds(model):

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import LRU, MinGRU, MinLSTM, native_kernels, states
+from fluxutils_py.nn import LRU, MinGRU, MinLSTM, native_kernels
+from fluxutils_py.nn.states import states
 
 from .stepwise import B, F, assert_follows
 

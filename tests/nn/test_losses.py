@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import GRU, LSTM, Recur, SeqLoss, as_loss, needs_weights, reset, seqloss, takes_weights
+from fluxutils_py.nn import GRU, LSTM, Recur
+from fluxutils_py.nn.losses import SeqLoss, as_loss, needs_weights, seqloss, takes_weights
+from fluxutils_py.nn.states import reset
 
 SHAPES = [(7, 4), (1, 1), (5, 3), (1, 5), (6, 1)]  # steps, series; 3 is the number of features too
 ATOL = 1e-12

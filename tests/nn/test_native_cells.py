@@ -3,22 +3,8 @@
 import pytest
 import torch
 
-from fluxutils_py.nn import (
-    FLSTM,
-    HFGRU,
-    MGU,
-    SGRU,
-    SMGU,
-    FLSTMCell,
-    HFGRUCell,
-    MGUCell,
-    Recur,
-    SGRUCell,
-    SMGUCell,
-    kernels,
-    native,
-    native_kernels,
-)
+from fluxutils_py.nn import FLSTM, HFGRU, MGU, SGRU, SMGU, Recur, kernels, native, native_kernels
+from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.nn import GRU, LSTM, Recur, gradinfo, module_of, namedparams, namedweights, net2vec, notrack, weights
+from fluxutils_py.nn import GRU, LSTM, Recur
+from fluxutils_py.nn.parameters import gradinfo, module_of, namedparams, namedweights, notrack, weights
+from fluxutils_py.nn.vectors import net2vec
 
 
 class Tied(nn.Module):

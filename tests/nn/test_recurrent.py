@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import GRU, LSTM, RNN, Recur, bare_recurrent, native_kernels, reset, truncate, wrap_recurrent
+from fluxutils_py.nn import GRU, LSTM, RNN, Recur, native_kernels
+from fluxutils_py.nn.recurrent import unwrapped_recurrent, wrap_recurrent
+from fluxutils_py.nn.states import reset, truncate
 
 # torch says so once in a process, for whichever test is first to run such a layer in float32
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
@@ -423,5 +425,5 @@ def test_wrapping_refuses_what_recur_refuses():
 
 def test_bare_layers_are_found_by_name():
     model = nn.ModuleDict({"a": LSTM(F, H), "b": nn.GRU(F, H), "c": nn.Sequential(nn.Linear(2, 2), nn.RNNCell(F, H))})
-    assert bare_recurrent(model) == ["b", "c.1"]
-    assert bare_recurrent(LSTM(F, H)) == []
+    assert unwrapped_recurrent(model) == ["b", "c.1"]
+    assert unwrapped_recurrent(LSTM(F, H)) == []

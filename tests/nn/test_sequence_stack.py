@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import LRU, LSTM, TCN, MinGRU, MinLSTM, SequenceStack, SlidingWindowAttention, reset, states
+from fluxutils_py.nn import LRU, LSTM, TCN, MinGRU, MinLSTM, SequenceStack, SlidingWindowAttention
+from fluxutils_py.nn.states import reset, states
 
 from .stepwise import B, F, assert_follows
 

@@ -7,17 +7,14 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import (
-    GRU,
-    LSTM,
-    RNN,
-    Recur,
+from fluxutils_py.nn import GRU, LSTM, RNN, Recur
+from fluxutils_py.nn.model_windows import prediction_copy
+from fluxutils_py.nn.states import (
     batch_dims,
     loadstates,
     mark,
     marked,
-    prediction_copy,
-    recurs,
+    recurrent_layers,
     reset,
     restore,
     snapshot,
@@ -79,9 +76,9 @@ def same(a, b):
 
 def test_states_are_a_flat_list_in_module_order():
     model = MODELS["three kinds"]()
-    assert recurs(model) == [model[0], model[1][1], model[2]]
+    assert recurrent_layers(model) == [model[0], model[1][1], model[2]]
     model(torch.randn(6, 4, F))
-    gru, lstm, rnn = recurs(model)
+    gru, lstm, rnn = recurrent_layers(model)
     assert same(states(model), [gru.state, *lstm.state, rnn.state])
     assert [tuple(s.shape) for s in states(model)] == [(1, 4, 5), (1, 4, 4), (1, 4, 4), (2, 4, 2)]
     assert batch_dims(model) == [1, 1, 1, 1]
@@ -165,7 +162,7 @@ def test_the_states_of_a_fresh_model_load_back_as_forgetting(kind):
     first = model(xs)
     assert model(xs).equal(first) == (kind == "none")
     loadstates(model, fresh)
-    assert all(r.state is None for r in recurs(model))
+    assert all(r.state is None for r in recurrent_layers(model))
     assert model(xs).equal(first)
     reset(model)
     assert model(xs).equal(first)

@@ -8,7 +8,10 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import GRU, LSTM, gradients, net2grad, net2vec, pack, reset, vec2net, weights, windices
+from fluxutils_py.nn import GRU, LSTM
+from fluxutils_py.nn.parameters import weights
+from fluxutils_py.nn.states import reset
+from fluxutils_py.nn.vectors import dense_gradients, flatten_into, net2grad, net2vec, vec2net, windices
 
 
 def small():
@@ -176,7 +179,7 @@ def test_parameters_without_a_gradient_count_as_zeros():
     got = net2grad(model)
     assert got[:8].equal(torch.ones(8))
     assert not got[8:].any()
-    assert [g.shape for g in gradients(model.parameters())] == [p.shape for p in model.parameters()]
+    assert [g.shape for g in dense_gradients(model.parameters())] == [p.shape for p in model.parameters()]
 
 
 def test_sparse_gradients_become_dense():
@@ -196,7 +199,7 @@ def test_gradients_that_have_a_graph_come_without_it():
 
 def test_packing_writes_into_the_vector_it_is_given():
     out = torch.empty(7)
-    assert pack([torch.ones(2, 2), torch.zeros(1), torch.full((2, 1), 3.0)], out) is out
+    assert flatten_into([torch.ones(2, 2), torch.zeros(1), torch.full((2, 1), 3.0)], out) is out
     assert out.tolist() == [1, 1, 1, 1, 0, 3, 3]
 
 

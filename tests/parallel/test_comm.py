@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from fluxutils_py import Estimator
-from fluxutils_py.parallel import SoloComm, Sync, by_rank, get_communicator, local_rank
-from fluxutils_py.parallel.comm import launched_by
+from fluxutils_py.parallel import RankGroup, SingleProcessComm, get_communicator
+from fluxutils_py.parallel.comm import detect_launcher, local_rank
+from fluxutils_py.parallel.rank_group import describe_by_rank
 
 VARIABLES = [
     "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_STEP_NUM_TASKS",
@@ -31,16 +32,16 @@ def no_launcher(monkeypatch):
 @pytest.mark.parametrize("comm", ["auto", None])
 def test_one_process_is_rank_0_of_1(comm):
     found = get_communicator(comm)
-    assert isinstance(found, SoloComm)
+    assert isinstance(found, SingleProcessComm)
     assert (found.rank, found.size) == (0, 1)
 
 
 def test_a_communicator_is_taken_as_it_is():
-    comm = SoloComm()
+    comm = SingleProcessComm()
     assert get_communicator(comm) is comm
 
 
-@pytest.mark.parametrize("comm", ["Auto", "", 4, True, [], SoloComm, SimpleNamespace(rank=0, size=1)])
+@pytest.mark.parametrize("comm", ["Auto", "", 4, True, [], SingleProcessComm, SimpleNamespace(rank=0, size=1)])
 def test_anything_else_is_refused(comm):
     with pytest.raises(ValueError, match="comm must be 'auto', None, 'mpi', 'torch' or a communicator") as caught:
         get_communicator(comm)
@@ -69,7 +70,7 @@ def test_anything_else_is_refused(comm):
 def test_launchers_are_known_by_their_variables(monkeypatch, variables, launcher):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert launched_by() == launcher
+    assert detect_launcher() == launcher
 
 
 def test_in_a_thread_auto_is_this_process_alone(monkeypatch):
@@ -78,13 +79,13 @@ def test_in_a_thread_auto_is_this_process_alone(monkeypatch):
     thread = threading.Thread(target=lambda: found.append(get_communicator("auto")))
     thread.start()
     thread.join()
-    assert isinstance(found[0], SoloComm)
+    assert isinstance(found[0], SingleProcessComm)
 
 
 def test_in_a_child_process_auto_is_that_process_alone_and_mpi_is_refused(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
-    assert isinstance(get_communicator("auto"), SoloComm)
+    assert isinstance(get_communicator("auto"), SingleProcessComm)
     with pytest.raises(RuntimeError) as caught:
         get_communicator("mpi")
     assert str(caught.value) == (
@@ -144,7 +145,7 @@ def test_a_wrong_comm_is_refused_by_every_call_and_leaves_a_fitted_estimator_alo
     assert np.array_equal(est.predict(x), before)
 
 
-class Recorded(SoloComm):
+class Recorded(SingleProcessComm):
     """Two ranks, of which the other one says what it is told to say."""
 
     size = 2
@@ -157,25 +158,25 @@ class Recorded(SoloComm):
 
 
 def test_a_communicator_of_ones_own_carries_values_and_errors():
-    with Sync(Recorded(lambda mine: (*mine[:3], "theirs"))) as sync:
-        assert sync.share("mine") == ["mine", "theirs"]
+    with RankGroup(Recorded(lambda mine: (*mine[:3], "theirs"))) as ranks:
+        assert ranks.allgather("mine") == ["mine", "theirs"]
     failed = Recorded(lambda mine: (mine[0], ("KeyError", "KeyError: 'k'"), False, None))
-    with pytest.raises(RuntimeError, match=r"^rank 1: KeyError: 'k'$"), Sync(failed) as sync:
-        sync.share()
+    with pytest.raises(RuntimeError, match=r"^rank 1: KeyError: 'k'$"), RankGroup(failed) as ranks:
+        ranks.allgather()
 
 
 def test_an_error_on_one_rank_alone_is_kept_for_the_next_collective_and_told_at_the_end():
     told, comm = [], Recorded(lambda mine: told.append(mine[1]) or mine)
 
     def kept():
-        with Sync(comm) as sync:
-            assert sync.attempt(lambda: 1 / 0) is None
-            assert sync.leaving
-            assert sync.attempt(lambda v: v + 1, 1) == 2
-            sync.share()
+        with RankGroup(comm) as ranks:
+            assert ranks.guard(lambda: 1 / 0) is None
+            assert ranks.is_leaving
+            assert ranks.guard(lambda v: v + 1, 1) == 2
+            ranks.allgather()
 
     def raised():
-        with Sync(comm):
+        with RankGroup(comm):
             raise KeyError("k")
 
     with pytest.raises(ZeroDivisionError):
@@ -191,14 +192,14 @@ def test_a_broken_communicator_is_not_asked_again():
         raise OSError("cable")
 
     told = []
-    with pytest.raises(OSError, match="cable"), Sync(Recorded(broken)) as sync:
-        sync.share()
+    with pytest.raises(OSError, match="cable"), RankGroup(Recorded(broken)) as ranks:
+        ranks.allgather()
     assert len(told) == 1
 
 
 def test_one_rank_alone_raises_at_once():
     with pytest.raises(ZeroDivisionError):
-        Sync().attempt(lambda: 1 / 0)
+        RankGroup().guard(lambda: 1 / 0)
 
 
 def test_broadcasting_keeps_every_bit_of_every_type():
@@ -209,9 +210,9 @@ def test_broadcasting_keeps_every_bit_of_every_type():
         torch.ones(0),
     ]
     found = [t.clone() for t in kept]
-    Sync(Recorded(lambda mine: mine)).broadcast(found)
+    RankGroup(Recorded(lambda mine: mine)).broadcast(found)
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, kept, strict=True))
 
 
 def test_values_of_ranks_in_words():
-    assert by_rank([1, 2, 1, 1]) == "1 on ranks 0, 2 and 3, 2 on rank 1"
+    assert describe_by_rank([1, 2, 1, 1]) == "1 on ranks 0, 2 and 3, 2 on rank 1"

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.data import dividebatch
-from fluxutils_py.parallel import (
-    Threads,
+from fluxutils_py.data.parts import dividebatch
+from fluxutils_py.parallel import Threads
+from fluxutils_py.parallel.gradients import (
     paralelization_stats,
     parallelization_stats,
     pgradient,

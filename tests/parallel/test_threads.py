@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.parallel import Threads, n_threads
+from fluxutils_py.parallel import Threads
+from fluxutils_py.parallel.threads import n_threads
 
 
 @pytest.fixture
@@ -149,14 +150,14 @@ def draws():
 
 
 @pytest.mark.parametrize("kind", draws())
-@pytest.mark.parametrize("repeatable", [False, True])
-def test_random_numbers_are_the_same_in_every_run_and_differ_between_items(kind, repeatable):
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_random_numbers_are_the_same_in_every_run_and_differ_between_items(kind, idempotent):
     draw = draws()[kind]
 
     def run():
         torch.manual_seed(3)
         with Threads(2) as threads:
-            found = [v for _ in range(2) for v in threads.map(lambda _: draw(), range(3), repeatable=repeatable)]
+            found = [v for _ in range(2) for v in threads.map(lambda _: draw(), range(3), idempotent=idempotent)]
         return torch.stack([v.detach() for v in found]), torch.get_rng_state()
 
     first, state = run()
@@ -170,7 +171,7 @@ def test_random_numbers_are_the_same_in_every_run_and_differ_between_items(kind,
 def test_without_random_numbers_the_generator_stays():
     before = torch.get_rng_state()
     with Threads(2) as threads:
-        threads.map(lambda i: torch.ones(3) * i, range(4), repeatable=True)
+        threads.map(lambda i: torch.ones(3) * i, range(4), idempotent=True)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -11,8 +11,10 @@ from torch import nn
 
 from fluxutils_py import Estimator
 from fluxutils_py.errors import DataError
-from fluxutils_py.reporting import Point, PointsWriter, load_points
-from fluxutils_py.training import Every, InMemory, Loop, StepInfo, Trainer
+from fluxutils_py.reporting import PointsWriter, load_points
+from fluxutils_py.reporting.points import Point
+from fluxutils_py.training import InMemory, Loop, StepInfo, Trainer
+from fluxutils_py.training.triggers import Every
 
 
 @pytest.fixture

@@ -9,19 +9,20 @@ import numpy as np
 import pytest
 
 from fluxutils_py import Estimator
-from fluxutils_py.reporting import ProgressBar, watched
+from fluxutils_py.reporting import ProgressBar
+from fluxutils_py.terminal import shows_progress
 from fluxutils_py.training import Loop, StepInfo
 
 
 @pytest.mark.parametrize(("verbose", "expected"), [(True, True), (False, False), (0, False), (1, True), (None, False)])
 def test_verbose_is_its_truth(verbose, expected):
-    assert watched(verbose) is expected
+    assert shows_progress(verbose) is expected
 
 
 @pytest.mark.parametrize("verbose", ["yes", "", "Auto"])
 def test_other_strings_are_refused(verbose):
     with pytest.raises(ValueError, match=f"verbose must be 'auto', True or False, got {verbose!r}"):
-        watched(verbose)
+        shows_progress(verbose)
 
 
 class Terminal(io.StringIO):
@@ -32,15 +33,15 @@ class Terminal(io.StringIO):
 def test_auto_means_on_a_terminal_or_in_a_notebook(monkeypatch):
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     monkeypatch.setattr(sys, "stderr", Terminal())
-    assert watched("auto") is True
+    assert shows_progress("auto") is True
     for nowhere in (io.StringIO(), None):
         monkeypatch.setattr(sys, "stderr", nowhere)
-        assert watched("auto") is False
+        assert shows_progress("auto") is False
     for shell, expected in ((None, False), (SimpleNamespace(), False), (SimpleNamespace(kernel=1), True)):
         monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
-        assert watched("auto") is expected
+        assert shows_progress("auto") is expected
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
-    assert watched("auto") is False
+    assert shows_progress("auto") is False
 
 
 def run(batches, epochs, *hooks):
@@ -64,7 +65,7 @@ def test_the_bar_shows_steps_epoch_and_losses(capsys):
     line = last_line(err)
     assert "6/6" in line
     assert "100%" in line
-    assert "epoch=2, loss=1.5, window_loss=1.5, validation_loss=0.1235" in line
+    assert "epoch=2, loss=1.5, mean_batch_loss=1.5, validation_loss=0.1235" in line
     assert "lr" not in line
     assert "test_loss" not in line
     assert err.endswith("\n")  # whatever is printed next begins on a line of its own
@@ -97,7 +98,7 @@ def test_metrics_of_steps_are_shown_in_place_of_their_loss(capsys):
     loop.hooks.attach(ProgressBar())
     loop.run_epochs([0.5, 1.5], 2)
     line = last_line(capsys.readouterr().err)
-    assert "epoch=2, loss=1, window_loss=1, batch_loss=0.1235, accuracy=0.3333" in line
+    assert "epoch=2, loss=1, mean_batch_loss=1, batch_loss=0.1235, accuracy=0.3333" in line
     assert "table" not in line
     assert "none" not in line
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.parallel import SoloComm, Sync
+from fluxutils_py.parallel import RankGroup, SingleProcessComm
 from fluxutils_py.reporting import (
     NullSummaryWriter,
     PublishTrainingProgress,
@@ -175,11 +175,11 @@ def test_prefix_and_logging_are_as_told(caplog):
 
 
 def test_in_a_loop_of_several_ranks_the_first_tells():
-    class Ranks(SoloComm):
+    class Ranks(SingleProcessComm):
         rank, size = 0, 3
 
     writer, comm = Written(), Ranks()
     for comm.rank in (0, 1, 2):
-        publish_trainer_env_info(writer, SimpleNamespace(step=1, model=MODEL, sync=Sync(comm)))
+        publish_trainer_env_info(writer, SimpleNamespace(step=1, model=MODEL, ranks=RankGroup(comm)))
     ((_, text),) = writer.found["trainer/diagnosis/process"]
     assert text.startswith("    rank 0 of 3, pid ")

@@ -16,12 +16,12 @@ from fluxutils_py.reporting import (
     MplImageSummary,
     NullSummaryWriter,
     ScalarSummary,
-    Summary,
     SummaryWriter,
     collected_summaries,
     publish_train_intermediates,
     sow,
 )
+from fluxutils_py.reporting.summaries import Summary
 
 
 class Layer(nn.Module):

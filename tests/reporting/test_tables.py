@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from fluxutils_py.reporting import report_eval
-from fluxutils_py.training import InMemory, Loop, MeanMetric, Trainer, as_dataset
+from fluxutils_py.training import InMemory, Loop, Trainer
+from fluxutils_py.training.dataset import as_dataset
+from fluxutils_py.training.running_metrics import MeanMetric
 
 
 def dataset(n, name):

@@ -57,12 +57,12 @@ def test_the_curves_are_those_of_the_fit(tmp_path, scalars, trigger):
     found = scalars(tmp_path / "new" / "a")
     assert found["epoch/loss"] == curve(est.loss_curve_)
     assert found["epoch/validation_loss"] == curve(est.validation_loss_curve_)
-    for name in ("lr", "window_loss", "seconds"):
+    for name in ("lr", "mean_batch_loss", "seconds"):
         assert found[f"epoch/{name}"] == curve([record[name] for record in est.history_])
     assert found["train/loss"] == losses.found[3::4]
     assert [step for step, _ in found["trainer/steps_per_sec"]] == [8, 12, 16, 20, 24]
     assert set(found) == {
-        "epoch/loss", "epoch/validation_loss", "epoch/lr", "epoch/window_loss", "epoch/seconds", "epoch/folds",
+        "epoch/loss", "epoch/validation_loss", "epoch/lr", "epoch/mean_batch_loss", "epoch/seconds", "epoch/folds",
         "train/loss", "trainer/steps_per_sec",
     }  # fmt: skip
 

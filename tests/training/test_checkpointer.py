@@ -14,17 +14,10 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.training import (
-    AtNthStep,
-    Checkpointer,
-    ForEachNSteps,
-    InMemory,
-    Loop,
-    Randomness,
-    Schedule,
-    StepInfo,
-    Trainer,
-)
+from fluxutils_py.training import Checkpointer, ForEachNSteps, InMemory, Loop, StepInfo, Trainer
+from fluxutils_py.training.early_stopping import Schedule
+from fluxutils_py.training.generator_state import RandomGenerators
+from fluxutils_py.training.triggers import AtNthStep
 
 
 def names(folder):
@@ -356,7 +349,7 @@ class Fit:
             optimizer=self.trainer.optimizer,
             loop=self.loop,
             data=self.data,
-            random=Randomness(),
+            random=RandomGenerators(),
         )
         self.checkpoints.restore()
         self.loop.hooks.attach(self.checkpoints)

@@ -7,17 +7,8 @@ import numpy as np
 import pytest
 
 from fluxutils_py import Estimator
-from fluxutils_py.training import (
-    AtNthStep,
-    CronTab,
-    Every,
-    EverySeconds,
-    Exponential,
-    Loop,
-    StepInfo,
-    StopTraining,
-    Trigger,
-)
+from fluxutils_py.training import CronTab, Loop, StepInfo, StopTraining, Trigger
+from fluxutils_py.training.triggers import AtNthStep, Every, EverySeconds, Exponential
 
 
 def steps_of(cron, n, start=0):
@@ -180,7 +171,7 @@ def test_actions_that_ranks_do_together_come_last_by_priority_and_results_stay()
     order = []
 
     class Together:
-        together, priority = True, -5
+        collective, priority = True, -5
 
         def __call__(self, loop):
             order.append("called")
@@ -243,7 +234,7 @@ def test_a_table_is_a_callback_of_an_estimator():
 
 def test_several_ranks_that_do_something_together_do_not_go_by_the_clock():
     loop = Loop(lambda batch: StepInfo(1.0))
-    act = SimpleNamespace(name="look", together=True, trigger=EverySeconds(1), on_step=nothing)
+    act = SimpleNamespace(name="look", collective=True, trigger=EverySeconds(1), on_step=nothing)
     loop.hooks.attach(act)
     told = (
         "the hook 'look' is what all ranks do together, and their clocks differ: give it a trigger that goes by "

@@ -6,9 +6,11 @@ import torch
 from torch import nn
 
 from fluxutils_py import Estimator, Spec, net2vec
-from fluxutils_py.data import Rows, SequenceWindows, Series
-from fluxutils_py.nn import LSTM, takes_windows
-from fluxutils_py.training.batches import TensorBatches
+from fluxutils_py.data import SequenceWindows, SeriesArray
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.nn import LSTM
+from fluxutils_py.nn.model_windows import takes_windows
+from fluxutils_py.training.tensor_batches import TensorBatches
 from fluxutils_py.training.tensors import to_tensor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -39,7 +41,7 @@ def test_a_fit_on_a_gpu_learns_what_one_on_the_cpu_learns(spec):
 
 def test_windows_come_to_a_gpu_as_they_are_whatever_is_cut_behind_them():
     x, _ = data()
-    windows = SequenceWindows([Series(x, "x")], batchsize=2, seqsize=3, rows=Rows.whole(N, T))
+    windows = SequenceWindows([SeriesArray(x, "x")], batchsize=2, seqsize=3, segments=Segments.from_lengths(N, T))
     batches = list(TensorBatches(windows, torch.float64, torch.device("cuda")))  # pinned memory is used anew meanwhile
     for batch, w in zip(batches, windows, strict=True):
         assert batch.x.is_cuda
@@ -48,7 +50,7 @@ def test_windows_come_to_a_gpu_as_they_are_whatever_is_cut_behind_them():
 
 def test_windows_are_copied_on_the_stream_of_the_training():
     x, _ = data()
-    windows = SequenceWindows([Series(x, "x")], batchsize=13, seqsize=43)
+    windows = SequenceWindows([SeriesArray(x, "x")], batchsize=13, seqsize=43)
     with torch.cuda.stream(torch.cuda.Stream()):
         for _ in range(50):
             (batch,) = TensorBatches(windows, torch.float64, torch.device("cuda"))

@@ -7,19 +7,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from fluxutils_py.data import SequenceWindows, Series
+from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.training import (
-    Dataset,
-    InMemory,
-    Map,
-    Minibatch,
-    ReadAhead,
-    Take,
-    TensorBatches,
-    as_dataset,
-    as_minibatch,
-)
+from fluxutils_py.training import InMemory, Map, ReadAhead, Take
+from fluxutils_py.training.dataset import Dataset, Minibatch, as_dataset, as_minibatch
+from fluxutils_py.training.tensor_batches import TensorBatches
 
 X, Y = torch.arange(21.0).reshape(7, 3), torch.arange(7)
 
@@ -66,7 +58,7 @@ def windows(y=True, **kwargs):
     x = np.random.default_rng(0).normal(size=(2, 5, 7)).astype("f4")
     target = x[:1].copy()
     target[0, 1, 2] = np.nan
-    source = SequenceWindows([Series(x, "x")], [Series(target, "y")], batchsize=3, seqsize=4, **kwargs)
+    source = SequenceWindows([SeriesArray(x, "x")], [SeriesArray(target, "y")], batchsize=3, seqsize=4, **kwargs)
     return TensorBatches(source, torch.float32, torch.device("cpu"))
 
 

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.data import BackgroundDataLoader, dividebatch
-from fluxutils_py.training import StopTraining, autotrain, itrain, ptrain, train, ttrain
+from fluxutils_py.data import BackgroundDataLoader
+from fluxutils_py.data.parts import dividebatch
+from fluxutils_py.training import StopTraining
+from fluxutils_py.training.functional import autotrain, itrain, ptrain, train, ttrain
 
 SGD = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731
 

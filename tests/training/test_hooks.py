@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from fluxutils_py.training import Hooks, Loop, StepInfo, StopTraining, cb
-from fluxutils_py.training.hooks import EVENTS
+from fluxutils_py.training import Loop, StepInfo, StopTraining, cb
+from fluxutils_py.training.hooks import EVENTS, Hooks
 
 
 def loop_of(log):
@@ -223,7 +223,7 @@ def test_an_action_may_say_itself_that_ranks_do_it_together():
     done = []
 
     class Together:
-        together = True
+        collective = True
 
         def __call__(self, loop):
             done.append("together")

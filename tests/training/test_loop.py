@@ -43,14 +43,14 @@ def test_every_batch_of_every_epoch_is_stepped_through_in_order():
     assert (loop.step, loop.epoch) == (9, 3)
 
 
-def test_an_epochs_loss_weighs_steps_by_their_data_and_the_window_loss_does_not():
+def test_an_epochs_loss_weighs_steps_by_their_data_and_the_mean_batch_loss_does_not():
     losses, counts = np.random.default_rng(0).uniform(size=5), np.array([7, 1, 30, 2, 5])
     loop = Loop(identity)
     loop.run_epochs([(float(v), int(n)) for v, n in zip(losses, counts, strict=True)], 2)
     for i, record in enumerate(loop.history):
         assert record["epoch"] == i + 1
         assert record["loss"] == pytest.approx(np.average(losses, weights=counts), rel=1e-14)
-        assert record["window_loss"] == pytest.approx(losses.mean(), rel=1e-14)
+        assert record["mean_batch_loss"] == pytest.approx(losses.mean(), rel=1e-14)
         assert record["seconds"] >= 0
     assert abs(np.average(losses, weights=counts) - losses.mean()) > 1e-3
 
@@ -60,11 +60,11 @@ def test_steps_without_a_loss_count_in_no_mean():
     loop.run_epochs([(None, 100), (2.0, 3), (None, 0), (4.0, 1)], 1)
     assert loop.step == 4
     assert loop.record["loss"] == 10 / 4
-    assert loop.record["window_loss"] == 3
+    assert loop.record["mean_batch_loss"] == 3
     loop.run_epochs([(None, 0)], 1)
-    assert loop.record["loss"] is loop.record["window_loss"] is None
+    assert loop.record["loss"] is loop.record["mean_batch_loss"] is None
     loop.run_epochs([], 1)
-    assert loop.record["loss"] is loop.record["window_loss"] is None
+    assert loop.record["loss"] is loop.record["mean_batch_loss"] is None
     assert (loop.step, loop.epoch) == (5, 3)
 
 

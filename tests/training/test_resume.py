@@ -8,28 +8,27 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from fluxutils_py.data import SequenceWindows, Series
+from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.errors import LoadError
 from fluxutils_py.training import (
-    Batch,
     EarlyStopping,
-    EMAMetric,
-    Every,
     InMemory,
     Loop,
     Map,
     NTimes,
-    Randomness,
     ReadAhead,
-    Schedule,
     StepInfo,
     StopTraining,
     Take,
-    TensorBatches,
     Trainer,
-    as_dataset,
     cby,
 )
+from fluxutils_py.training.dataset import as_dataset
+from fluxutils_py.training.early_stopping import Schedule
+from fluxutils_py.training.generator_state import RandomGenerators
+from fluxutils_py.training.running_metrics import EMAMetric
+from fluxutils_py.training.tensor_batches import Batch, TensorBatches
+from fluxutils_py.training.triggers import Every
 
 X = torch.arange(22.0).reshape(11, 2)
 EPOCHS = 3
@@ -72,7 +71,7 @@ class Slow(SequenceWindows):
 
 def windows(lazy):
     x = np.random.default_rng(0).normal(size=(2, 5, 7)).astype("f4")
-    source = SequenceWindows([Series(x, "x")], [Series(x[:1], "y")], batchsize=2, seqsize=3)
+    source = SequenceWindows([SeriesArray(x, "x")], [SeriesArray(x[:1], "y")], batchsize=2, seqsize=3)
     if lazy:
         source.__class__ = Slow
     return TensorBatches(
@@ -148,7 +147,7 @@ class Run:
         self.average.load_state_dict(state["average"])
 
     def things(self):
-        known = {"random": Randomness(), "loop": self.loop, "data": self.data}
+        known = {"random": RandomGenerators(), "loop": self.loop, "data": self.data}
         return {name: thing for name, thing in known.items() if hasattr(thing, "state_dict")}
 
     def save(self):
@@ -294,7 +293,7 @@ class Fit:
 
     def things(self):
         found = {"model": self.model, "optimizer": self.trainer.optimizer, "loop": self.loop, "data": self.data}
-        return {**found, "random": Randomness(rng=np.random.default_rng(0))}
+        return {**found, "random": RandomGenerators(rng=np.random.default_rng(0))}
 
     save = Run.save
 

@@ -7,18 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.nn import LSTM, states
-from fluxutils_py.training import (
-    EMAMetric,
-    InMemory,
-    Loop,
-    MeanMetric,
-    Minibatch,
-    Mode,
-    Trainer,
-    add_loss,
-    get_losses,
-)
+from fluxutils_py.nn import LSTM
+from fluxutils_py.nn.states import states
+from fluxutils_py.training import InMemory, Loop, Trainer
+from fluxutils_py.training.added_losses import add_loss, get_losses
+from fluxutils_py.training.dataset import Minibatch
+from fluxutils_py.training.running_metrics import EMAMetric, MeanMetric
+from fluxutils_py.training.trainer import Mode
 
 mse = nn.MSELoss()
 

@@ -5,26 +5,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from fluxutils_py.training import (
+from fluxutils_py.training import EveryNSteps, ForEachNSteps, Loop, NTimes, StepInfo
+from fluxutils_py.training.triggers import (
     AnyOf,
     AtFirstNSteps,
     AtFirstNStepsOfProcess,
     AtNthStep,
     Every,
-    EveryNSteps,
     EverySeconds,
     Exponential,
     ExponentialCallback,
-    ForEachNSteps,
     ForEachTSeconds,
-    Loop,
-    NTimes,
     NTimesDuringLoop,
     PeriodicCallback,
-    StepInfo,
+    Trigger,
     when,
 )
-from fluxutils_py.training.triggers import Trigger
 
 
 class Clock:

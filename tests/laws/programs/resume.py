@@ -23,7 +23,9 @@ from fluxutils_py import Estimator, Spec
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import get_communicator
-from fluxutils_py.training import Checkpointer, EverySeconds, ForEachNSteps, Loop, read_file, write_file
+from fluxutils_py.training import Checkpointer, ForEachNSteps, Loop
+from fluxutils_py.training.plain_files import read_file, write_file
+from fluxutils_py.training.triggers import EverySeconds
 
 FOLDER = Path(sys.argv[1])
 N, T = 7, 11

@@ -18,8 +18,9 @@ from torch import nn
 from fluxutils_py import Estimator, Spec, net2vec
 from fluxutils_py.evaluation import EvalResults, EvalTask, RunEval, eval_batches, eval_datasets
 from fluxutils_py.nn import LSTM
-from fluxutils_py.parallel import Sync, assert_replica_integrity, gather_from_processes, get_communicator
-from fluxutils_py.training import Every, InMemory, Loop, StopTraining, Trainer
+from fluxutils_py.parallel import RankGroup, assert_replica_integrity, gather_from_processes, get_communicator
+from fluxutils_py.training import InMemory, Loop, StopTraining, Trainer
+from fluxutils_py.training.triggers import Every
 
 rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 folder = Path(sys.argv[1])
@@ -112,8 +113,8 @@ def train(action, before=None, steps=4):
     x = torch.randn(6, 2)
     model = nn.Linear(2, 1)
     error = None
-    with Sync.of("auto", "train") as sync:
-        loop = Loop(Trainer(model, nn.MSELoss(), torch.optim.SGD), sync)
+    with RankGroup.from_comm("auto", "train") as ranks:
+        loop = Loop(Trainer(model, nn.MSELoss(), torch.optim.SGD), ranks)
         if before is not None:
             loop.on_step("before", before)
         loop.on_step("evaluate", action, trigger=Every(2))
@@ -121,7 +122,7 @@ def train(action, before=None, steps=4):
             loop.run_epochs(InMemory(x, x[:, :1], batchsize=1), 2)
         except BaseException as caught:
             error = f"{type(caught).__name__}: {caught}"
-            if not sync.agreed:
+            if not ranks.error_is_shared:
                 raise
     return error, loop.step
 

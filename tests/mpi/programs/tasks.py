@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import RemoteError
-from fluxutils_py.parallel import Sync, assert_replica_integrity, gather_from_processes
+from fluxutils_py.parallel import RankGroup, assert_replica_integrity, gather_from_processes
 from fluxutils_py.training import Loop, TaskStep, TrainTask
 
 SIZES = (5, 2, 4)  # series of a batch on each rank
@@ -41,14 +41,14 @@ def note(before, model, loop):
 
 
 def check(n):
-    with Sync.of("mpi", "training") as sync:
-        assert sync.size == n
-        parts, whole = batches(sync.rank, n)
+    with RankGroup.from_comm("mpi", "training") as ranks:
+        assert ranks.size == n
+        parts, whole = batches(ranks.rank, n)
 
         # as one process with the whole batch
         task = Squares(network())
         state = task.initialize_train_state(0, torch.optim.Adam)
-        loop = Loop(TaskStep(task, state, sync=sync), sync)
+        loop = Loop(TaskStep(task, state, comm=ranks), ranks)
         loop.run_epochs(parts, 2)
         alone = task.initialize_train_state(0, torch.optim.Adam)
         one = Loop(TaskStep(task, alone))
@@ -58,14 +58,14 @@ def check(n):
         assert [abs(a["loss"] - b["loss"]) < 1e-12 for a, b in zip(loop.history, one.history, strict=True)] == [
             True
         ] * 2
-        assert loop.info.metrics == {"rows": SIZES[sync.rank]}
+        assert loop.info.metrics == {"rows": SIZES[ranks.rank]}
         assert loop.step == state.step == 12
 
         # a rank without data, for once
-        step = task.make_training_step_fn(sync)
-        some = parts[0] if sync.rank == 1 else None
+        step = task.make_training_step_fn(ranks)
+        some = parts[0] if ranks.rank == 1 else None
         state, info = step(state, some, 0)
-        alone, expected = task.make_training_step_fn()(alone, sync.share(some)[1], 0)
+        alone, expected = task.make_training_step_fn()(alone, ranks.allgather(some)[1], 0)
         assert abs(info.loss - expected.loss) < 1e-12
         torch.testing.assert_close(state.params["2.weight"], alone.params["2.weight"], rtol=0, atol=1e-12)
         state, info = step(state, None, 0)
@@ -74,7 +74,7 @@ def check(n):
         # buffers become alike: the mean weighted by the batches
         task = Squares(network(nn.BatchNorm1d(3)))
         state = task.initialize_train_state(0, torch.optim.SGD)
-        task.make_training_step_fn(sync)(state, parts[0], 0)
+        task.make_training_step_fn(ranks)(state, parts[0], 0)
         mean = 0.1 * whole[0][0].mean(0)
         torch.testing.assert_close(state.extra_vars["0.running_mean"], mean, rtol=0, atol=1e-12)
         assert state.extra_vars["0.num_batches_tracked"] == 1
@@ -86,9 +86,9 @@ def check(n):
         def compute_loss(self, model, batch, *, step, rng):
             return model.weight.sum() * 0, {"drawn": torch.rand((), generator=rng).item()}
 
-    with Sync.of("mpi", "training") as sync:
+    with RankGroup.from_comm("mpi", "training") as ranks:
         task = Draw(nn.Linear(2, 1))
-        _, info = task.make_training_step_fn(sync)(task.initialize_train_state(0, torch.optim.SGD), torch.ones(2), 3)
+        _, info = task.make_training_step_fn(ranks)(task.initialize_train_state(0, torch.optim.SGD), torch.ones(2), 3)
     assert len(set(gather_from_processes(info.metrics["drawn"], comm="mpi"))) == n
 
     # errors of one rank are of all, in the same step, and change no parameter
@@ -96,13 +96,13 @@ def check(n):
         state = Squares(network()).initialize_train_state(0, torch.optim.Adam)
         before, told, rank = copy.deepcopy(state.model.state_dict()), None, -1
         try:
-            with Sync.of("mpi", "training") as sync:
-                rank = sync.rank
+            with RankGroup.from_comm("mpi", "training") as ranks:
+                rank = ranks.rank
                 parts, _ = batches(rank, n)
                 if rank == 1:
                     x, y = parts[3]
                     parts[3] = (x * torch.nan, y) if accident == "nan" else (x[:1], y[:1])
-                loop = Loop(TaskStep(Squares(network()), state, sync=sync), sync)
+                loop = Loop(TaskStep(Squares(network()), state, comm=ranks), ranks)
                 loop.on_step("note", partial(note, before, state.model))
                 loop.run_epochs(parts, 1)
         except Exception as e:

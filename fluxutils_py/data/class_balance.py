@@ -1,0 +1,221 @@
+"""Minibatches that hold as many samples of each class."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from fluxutils_py.errors import DataError, ShapeError
+
+__all__ = ["balanced_sample", "classindexes", "initbatchprovider"]
+
+
+def classindexes(t: Any) -> dict[Any, np.ndarray]:
+    """Where each class occurs.
+
+    Parameters
+    ----------
+    t : array of shape (N,)
+        Class labels that can be sorted: numbers, strings, booleans. NaN is no class: those samples are left out, as
+        targets of NaN are elsewhere.
+
+    Returns
+    -------
+    dict
+        Label to its indices, increasing; labels as plain Python values, sorted.
+
+    Raises
+    ------
+    ShapeError, DataError
+        If ``t`` is not one-dimensional, or its labels cannot be sorted.
+
+    Notes
+    -----
+    Source: ``classindexes`` of PrayTools.jl.
+
+    Examples
+    --------
+    >>> classindexes(["b", "a", "b"])
+    {'a': array([1]), 'b': array([0, 2])}
+    """
+    labels = np.asarray(t)
+    if labels.ndim != 1:
+        raise ShapeError(f"class labels must have shape (N,), got {labels.shape}")
+    try:
+        classes, which = np.unique(labels, return_inverse=True)
+    except TypeError as error:
+        raise DataError(f"class labels must be of one kind that can be sorted: {error}") from None
+    order = np.argsort(which, kind="stable")
+    indices = np.split(order, np.cumsum(np.bincount(which, minlength=len(classes)))[:-1])
+    return {c: i for c, i in zip(classes.tolist(), indices, strict=len(classes) > 0) if c == c}  # NaN != NaN
+
+
+def balanced_sample(ci: Mapping[Any, Any], n: int, rng: Any = None) -> np.ndarray:
+    """Indices of as many samples of each class, drawn without replacement.
+
+    Parameters
+    ----------
+    ci : mapping
+        Class to its indices, as from :func:`classindexes`.
+    n : int
+        Samples in all, at most: ``n // k`` of each of the ``k`` classes, or as many as the smallest class has.
+    rng : numpy.random.Generator, RandomState, int or None
+        The source of randomness; a generator moves on. None is a fresh one.
+
+    Returns
+    -------
+    ndarray of int
+        The samples of one class after those of the other, in the order of ``ci``.
+
+    Raises
+    ------
+    DataError
+        If there are no classes, or one has no samples.
+    ValueError
+        If ``n`` is below the number of classes.
+
+    Notes
+    -----
+    Source: ``sample`` of PrayTools.jl, which returns no samples in these cases.
+
+    Examples
+    --------
+    >>> balanced_sample({"a": [3], "b": [0, 1, 2]}, n=6, rng=0).size
+    2
+    """
+    per_class = _per_class(ci, n)
+    rng = _generator(rng)
+    return np.concatenate([rng.choice(np.asarray(i), per_class, replace=False) for i in ci.values()])
+
+
+def initbatchprovider(
+    data: Any,
+    targets: Any,
+    n: int,
+    train_indices: Any = None,
+    axis: int = -1,
+    random_state: Any = None,
+) -> Callable[[], tuple[Any, Any]]:
+    """A function that returns another class-balanced minibatch at each call.
+
+    Parameters
+    ----------
+    data : array, or tuple of arrays
+        Samples along ``axis``: (d, N) by default, (N, d) with ``axis=0``, (F, N, T) with ``axis=1``. NumPy arrays,
+        memory maps and torch tensors, or anything else that can be sliced (read sample by sample). Not copied.
+    targets : array of shape (N,)
+        Class labels, see :func:`classindexes`.
+    n : int
+        Samples per minibatch, at most: see :func:`balanced_sample`.
+    train_indices : array of int, or of bool of shape (N,), optional
+        The samples to draw from; by default all. The classes remain those of all ``targets``.
+    axis : int
+    random_state : int, numpy.random.Generator, RandomState or None
+        The source of randomness; a generator is used as it is and moves on.
+
+    Returns
+    -------
+    callable without arguments
+        Returns copies ``(x, y)`` of the samples and their one-hot classes, sorted: ``y`` is (k, m), or (m, k) where
+        samples come first in ``data``; of the floating dtype of ``data`` (else float32), a tensor on its device if
+        ``data`` is one. It can be called by several threads, as by :class:`BackgroundDataLoader`.
+
+    Raises
+    ------
+    ShapeError
+        If ``data`` and ``targets`` differ in the number of samples.
+    DataError
+        If a class is empty, also after restriction to ``train_indices``, or one of these is no sample.
+    ValueError
+        If ``n`` is below the number of classes. All when the provider is made, not when it is called.
+
+    Notes
+    -----
+    Source: ``initbatchprovider`` of PrayTools.jl.
+
+    Examples
+    --------
+    >>> x, t = np.arange(10.0).reshape(2, 5), ["no", "yes", "no", "no", "yes"]
+    >>> provider = initbatchprovider(x, t, n=4, random_state=0)
+    >>> xb, yb = provider()
+    >>> xb.shape, yb
+    ((2, 4), array([[1., 1., 0., 0.],
+           [0., 0., 1., 1.]]))
+    """
+    arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in (data if isinstance(data, tuple) else (data,))]
+    ci = classindexes(targets)
+    n_samples = len(targets)
+    for a in arrays:
+        if not -len(a.shape) <= axis < len(a.shape) or a.shape[axis] != n_samples:
+            raise ShapeError(
+                f"data of shape {tuple(a.shape)} must have the {n_samples} samples of targets along axis {axis}"
+            )
+    if train_indices is not None:
+        keep = _mask(train_indices, n_samples)
+        ci = {c: i[keep[i]] for c, i in ci.items()}
+    per_class = _per_class(ci, n)
+    shape = arrays[0].shape
+    first = axis == 0 or (len(shape) > 1 and axis % len(shape) == 0)
+    onehot = np.repeat(np.eye(len(ci), dtype=np.float32), per_class, axis=1)  # (k, m)
+    rng, lock = _generator(random_state), threading.Lock()
+
+    def provider() -> tuple[Any, Any]:
+        with lock:  # the draws of one minibatch follow each other
+            ii = balanced_sample(ci, n, rng)
+        x = tuple(_take(a, ii, axis) for a in arrays)
+        return x if isinstance(data, tuple) else x[0], _like(arrays[0], onehot.T if first else onehot)
+
+    return provider
+
+
+def _per_class(ci: Mapping[Any, Any], n: int) -> int:
+    if not ci:
+        raise DataError("there are no classes to sample from")
+    empty = [c for c, i in ci.items() if len(i) == 0]
+    if empty:
+        raise DataError(f"no samples of class {', '.join(map(repr, empty))} to draw from")
+    if n < len(ci):
+        raise ValueError(f"{n} samples cannot be balanced over {len(ci)} classes; n must be at least {len(ci)}")
+    return min(n // len(ci), min(len(i) for i in ci.values()))
+
+
+def _mask(indices: Any, n: int) -> np.ndarray:
+    """Which of ``n`` samples are meant."""
+    indices = np.asarray(indices)
+    if indices.dtype.kind == "b" and indices.shape == (n,):
+        return indices
+    if indices.size and (indices.dtype.kind not in "iu" or indices.min() < 0 or indices.max() >= n):
+        raise DataError(f"train_indices must be integers from 0 to {n - 1}, or {n} booleans")
+    mask = np.zeros(n, bool)
+    mask[indices.astype(int)] = True
+    return mask
+
+
+def _take(a: Any, ii: np.ndarray, axis: int) -> Any:
+    before = (slice(None),) * (axis % len(a.shape))
+    if isinstance(a, np.ndarray) or _is_tensor(a):
+        return a[(*before, ii)]
+    return np.concatenate([np.asarray(a[(*before, slice(i, i + 1))]) for i in ii], axis)
+
+
+def _like(a: Any, onehot: np.ndarray) -> Any:
+    """A copy of ``onehot`` of the kind, dtype and device of ``a``."""
+    if _is_tensor(a):
+        torch = sys.modules["torch"]
+        return torch.tensor(onehot, dtype=a.dtype if a.dtype.is_floating_point else torch.float32, device=a.device)
+    dtype = np.dtype(a.dtype)
+    return onehot.astype(dtype if dtype.kind == "f" else np.float32)
+
+
+def _is_tensor(a: Any) -> bool:
+    return type(a).__module__.split(".")[0] == "torch"
+
+
+def _generator(rng: Any) -> np.random.Generator:
+    if isinstance(rng, np.random.RandomState):
+        return np.random.default_rng(rng.randint(np.iinfo(np.int32).max))
+    return np.random.default_rng(rng)

@@ -1,0 +1,352 @@
+"""Truncated-BPTT minibatches, cut lazily from (F, N, T) arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.series import SeriesArray
+from fluxutils_py.data.weights import SampleWeight, block_slices, live_steps
+from fluxutils_py.errors import DataError
+
+Cut = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], np.ndarray | None, np.ndarray | None, float]
+
+
+@dataclass(frozen=True)
+class WindowIndex:
+    """Where a window lies.
+
+    Attributes
+    ----------
+    segments : Segments
+    start, stop : int
+        Steps of the rows, the n_overlap included.
+    n_overlap : int
+        Earlier steps at the beginning, through which gradients flow, but that carry no loss (``overlap``).
+    first, last : bool
+        Whether the window starts from the zero state, and whether it is the last of its group.
+    has_loss : bool
+        False for ``burn_in`` windows, which only move the state.
+    next_start : int or None
+        Where the next window of the group starts, if that is before the end of this one.
+    """
+
+    segments: Segments
+    start: int
+    stop: int
+    n_overlap: int
+    first: bool
+    last: bool
+    has_loss: bool
+    next_start: int | None
+
+
+@dataclass(frozen=True)
+class Window:
+    """One minibatch: ``S`` steps of ``B`` rows.
+
+    Attributes
+    ----------
+    x, y : tuple of ndarray, shapes (S, B, F) and (S - n_overlap, B, G)
+        Views of the data or fresh arrays, in any memory order; not to be written to. ``y`` is empty without targets.
+    w : ndarray of shape (S - n_overlap, B, 1) or (S - n_overlap, B, G), or None
+        Weights of the steps, 0 where a step does not count; None if all count alike. Where single outputs of a step
+        that counts are missing, one column for each output, of several targets one after the other.
+    missing_steps : ndarray of bool, shape (S, B), or None
+        Without targets: the steps that have no input, whose prediction means nothing.
+    n_live : float
+        Steps that count; a step of which some outputs are missing counts for the share that is there.
+    index : WindowIndex
+    """
+
+    x: tuple[np.ndarray, ...]
+    y: tuple[np.ndarray, ...]
+    w: np.ndarray | None
+    missing_steps: np.ndarray | None
+    n_live: float
+    index: WindowIndex
+
+
+class SequenceWindows:
+    """Cut ``(F, N, T)`` arrays into truncated-BPTT minibatches, lazily.
+
+    Rows are taken in groups of ``batchsize``; each group is walked forward in time, ``seqsize`` steps at a stride,
+    before the next group begins. A model may therefore carry its hidden state from one window to the next, and must
+    forget it where ``first`` is true. Only the window being yielded is read: the arrays may be memory maps or open
+    HDF5 datasets larger than memory. Nothing is dropped: the last group and the last window may be smaller.
+
+    Parameters
+    ----------
+    x, y : sequence of SeriesArray
+        Inputs and targets, aligned in series and time; ``y`` may be empty.
+    weight : SampleWeight, optional
+    batchsize : int
+        Rows per window. The last group may be smaller.
+    seqsize : int
+        Time steps per window. The last window of a group may be shorter.
+    overlap : int
+        Earlier steps read again at the beginning of each window, for gradients to reach further back.
+    burn_in : int
+        Steps at a row's start that come in windows of their own, which do not count.
+    segments : Segments, optional
+        What to walk through; by default each series from its start to its end.
+    equal_lengths : bool
+        Put only rows of equal length into a group, so that no step needs masking.
+    mask_per_output : bool
+        Whether missing outputs of a step are masked by themselves. Otherwise the step does not count.
+
+    Yields
+    ------
+    Window
+
+    Raises
+    ------
+    DataError
+        On reading: an infinite value, or a NaN input at a step whose target counts. NaN targets, and steps past the
+        end of a row, do not count; what their inputs hold in NaN is replaced by zeros.
+
+    Notes
+    -----
+    Order as in ``datagen`` of FluxUtils.jl, where time is the inner loop too. On truncated backpropagation through
+    time: Williams & Peng (1990), Neural Computation 2(4), 490-501; ``k1 = seqsize``, ``k2 = seqsize + overlap``.
+
+    Examples
+    --------
+    >>> from fluxutils_py.data import as_series
+    >>> x = as_series(np.zeros((4, 3, 5), dtype="float32"), "x")
+    >>> for w in SequenceWindows(x, batchsize=2, seqsize=3):
+    ...     at = w.index
+    ...     print(w.x[0].shape, at.segments.series, at.start, at.first, at.last)
+    (3, 2, 4) [0 1] 0 True False
+    (2, 2, 4) [0 1] 3 False True
+    (3, 1, 4) [2] 0 True False
+    (2, 1, 4) [2] 3 False True
+    """
+
+    def __init__(
+        self,
+        x: Sequence[SeriesArray],
+        y: Sequence[SeriesArray] = (),
+        weight: SampleWeight | None = None,
+        *,
+        batchsize: int,
+        seqsize: int,
+        overlap: int = 0,
+        burn_in: int = 0,
+        segments: Segments | None = None,
+        equal_lengths: bool = False,
+        mask_per_output: bool = False,
+    ) -> None:
+        self.x, self.y, self.weight = tuple(x), tuple(y), weight
+        self.batchsize, self.seqsize, self.overlap, self.burn_in = batchsize, seqsize, overlap, burn_in
+        self.segments = Segments.from_lengths(x[0].N, x[0].T) if segments is None else segments
+        self.equal_lengths = equal_lengths
+        self.mask_per_output = mask_per_output and sum(s.F for s in self.y) > 1
+        self.overlap_into_burn_in = (
+            False  # whether leads go into the burn-in, as for models that have no state to start from
+        )
+        self._checked: set[int] = set()  # arrays known to be finite everywhere
+        self._order: np.ndarray | None = None
+
+    def check(self) -> None:
+        """Look for NaN and infinity now, in the arrays that are in memory, rather than window by window.
+
+        Raises
+        ------
+        DataError
+            As windows would, before the first one.
+        """
+        for s in (*self.x, *self.y):
+            arrays = getattr(s.array, "arrays", (s.array,))
+            if s.kind == "int" or (s.in_memory and all(_all_finite(a) for a in arrays)):
+                self._checked.add(id(s))
+        if any(s.in_memory and id(s) not in self._checked for s in (*self.x, *self.y)):
+            lazy = [s for s in (*self.x, *self.y) if not s.in_memory]
+            if not lazy:  # some value is not finite: is it where it may be?
+                whole = self._spanned()
+                for series, steps in block_slices(self.x[0].N, whole.max_length, self.x[0].F):
+                    self.cut(whole[series], steps.start, steps.stop)
+
+    @property
+    def has_missing_targets(self) -> bool:
+        """Whether :meth:`check` found steps without a target; False if it could not tell, as for memory maps."""
+        return any(s.in_memory and id(s) not in self._checked for s in self.y)
+
+    def shuffle(self, rng: np.random.Generator | None) -> None:
+        """Draw a new order of the rows for the next pass; None is the given order. Time always runs forward."""
+        self._order = None if rng is None else rng.permutation(len(self.segments))
+
+    def __len__(self) -> int:
+        return sum(len(self._spans(len_)) for len_ in (g.max_length for g in self._groups()))
+
+    def __iter__(self) -> Iterator[Window]:
+        return map(self.read, self.indices())
+
+    @property
+    def blocking(self) -> bool:
+        """Whether reading a window may mean waiting for a disk, even if it was announced."""
+        return not all(s.nonblocking for s in (*self.x, *self.y))
+
+    def prefetch(self, rows: Segments, start: int, stop: int) -> None:
+        """Say that these steps will be read soon, for maps to be read ahead."""
+        for s in (*self.x, *self.y):
+            s.prefetch(rows, start, stop)
+
+    def indices(self) -> Iterator[WindowIndex]:
+        """Where the windows of one pass lie, in order; :meth:`read` makes windows of them. Nothing is read."""
+        for group in self._groups():
+            spans = self._spans(group.max_length)
+            for i, (start, stop, counts) in enumerate(spans):
+                following = spans[i + 1] if i + 1 < len(spans) else None
+                n_overlap = (
+                    min(self.overlap, start - (0 if self.overlap_into_burn_in else self.burn_in)) if counts else 0
+                )
+                next_start = None
+                if self.overlap and following is not None and following[2] and counts:
+                    next_start = max(self.burn_in, following[0] - self.overlap)
+                yield WindowIndex(
+                    group, start - n_overlap, stop, n_overlap, i == 0, following is None, counts, next_start
+                )
+
+    def read(self, place: WindowIndex) -> Window:
+        """The window at a place, from whatever thread."""
+        return Window(*self.cut(place.segments, place.start, place.stop, place.n_overlap), place)
+
+    # -- which windows there are ---------------------------------------------------------------------
+
+    def _groups(self) -> Iterator[Segments]:
+        rows = self.segments if self._order is None else self.segments[self._order]
+        if not self.equal_lengths or rows.min_length == rows.max_length:
+            for i in range(0, len(rows), self.batchsize):
+                yield rows[i : i + self.batchsize]
+            return
+        for length in np.unique(rows.length)[::-1]:
+            alike = rows[rows.length == length]
+            for i in range(0, len(alike), self.batchsize):
+                yield alike[i : i + self.batchsize]
+
+    def _spans(self, length: int) -> list[tuple[int, int, bool]]:
+        """Steps (start, stop) of each window of a group, and whether it counts."""
+        burn = min(self.burn_in, length)
+        return [
+            (start, min(start + self.seqsize, end), counts)
+            for begin, end, counts in ((0, burn, False), (burn, length, True))
+            for start in range(begin, end, self.seqsize)
+        ]
+
+    def _spanned(self) -> Segments:
+        """One row per series, from the first to the last of its steps that any row walks through."""
+        n_series, n_steps = self.x[0].N, self.x[0].T
+        starts, stops = np.full(n_series, n_steps), np.zeros(n_series, int)
+        np.minimum.at(starts, self.segments.series, self.segments.start)
+        np.maximum.at(stops, self.segments.series, self.segments.start + self.segments.length)
+        starts = np.minimum(starts, stops)  # a series without rows has no steps
+        return Segments.from_lengths(n_series, n_steps, stops - starts, starts)
+
+    # -- what is in a window -------------------------------------------------------------------------
+
+    def cut(self, rows: Segments, start: int, stop: int, n_overlap: int = 0) -> Cut:
+        """Read steps ``start`` to ``stop`` of some rows.
+
+        Returns the fields ``x, y, w, missing_steps, n_live`` of :class:`Window`.
+        """
+        x = [s.read(rows, start, stop) for s in self.x]
+        y = [s.read(rows, start, stop) for s in self.y]
+        live = exists = rows.step_mask(start, stop)  # (S, B), None: all
+        gone = [
+            None if s.kind == "float" and id(s) in self._checked else s.missing_mask(v)
+            for s, v in zip(self.y, y, strict=True)
+        ]
+        single = self.mask_per_output and any(g is not None for g in gone)
+        if single:
+            there = np.concatenate(
+                [np.ones(v.shape, bool) if g is None else ~g for v, g in zip(y, gone, strict=True)], -1
+            )  # (S, B, outputs)
+            live = _both(live, np.asarray(there.any(-1)))
+        else:
+            for g in gone:
+                live = live if g is None else _both(live, np.asarray(~g.any(-1)))
+        w = None
+        if self.weight is not None:
+            w = self.weight.read(rows, start, stop)
+            live = _both(live, w > 0)
+        gap = None
+        if not self.y:  # no targets: a step without any input is a gap, a step with some is an error
+            for s, v in zip(self.x, x, strict=True):
+                if id(s) not in self._checked and s.kind == "float":
+                    present = ~np.isnan(v).all(-1)
+                    live = _both(live, present)
+            gap = None if live is None else ~live
+        if single and live is not None:
+            there &= live[:, :, None]
+        single = single and not (there.any(-1) == there.all(-1)).all()  # else whole steps are missing
+        steps = None if live is None else live[:, :, None]
+        for i, s in enumerate(self.x):
+            x[i] = self._clean(s, x[i], rows, start, steps, exists)
+        column = 0
+        for i, s in enumerate(self.y):
+            y[i] = self._clean(s, y[i], rows, start, there[:, :, column : column + s.F] if single else steps, exists)
+            column += s.F
+        if single:
+            there = there[n_overlap:]
+            n_live = live_steps(there, [s.F for s in self.y])
+            w = there if w is None else np.where(there, w[n_overlap:, :, None], 0)
+        elif live is None:
+            n_live = (stop - start - n_overlap) * len(rows)
+            w = None if w is None else w[n_overlap:, :, None]
+        else:
+            n_live = int(live[n_overlap:].sum())
+            w = (live[n_overlap:] if w is None else np.where(live, w, 0)[n_overlap:])[:, :, None]
+        return tuple(x), tuple(v[n_overlap:] for v in y), w, gap, n_live
+
+    def _clean(
+        self,
+        s: SeriesArray,
+        v: np.ndarray,
+        rows: Segments,
+        start: int,
+        live: np.ndarray | None,
+        exists: np.ndarray | None,
+    ) -> np.ndarray:
+        """``v`` with zeros where a dead step or value holds no number; an error where a live one does.
+
+        ``live`` is (S, B, 1), or (S, B, F) where the values of a step are masked by themselves.
+        """
+        if exists is not None:
+            v = np.where(exists[:, :, None], v, v.dtype.type(0))
+        if id(s) in self._checked or s.kind == "int" or v.dtype.kind == "b":
+            return v
+        odd = ~np.isfinite(v)
+        if not odd.any():
+            return v
+        bad = odd if live is None else odd & live
+        if bad.any():
+            t, b, f = (int(i) for i in np.argwhere(bad)[0])
+            place = f"feature {f}, series {rows.series[b]}, step {rows.start[b] + start + t}"
+            way_out = (
+                "give the step no target (NaN) or no weight, or fill it in"
+                if self.y
+                else "a step without input is NaN in all features; fill in single ones"
+            )
+            raise DataError(f"{s.name} is {v[t, b, f]} at {place}; {way_out}")
+        if live is None or live.shape[2] == 1:
+            odd = odd.any(-1, keepdims=True)  # the whole step, not single features
+        return np.where(odd, v.dtype.type(0), v)
+
+
+def _both(a: np.ndarray | None, b: np.ndarray) -> np.ndarray | None:
+    b_or_none = None if b.all() else b
+    if a is None or b_or_none is None:
+        return a if b_or_none is None else b_or_none
+    return a & b
+
+
+def _all_finite(a: np.ndarray) -> bool:
+    if a.dtype.kind == "b":
+        return True
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = a.sum(dtype=np.float32 if a.dtype == np.float16 else None)
+    return bool(np.isfinite(total)) or bool(np.isfinite(a).all())

@@ -1,0 +1,83 @@
+"""How an estimator looks in a notebook."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+from torch import nn, optim
+
+from fluxutils_py.estimator.nested_parameters import NestedParamsMixin, view
+from fluxutils_py.estimator.spec import Spec
+
+
+class HtmlReprMixin(NestedParamsMixin):
+    """Makes scikit-learn's tables of parameters and fitted attributes readable for estimators of networks.
+
+    Their cells hold 30 characters: what is longer than that by nature (modules, optimizers, partials) is named. A
+    nested parameter follows its argument, and counts as set by the user only if it is not the default of the class or
+    function there; scikit-learn has all of them first, as set.
+    """
+
+    def _get_params_html(self, *args: Any, **kwargs: Any) -> Any:  # scikit-learn asks for it, since 1.7
+        table = super()._get_params_html(*args, **kwargs)  # type: ignore[misc]  # BaseEstimator's
+        arguments = list(inspect.signature(type(self).__init__).parameters)
+        nested = {name for name in table if "__" in name and name.partition("__")[0] in self._nested()}
+        given = {name for name in table.non_default if name not in nested}
+        for argument in self._nested():
+            default = {f"{argument}__{k}": v for k, v in self._unset(argument).items()}
+            mine = {name for name in nested if name.startswith(f"{argument}__")}
+            given |= {name for name in mine if name not in default or repr(default[name]) != repr(table[name])}
+
+        def place(name: str) -> tuple[bool, int, bool]:
+            return name not in given, arguments.index(name.partition("__")[0]), "__" in name
+
+        table.data = {name: short_repr(table[name]) for name in sorted(table, key=place)}
+        table.non_default = tuple(name for name in table if name in given)
+        return table
+
+    def _unset(self, argument: str) -> dict[str, Any]:
+        """What the parameters inside an argument are where the user has not set them."""
+        value = getattr(self, argument)
+        if value is None:
+            return self._inside(argument).values
+        if argument == "spec":
+            return view(Spec).values
+        origin = value.func if isinstance(value, functools.partial) else value
+        return view(origin if callable(origin) else type(origin)).values
+
+    def _get_fitted_attr_html(self, *args: Any, **kwargs: Any) -> Any:  # since 1.8
+        table = super()._get_fitted_attr_html(*args, **kwargs)  # type: ignore[misc]  # BaseEstimator's
+        for cell in table.data.values():
+            cell["value"] = short_repr(cell["value"])
+        return table
+
+
+class Unquoted:
+    """Text that is shown without quotes."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def short_repr(value: Any) -> Any:
+    """A value, or words for it where it is long by nature."""
+    if isinstance(value, functools.partial):
+        settings = [*map(repr, value.args), *(f"{k}={short_repr(v)!r}" for k, v in value.keywords.items())]
+        return Unquoted(f"{short_repr(value.func)!r}({', '.join(settings)})")
+    if isinstance(value, nn.Module) and list(value.children()):
+        sizes = [p.numel() for p in value.parameters() if not nn.parameter.is_lazy(p)]
+        return Unquoted(f"{type(value).__name__}, {sum(sizes):,} parameters")
+    if isinstance(value, optim.Optimizer):
+        return Unquoted(f"{type(value).__name__}(lr={value.param_groups[0].get('lr')})")
+    if inspect.isclass(value) or inspect.isfunction(value):
+        return Unquoted(value.__name__)
+    if isinstance(value, Spec):
+        return Unquoted("Spec(...)")  # its fields have rows of their own
+    if isinstance(value, list) and any(isinstance(v, dict) for v in value):
+        return Unquoted(f"{len(value)} records")
+    return value

@@ -1,0 +1,320 @@
+"""The four forms in which users give sequences, and the one that a model is trained on.
+
+=============  =======================================  ==========================================
+form           rows are                                 targets, predictions
+=============  =======================================  ==========================================
+``native``     an (F, N, T) array, or a tuple of such   (G, N, T); or (N,), (N, G): one per series
+``rows``       samples of one step: (n, F)              (n,) or (n, G)
+``samples``    series: ``samples(x)``                   ``samples(y)``; or (N,), (N, G)
+``timesteps``  steps: ``timesteps(x)``                  ``timesteps(y)``; or (T,), (T, G * N)
+=============  =======================================  ==========================================
+"""
+
+from __future__ import annotations
+
+import copy
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from sklearn.utils import check_array, get_tags
+from sklearn.utils.validation import _check_sample_weight, validate_data
+
+from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView, as_series
+from fluxutils_py.data.featurenames import get_feature_names
+from fluxutils_py.data.ragged import RaggedArray, as_ragged, is_list_of_series
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.series import check_aligned, reject_masked
+from fluxutils_py.data.views import SequenceView, Stretch
+from fluxutils_py.errors import DataError, ShapeError
+
+FLOATS = [np.float64, np.float32]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs of any form, as series.
+
+    Attributes
+    ----------
+    series : tuple of SeriesArray
+        (F, N, T), or several inputs.
+    form : "native", "rows", "samples" or "timesteps"
+    columns : int, or tuple of int for several inputs
+        What scikit-learn calls the number of features.
+    names : ndarray of str, optional
+        Of the columns of a data frame, or of the features of a view or an array.
+    starts, lengths : ndarray of int, shape (N,), optional
+        The first step of each series, and how many there are; None: all series have all steps.
+    """
+
+    series: tuple[SeriesArray, ...]
+    form: str
+    columns: Any
+    names: np.ndarray | None = None
+    _view: SequenceView | None = field(default=None, repr=False)
+    starts: np.ndarray | None = None
+    lengths: np.ndarray | None = None
+
+    @property
+    def N(self) -> int:
+        return self.series[0].N
+
+    @property
+    def T(self) -> int:
+        return self.series[0].T
+
+    @property
+    def is_list(self) -> bool:
+        """Whether each series is an array of its own."""
+        return isinstance(self.series[0].array, RaggedArray)
+
+    def segments(self) -> Segments:
+        """What is walked through from the zero state, in training: series, or the stretches between gaps in time."""
+        if not isinstance(self._view, TimestepsView):
+            return self.whole()
+        runs = self._view.contiguous_runs()
+        starts, stops = np.array([r.start for r in runs]), np.array([r.stop for r in runs])
+        n = np.arange(self.N)
+        return Segments(np.repeat(n, len(runs)), np.tile(starts, self.N), np.tile(stops - starts, self.N))
+
+    def whole(self) -> Segments:
+        """The series, whatever gaps there are."""
+        return Segments.from_lengths(self.N, self.T, self.lengths, self.starts)
+
+    def stretches(self) -> list[Stretch]:
+        """What is walked through in one go, in prediction, with the earlier steps that only warm the state."""
+        if self._view is None or self.form == "samples":
+            return [Stretch(tuple(s.array for s in self.series), 0, slice(0, self.T))]
+        return [s._replace(array=(s.array,)) for s in self._view.stretches()]
+
+    def to_rows(self, array: np.ndarray) -> np.ndarray:
+        """An (G, N, T) array as rows like those of the inputs; native ones stay."""
+        if self.form == "native":
+            return array
+        return (TimestepsView if self.form == "timesteps" else SamplesView).to_rows(array)
+
+
+# -- inputs --------------------------------------------------------------------------------------------
+
+
+def read_inputs(x: Any, est: Any, *, fitted: bool, name: str = "x", starts: Any = None, lengths: Any = None) -> Inputs:
+    """Inputs of whatever form, checked; with ``fitted``, to have the features that the estimator was fitted on.
+
+    The estimator is left as it is.
+
+    Raises
+    ------
+    ValueError, TypeError
+        scikit-learn's own for matrices; ShapeError and DataError for sequences.
+    """
+    require_array(x, name, "(F, N, T), samples(x) or timesteps(x) of one, or a matrix with one row per sample")
+    if isinstance(x, SequenceView):
+        inputs = _read_view(x, name)
+    elif is_native(x):
+        series = as_series(as_ragged(x, name), name)
+        names = get_feature_names(x) if len(series) == 1 and hasattr(x, "shape") else None
+        lengths_ = _own_lengths(series, name)
+        inputs = Inputs(series, "native", feature_counts(series), _as_names(names), lengths=lengths_)
+    else:
+        inputs = _read_rows(x, est, fitted, name)
+    if fitted and feature_counts(inputs.series) != est._n_inputs:
+        raise ShapeError(
+            f"{name} has {feature_counts(inputs.series)} features per step, but {type(est).__name__} was fitted on "
+            f"{est._n_inputs}; if a splitter cut it, note that arrays of shape (F, N, T) are cut along F: hand "
+            "samples(x) or timesteps(x) to whatever splits"
+        )
+    known = getattr(est, "feature_names_in_", None) if fitted else None
+    if known is not None and inputs.names is not None and not np.array_equal(known, inputs.names):
+        raise DataError(
+            f"the features of {name} are {', '.join(inputs.names)}, but {type(est).__name__} was fitted on "
+            f"{', '.join(known)}; bring them into that order"
+        )
+    return within(inputs, starts, lengths)
+
+
+def _as_names(names: tuple[str, ...] | None) -> np.ndarray | None:
+    return None if names is None else np.array(names, dtype=object)
+
+
+def require_array(value: Any, name: str, forms: str) -> None:
+    """Raise on what is plainly no array; of the rest, scikit-learn and NumPy have things to say."""
+    is_mapping = isinstance(value, Mapping) and not hasattr(value, "shape")  # some sparse matrices are dicts too
+    if value is None or is_mapping or isinstance(value, str | bytes | numbers.Number):
+        got = type(value).__name__ if isinstance(value, Mapping) else repr(value)
+        raise DataError(f"{name} must be an array {forms}; got {got}")
+    reject_masked(value, name)
+
+
+def is_native(x: Any) -> bool:
+    if isinstance(x, tuple):
+        return any(n_axes(a) == 3 or is_list_of_series(a) for a in x) or not x
+    return n_axes(x) >= 3 or is_list_of_series(x)
+
+
+def _own_lengths(series: tuple[SeriesArray, ...], name: str) -> np.ndarray | None:
+    """The lengths of the arrays of a list."""
+    found = [s.array.lengths for s in series if isinstance(s.array, RaggedArray)]
+    if found and len(found) < len(series):
+        raise ShapeError(f"some of the {len(series)} arrays of {name} are lists of series; give all as lists, or none")
+    return found[0] if found else None
+
+
+def n_axes(x: Any) -> int:
+    """Of an array, or of nested lists."""
+    if hasattr(x, "shape"):
+        try:
+            return len(x.shape)
+        except TypeError:  # a lazy frame
+            return 2
+    n = 0
+    while isinstance(x, list | tuple) and len(x):
+        n, x = n + 1, x[0]
+        if hasattr(x, "shape"):
+            return n + len(x.shape)
+    return n
+
+
+def _read_view(view: SequenceView, name: str) -> Inputs:
+    if len(view) == 0:
+        raise ValueError(f"Found array with 0 sample(s) (shape={view.shape}) while a minimum of 1 is required.")
+    form = "timesteps" if isinstance(view, TimestepsView) else "samples"
+    return Inputs((SeriesArray(view.native, name),), form, view.shape[1], _as_names(view.feature_names), view)
+
+
+def _read_rows(x: Any, est: Any, fitted: bool, name: str) -> Inputs:
+    """A matrix: rows are samples of one step, or, where series of more steps are expected, flat series."""
+    if type(x).__module__.split(".")[0] == "torch":
+        x = x.detach().cpu().numpy()
+    if n_axes(x) == 1 and not hasattr(x, "iloc"):
+        raise ShapeError(
+            f"{name} has one axis, of {len(x)} values. Reshape your data: x[None, None] if they are one feature of one "
+            "series (F, N, T), x.reshape(-1, 1) if a matrix of one feature, x.reshape(1, -1) if one of a single sample"
+        )
+    shape: Any = getattr(x, "shape", ())
+    if fitted and est._form == "native" and len(shape) == 2 and shape[1] != est.n_features_in_:
+        raise ShapeError(
+            f"X has {shape[1]} features, but {type(est).__name__} is expecting {est.n_features_in_} features as input; "
+            f"the rows of a matrix are series of one step: if {name} is of one series or of one feature, add the "
+            "missing axis: x[:, None] or x[None]"
+        )
+    asked = getattr(est, "n_timesteps", None)
+    finite = "allow-nan" if get_tags(est).input_tags.allow_nan else True
+    form = est._form if fitted else "rows"
+    if form in ("samples", "timesteps"):
+        # the matrix that a view looks like to scikit-learn
+        x = check_array(x, dtype=FLOATS, ensure_all_finite=finite, estimator=est, input_name="X")
+        n_features, names = int(est._n_inputs), None
+        if x.shape[1] % n_features or (form == "timesteps" and x.shape[1] != est.n_features_in_):
+            raise ValueError(
+                f"X has {x.shape[1]} features, but {type(est).__name__} is expecting {est.n_features_in_} features as "
+                f"input: {n_features} features at each of {est.n_features_in_ // n_features} "
+                + ("series" if form == "timesteps" else "steps")
+            )
+        if form == "timesteps":
+            array = TimestepsView.from_rows(x, n_features)
+            return Inputs((SeriesArray(array, name),), form, x.shape[1], None, TimestepsView(array))
+    else:
+        probe = copy.copy(est)  # takes what validate_data leaves behind
+        x = validate_data(probe, x, dtype=FLOATS, ensure_all_finite=finite, reset=not fitted)
+        names = getattr(probe, "feature_names_in_", None)
+        n_steps = 1 if asked is None else int(asked)
+        if x.shape[1] % n_steps:
+            raise ShapeError(
+                f"X has {x.shape[1]} columns, which are not {n_steps} steps (n_timesteps) of any number of features"
+            )
+        n_features = x.shape[1] // n_steps
+    array = SamplesView.from_rows(x, n_features)
+    return Inputs((SeriesArray(array, name),), "rows" if form == "native" else form, x.shape[1], names)
+
+
+def within(inputs: Inputs, starts: Any, lengths: Any) -> Inputs:
+    """The inputs with series that have the steps ``starts[n]`` to ``starts[n] + lengths[n]``.
+
+    Raises
+    ------
+    ShapeError, DataError, ValueError
+        If these are not N integers, or a series would be empty or reach beyond T.
+    """
+    if starts is None and lengths is None:
+        return inputs
+    if inputs.is_list:
+        raise ValueError("starts and lengths are for series in one array; those of a list have their own lengths")
+    if inputs.form == "timesteps":
+        raise ValueError(
+            "starts and lengths are for series that differ; timesteps(x) has one row per step, common to all series"
+        )
+    first = np.zeros(inputs.N, int) if starts is None else _per_series("starts", starts, inputs.N)
+    if first.min() < 0 or first.max() >= inputs.T:
+        raise DataError(f"starts must be from 0 to T-1={inputs.T - 1}, got {first.min()} to {first.max()}")
+    count = inputs.T - first if lengths is None else _per_series("lengths", lengths, inputs.N)
+    if count.min() < 1 or count.max() > inputs.T:
+        raise DataError(f"lengths must be from 1 to T={inputs.T}, got {count.min()} to {count.max()}")
+    beyond = np.flatnonzero(first + count > inputs.T)
+    if len(beyond):
+        n = int(beyond[0])
+        raise DataError(
+            f"series {n} starts at step {first[n]} and has {count[n]} steps, but there are T={inputs.T} steps; "
+            "lengths count from starts"
+        )
+    return replace(inputs, starts=first if first.any() else None, lengths=count)
+
+
+def _per_series(name: str, value: Any, n_series: int) -> np.ndarray:
+    reject_masked(value, name, fill="T" if name == "lengths" else "0")
+    found = np.asarray(value)
+    if found.shape != (n_series,) or found.dtype.kind not in "iu":
+        raise ShapeError(
+            f"{name} must be {n_series} integers, one per series; got shape {found.shape} of dtype {found.dtype}"
+        )
+    return found.astype(int)
+
+
+def feature_counts(arrays: tuple[SeriesArray, ...]) -> Any:
+    """Number of features: an int, or a tuple of them for several arrays."""
+    return arrays[0].F if len(arrays) == 1 else tuple(a.F for a in arrays)
+
+
+# -- weights -------------------------------------------------------------------------------------------
+
+
+def read_weight(sample_weight: Any, inputs: Inputs) -> SampleWeight | None:
+    """Weights of rows or of steps; None stays None."""
+    if sample_weight is None:
+        return None
+    w = sample_weight
+    if inputs.is_list and isinstance(w, list) and w and not all(np.ndim(a) == 0 for a in w):
+        return _read_weights_of_list(w, inputs)
+    reject_masked(w, "sample_weight", fill="0")
+    if type(w).__module__.split(".")[0] == "torch":
+        w = w.detach().cpu().numpy()
+    if inputs.form == "rows" and inputs.T == 1:
+        w = _check_sample_weight(w, np.empty((inputs.N, 1)), dtype=np.float64, ensure_non_negative=True)
+    w = w if hasattr(w, "shape") and not hasattr(w, "iloc") else np.asarray(w)
+    if inputs.form == "timesteps":  # one row per step
+        if w.shape == (inputs.T,):
+            w = np.broadcast_to(np.asarray(w), (inputs.N, inputs.T))
+        elif w.shape == (inputs.T, inputs.N):
+            w = np.asarray(w).T
+        elif w.shape != (1, inputs.N, inputs.T):
+            raise ShapeError(
+                f"sample_weight has shape {tuple(w.shape)}; expected ({inputs.T},), ({inputs.T}, {inputs.N}) or "
+                f"(1, {inputs.N}, {inputs.T}) for {inputs.T} time steps of {inputs.N} series"
+            )
+    return SampleWeight(w, inputs.N, inputs.T)
+
+
+def _read_weights_of_list(w: list[Any], inputs: Inputs) -> SampleWeight:
+    """Weights of each step of a list of series: of shape (T_i,) or (1, T_i)."""
+    arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in w]
+    ragged = RaggedArray([np.asarray(a)[None] if len(a.shape) == 1 else a for a in arrays], "sample_weight")
+    assert inputs.lengths is not None
+    if ragged.shape[0] != 1 or len(ragged.lengths) != inputs.N:
+        raise ShapeError(
+            f"sample_weight is a list of {len(w)} arrays of {ragged.shape[0]} features; expected {inputs.N} of shape "
+            "(T_i,), or a vector of one weight per series"
+        )
+    check_aligned(inputs.series[0], SeriesArray(ragged, "sample_weight"))
+    return SampleWeight(ragged, inputs.N, inputs.T)

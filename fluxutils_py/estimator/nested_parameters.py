@@ -1,0 +1,297 @@
+"""Parameters inside arguments: ``model__hidden``, ``opt__lr``, ``spec__epochs``."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import difflib
+import functools
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from types import SimpleNamespace
+from typing import Any, Self
+
+from sklearn.base import clone
+from torch import nn, optim
+
+from fluxutils_py.errors import SpecError
+from fluxutils_py.estimator.building import SIZES, adamw, default_model
+from fluxutils_py.estimator.spec import NAMES, Spec, spec_fields
+
+FILLED = {"params", "optimizer", *SIZES}  # arguments of user code that fit fills in
+
+
+class NestedParamsMixin:
+    """Lets an estimator's ``get_params`` and ``set_params`` reach into its arguments; stands before ``BaseEstimator``.
+
+    ``model__hidden`` is the argument ``hidden`` of the class or function given as ``model``, ``opt__lr`` that of the
+    optimizer, ``spec__epochs`` a field of the spec, whatever its form. An argument is replaced by one that differs in
+    what was set, never changed itself: it may be shared by other estimators.
+
+    ========================  ====================================  ==============================================
+    argument                  its parameters                        becomes
+    ========================  ====================================  ==============================================
+    class, function           its arguments                         a ``functools.partial`` of it
+    ``functools.partial``     the function's arguments              a partial with more keywords
+    mapping                   its keys; others may be added         a copy
+    namedtuple, dataclass     its fields                            a new one
+    optimizer                 its settings, of its first group      a copy with them set in all of its groups,
+                                                                    of the same model parameters
+    estimator                 its parameters                        a clone
+    another object            its attributes                        a shallow copy
+    model instance            none: it cannot be built again
+    None                      those of what it stands for           a partial, a ``Spec``
+    ========================  ====================================  ==============================================
+
+    ``None`` stands for the default network (``model__n_hidden``), for ``AdamW``, and for ``Spec()``, with the defaults
+    of the estimator in question. Optional fields of :class:`fluxutils_py.Spec` may be added to a spec that is a mapping
+    or an object. What is inside parameters in the same ways can be set too, one more ``__`` down:
+    ``spec__scheduler__step_size``. What ``fit`` fills in (``params``, ``n_in``, ``n_out``, ``n_features``,
+    ``n_outputs``) is no parameter.
+
+    Examples
+    --------
+    >>> from fluxutils_py import Estimator
+    >>> spec = {"epochs": 2, "batchsize": 10, "seqsize": 25}
+    >>> est = Estimator(spec=spec).set_params(spec__epochs=5, opt__lr=0.01, model__n_hidden=8)
+    >>> est.spec, spec["epochs"]
+    ({'epochs': 5, 'batchsize': 10, 'seqsize': 25}, 2)
+    >>> est.get_params()["opt__lr"]
+    0.01
+    """
+
+    @classmethod
+    def _nested(cls) -> list[str]:
+        """The arguments that are looked into. A subclass may do without some of them."""
+        names: list[str] = cls._get_param_names()  # type: ignore[attr-defined]  # BaseEstimator's
+        return [name for name in ("model", "opt", "spec") if name in names]
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """All parameters by name; with ``deep``, also those inside ``model``, ``opt`` and ``spec``."""
+        params: dict[str, Any] = super().get_params(deep)  # type: ignore[misc]  # BaseEstimator's
+        if deep:
+            for argument in self._nested():
+                params |= _flat(argument, self._inside(argument).values)
+        return params
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters by name, also those inside ``model``, ``opt`` and ``spec``, as in ``spec__epochs``.
+
+        Arguments themselves come first: ``set_params(spec__epochs=3, spec=other)`` takes ``other`` with 3 epochs.
+
+        Raises
+        ------
+        SpecError
+            A ``ValueError``: there is no such parameter. Nothing is changed then.
+        """
+        known, seen = list(self.get_params()), self._nested()
+        plain: dict[str, Any] = {}
+        nested: dict[str, dict[str, Any]] = defaultdict(dict)
+        for key, value in params.items():
+            argument, inside, name = key.partition("__")
+            if inside and argument in seen:
+                nested[argument][name] = value
+            else:
+                plain[key] = value
+        for key in plain:
+            self._check(key, params, known)
+        before = dict(vars(self))
+        try:
+            super().set_params(**plain)  # type: ignore[misc]  # BaseEstimator's
+            made = {name: _replace(self._inside(name), changes, name, known) for name, changes in nested.items()}
+        except Exception:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+        for argument, value in made.items():
+            setattr(self, argument, value)
+        return self
+
+    def _inside(self, argument: str) -> View:
+        """What can be set in ``model``, ``opt`` or ``spec``; None stands for what fit would take."""
+        value = getattr(self, argument)
+        if value is None:
+            value = getattr(self._resolved_params(), argument)  # type: ignore[attr-defined]  # Estimator's
+        if argument == "opt":
+            if value is None or getattr(value, "func", None) is adamw:
+                # the class itself: its arguments can be listed, and a file can hold it
+                value = functools.partial(optim.AdamW, **getattr(value, "keywords", {}))
+            return view(value, n_filled=1)  # its parameters come first, however named
+        if argument == "spec":
+            return view(Spec() if value is None else value, optional=NAMES)
+        return view(default_model if value is None else value)
+
+    def _check(self, key: str, params: dict[str, Any], known: list[str]) -> None:
+        """Raise unless scikit-learn can set a parameter."""
+        argument, inside, _ = key.partition("__")
+        names = self._get_param_names()  # type: ignore[attr-defined]  # BaseEstimator's
+        fault = f"Invalid parameter {key!r} for estimator {type(self).__name__}"
+        if argument not in names:
+            raise SpecError(f"{fault}. Valid parameters are: {names!r}.{_guess(key, known)}")
+        if inside and not hasattr(params.get(argument, getattr(self, argument)), "set_params"):
+            raise SpecError(f"{fault}: what is inside {argument} cannot be set; give {argument} as a whole.")
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """What can be set in a value.
+
+    Parameters
+    ----------
+    value : object
+    values : dict
+        What is set now.
+    replace : callable
+        Makes the value anew, from a dict of what is to be other.
+    names : iterable of str
+        What may be set.
+    open : bool
+        Whether other names may be set as well, unless they look like one of ``names`` misspelt.
+    """
+
+    value: Any
+    values: dict[str, Any]
+    replace: Callable[[dict[str, Any]], Any]
+    names: Iterable[str]
+    open: bool = False
+
+    @property
+    def name(self) -> str:
+        """The value in a word, for messages."""
+        core = self.value.func if isinstance(self.value, functools.partial) else self.value
+        return str(getattr(core, "__name__", type(core).__name__))
+
+
+def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
+    """What can be set in a value.
+
+    ``n_filled`` is the number of leading arguments of a function that are not for the user to set, ``optional`` are
+    fields that a mapping or object may have besides those it has.
+    """
+    made: Any = None if isinstance(value, type) else value
+    if isinstance(value, nn.Module):
+        return View(value, {}, lambda new: value, ())
+    if isinstance(value, optim.Optimizer):
+        accepted, group = inspect.signature(type(value)).parameters, value.param_groups[0]
+        values = {k: group[k] for k in value.defaults if k in accepted}
+        return View(value, values, functools.partial(_replace_in_optimizer, value), values)
+    if hasattr(made, "get_params"):
+        values = made.get_params(deep=False)
+        return View(value, values, lambda new: clone(value).set_params(**new), values)
+    if isinstance(value, Mapping):
+        values = {k: v for k, v in value.items() if isinstance(k, str)}
+        return View(value, values, functools.partial(_replace_in_mapping, value), {*values, *optional}, open=True)
+    if hasattr(made, "_asdict"):
+        values = made._asdict()
+        return View(value, values, lambda new: made._replace(**new), values)
+    if dataclasses.is_dataclass(made):
+        values = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        return View(value, values, lambda new: dataclasses.replace(value, **new), values)
+    if callable(value):
+        return _arguments(value, n_filled)
+    try:
+        values = spec_fields(value)
+    except SpecError:  # numbers, strings, lists
+        values = {}
+    addable = optional if hasattr(value, "__dict__") else ()  # not to slots
+    return View(value, values, functools.partial(_replace_in_object, value), {*values, *addable})
+
+
+def _arguments(f: Callable[..., Any], n_filled: int) -> View:
+    """What can be set in a class, function or partial of one: its arguments. Setting them gives a partial."""
+    closed = f.keywords if isinstance(f, functools.partial) else {}
+    try:
+        parameters = list(inspect.signature(f).parameters.values())[n_filled:]
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    except (TypeError, ValueError):  # built-in, or a partial that cannot be called
+        parameters, takes_any = [], True
+    arguments = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    arguments = {k: v for k, v in (arguments | closed).items() if k not in FILLED}
+    return View(
+        f,
+        {k: v for k, v in arguments.items() if v is not inspect.Parameter.empty},
+        lambda new: functools.partial(f, **new),
+        () if takes_any else arguments,  # nothing to misspell
+        open=takes_any,
+    )
+
+
+def _flat(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Values by their full names, and what is inside those that are made to hold parameters."""
+    found = {}
+    for name, value in values.items():
+        found[f"{prefix}__{name}"] = value
+        holder = isinstance(value, functools.partial | Mapping | SimpleNamespace) or dataclasses.is_dataclass(value)
+        if not isinstance(value, type) and (holder or hasattr(value, "_asdict") or hasattr(value, "get_params")):
+            found |= _flat(f"{prefix}__{name}", view(value).values)
+    return found
+
+
+def _replace(seen: View, changes: dict[str, Any], where: str, known: list[str]) -> Any:
+    """The value anew with changes, whose names may go further down; ``where`` is its own full name."""
+    new: dict[str, Any] = {}
+    deeper: dict[str, dict[str, Any]] = defaultdict(dict)
+    for key, value in changes.items():
+        name, inside, rest = key.partition("__")
+        if inside:
+            deeper[name][rest] = value
+        else:
+            new[name] = value
+    for name in (*new, *deeper):
+        if name not in seen.names and (name in FILLED or not seen.open or _near(name, seen.names)):
+            raise SpecError(_fault(seen, name, where, known))
+    for name, inner in deeper.items():
+        value = new[name] if name in new else seen.values.get(name)
+        new[name] = _replace(view(value), inner, f"{where}__{name}", known)
+    return seen.replace(new)
+
+
+def _fault(seen: View, name: str, where: str, known: list[str]) -> str:
+    text = f"Invalid parameter {name!r} for {where} ({seen.name})"
+    if name in FILLED:
+        return f"{text}: fit fills it in."
+    if isinstance(seen.value, nn.Module):
+        return (
+            f"{text}: an instance cannot be built again; give its class, a function that makes one, or a "
+            "functools.partial of either."
+        )
+    names = sorted(seen.names)
+    guess = _guess(name, [*(f"{where}__{n}" for n in names), *known])
+    return f"{text}. Valid parameters are: {names!r}.{guess}"
+
+
+def _near(name: str, names: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(name, names, 1, 0.8)
+
+
+def _guess(name: str, known: list[str]) -> str:
+    """Which known name was meant, by its last part; the first of several."""
+    full = {k.rpartition("__")[2]: k for k in reversed(known)}
+    near = _near(name.rpartition("__")[2], full)
+    return f" Did you mean {full[near[0]]!r}?" if near else ""
+
+
+# -- values anew ------------------------------------------------------------------------------------------
+
+
+def _replace_in_optimizer(optimizer: optim.Optimizer, new: dict[str, Any]) -> optim.Optimizer:
+    made = copy.copy(optimizer)
+    made.defaults = {**optimizer.defaults, **new}
+    made.param_groups = [{**group, **new} for group in optimizer.param_groups]
+    return made
+
+
+def _replace_in_mapping(mapping: Any, new: dict[str, Any]) -> Any:
+    if not isinstance(mapping, MutableMapping):
+        return type(mapping)({**mapping, **new})
+    made = copy.copy(mapping)
+    made.update(new)
+    return made
+
+
+def _replace_in_object(value: Any, new: dict[str, Any]) -> Any:
+    made = copy.copy(value)
+    for name, v in new.items():
+        setattr(made, name, v)
+    return made

@@ -1,0 +1,217 @@
+"""Scikit-learn's metrics, pooled over series, time and features."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fluxutils_py.data import SampleWeight, SeriesArray, TimestepsView
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.views import SequenceView
+from fluxutils_py.errors import ShapeError, SpecError
+from fluxutils_py.estimator.inputs import Inputs, read_weight
+from fluxutils_py.estimator.labels import present
+from fluxutils_py.estimator.scoring import pooled_r2
+from fluxutils_py.training.predictor import Prediction
+
+
+def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
+    """A scorer for ``scoring=`` that pools over series, time steps and features.
+
+    Metrics of scikit-learn average over the columns of a matrix. A column of ``timesteps(y)`` is one series, one of
+    ``samples(y)`` one step: over a short fold each is a handful of values, and an average of their R2 means nothing.
+    This one takes all of them together.
+
+    Parameters
+    ----------
+    name : str
+        As in scikit-learn: ``"r2"``, ``"neg_mean_squared_error"``, ``"neg_root_mean_squared_error"``,
+        ``"neg_mean_absolute_error"``, ``"accuracy"``, ``"roc_auc"``, ... (``sklearn.metrics.get_scorer_names()``).
+    **kwargs
+        Of the metric, such as ``average="macro"`` of ``"f1"``. ``"r2"`` takes none.
+
+    Returns
+    -------
+    scorer
+        Called as ``scorer(estimator, x, y, sample_weight=None)``; higher is better. It may be pickled, and takes part
+        in the routing of metadata. ``y`` is a view, an array (G, N, T), or a vector or matrix of one row per series
+        (each column a feature), in the form of ``x``; labels for metrics of labels. It is read as a whole: test folds
+        are small. A target that is missing (NaN), or has no prediction, does not count; if none does, the score is NaN.
+        Weights are of rows or of steps, as in ``fit``.
+
+    Raises
+    ------
+    SpecError
+        If there is no such metric.
+    TypeError
+        If the metric does not take one of ``kwargs``.
+
+    Notes
+    -----
+    ``"r2"`` has one mean per feature, as ``score`` of the estimators of this package; of views and arrays (G, N, T) it
+    is the same number. All other metrics are given the values of all features in one vector. Probabilities of two
+    classes at each step reach no scorer: scikit-learn takes one column of them; labels per series have no such limit.
+
+    Examples
+    --------
+    >>> from sklearn.model_selection import TimeSeriesSplit, cross_validate
+    >>> from fluxutils_py import SequenceRegressor, timesteps
+    >>> x = np.random.default_rng(0).normal(size=(3, 5, 40))  # (F, N, T)
+    >>> scoring = {name: pooled_scorer(name) for name in ("r2", "neg_mean_absolute_error")}
+    >>> x, y = timesteps(x), timesteps(x[:1])
+    >>> found = cross_validate(SequenceRegressor(epochs=2), x, y, cv=TimeSeriesSplit(3), scoring=scoring)
+    >>> sorted(found)
+    ['fit_time', 'score_time', 'test_neg_mean_absolute_error', 'test_r2']
+    """
+    from sklearn.metrics import get_scorer, get_scorer_names, make_scorer  # loaded when it is wanted: 30 ms
+
+    if name not in get_scorer_names():
+        near = difflib.get_close_matches(str(name), get_scorer_names(), 1)
+        raise SpecError(
+            f"pooled_scorer knows no metric {name!r}; "
+            + (f"did you mean {near[0]!r}?" if near else "sklearn.metrics.get_scorer_names() lists them")
+        )
+    stock = get_scorer(name)
+    metric = _Pooled(name, _r2 if name == "r2" else stock._score_func, stock._response_method != "predict")
+    unknown = [k for k in kwargs if k not in metric.__signature__.parameters]
+    if unknown:
+        raise TypeError(f"the metric {name!r} takes no argument {unknown[0]!r}")
+    sign = {"greater_is_better": stock._sign > 0, "response_method": stock._response_method}
+    return make_scorer(metric, **sign, **{**stock._kwargs, **kwargs})
+
+
+def flatten_steps(y_true: Any, *y_pred: Any) -> tuple[np.ndarray, ...]:
+    """Targets and predictions of every step as vectors, for the metrics and displays of scikit-learn.
+
+    Parameters
+    ----------
+    y_true : view, array (G, N, T), or vector or matrix of one row per series
+        Numbers or labels; those that are missing (NaN, None) are left out.
+    *y_pred : view, array, vector or matrix
+        What ``predict``, ``predict_proba`` or ``decision_function`` gave for inputs in the form of ``y_true``.
+
+    Returns
+    -------
+    tuple of ndarray
+        Of ``n`` targets, those that are there and have every prediction: the targets (n,), and of each prediction what
+        it says of them, (n,), or (n, K) where there are K numbers for one target, such as probabilities. Of several
+        outputs, the first's steps come first.
+
+    Raises
+    ------
+    ShapeError
+        If a prediction is not of the steps of ``y_true``.
+
+    Examples
+    --------
+    >>> from sklearn.metrics import classification_report, confusion_matrix
+    >>> from fluxutils_py import SequenceClassifier, samples
+    >>> x = np.random.default_rng(0).normal(size=(2, 9, 20))  # (F, N, T)
+    >>> y = np.where(x[:1] > 0, "up", "down")
+    >>> est = SequenceClassifier(epochs=2, random_state=0).fit(samples(x), samples(y))
+    >>> labels, found, proba = flatten_steps(y, est.predict(x), est.predict_proba(x))
+    >>> labels.shape, found.shape, proba.shape, confusion_matrix(labels, found).sum()
+    ((180,), (180,), (180, 2), np.int64(180))
+    """
+    if not isinstance(y_true, SequenceView) and np.ndim(y_true) < 3:
+        y_true = np.reshape(y_true, (1, len(y_true), -1))  # (1, rows, columns)
+        y_pred = tuple(_beside(p, y_true.shape) for p in y_pred)
+    pairs = [_aligned(y_true, p, of_scores=True)[:2] for p in y_pred]
+    true = pairs[0][0] if pairs else _aligned(y_true, y_true, of_scores=False)[0]
+    live = _live(true, *(pred for _, pred in pairs))
+    return true[live], *(pred[:, live[0]].T if len(pred) > len(true) else pred[live] for _, pred in pairs)
+
+
+class _Pooled:
+    """A metric of targets and predictions of any form.
+
+    Parameters
+    ----------
+    name : str
+    function : callable
+        ``function(y_true, y_pred)`` of vectors, or of the scores of K classes, (n, K).
+    of_scores : bool
+        Whether predictions are scores of classes or probabilities.
+    """
+
+    def __init__(self, name: str, function: Callable[..., float], of_scores: bool) -> None:
+        self.__name__ = f"pooled_{name}"
+        self.__signature__ = inspect.signature(function)  # scikit-learn looks for sample_weight and pos_label in it
+        self.function, self.of_scores = function, of_scores
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None, **kwargs: Any) -> float:
+        true, pred, form = _aligned(y_true, y_pred, self.of_scores)
+        _, n_series, n_steps = true.shape
+        live = _live(true, pred)
+        rows = Segments.from_lengths(n_series, n_steps)
+        steps = SeriesArray(np.where(live.any(0), 0, np.nan)[None], "y")
+        weight = read_weight(sample_weight, Inputs((steps,), form, 1))
+        if weight is not None:
+            weight.normalize(rows, (steps,))
+        if self.function is _r2:
+            return _r2(true, pred, weight)
+        if not live.any():
+            return math.nan
+        if weight is not None:
+            w = weight.block(slice(0, n_series), slice(0, n_steps))  # as they were given
+            kwargs["sample_weight"] = np.broadcast_to(w, true.shape)[live]
+        flat = pred[:, live[0]].T if len(pred) > len(true) else pred[live]
+        return self.function(true[live], flat, **kwargs)
+
+
+def _beside(y_pred: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The rows of predictions, of K numbers for each column of the targets, as (K, rows, columns)."""
+    pred, (_, n_rows, n_columns) = np.asarray(y_pred), shape
+    if pred.ndim < 3 and len(pred) == n_rows and pred.size % (n_rows * n_columns) == 0:
+        return pred.reshape(n_rows, -1, n_columns).transpose(1, 0, 2)
+    return pred
+
+
+def _r2(y_true: np.ndarray, y_pred: np.ndarray, sample_weight: SampleWeight | None = None) -> float:
+    """Of arrays (G, N, T)."""
+    _, n_series, n_steps = y_true.shape
+    whole = Prediction((y_pred.transpose(2, 1, 0),), slice(0, n_series), slice(0, n_steps))
+    return pooled_r2([whole], (SeriesArray(y_true, "y"),), Segments.from_lengths(n_series, n_steps), sample_weight)
+
+
+def _aligned(y_true: Any, y_pred: Any, of_scores: bool) -> tuple[np.ndarray, np.ndarray, str]:
+    """Targets (G, N, T) and predictions (G, N, T), or (K, N, T) of classes, and the form of the targets' rows."""
+    pred = np.asarray(y_pred)
+    if isinstance(y_true, SequenceView):
+        form = "timesteps" if isinstance(y_true, TimestepsView) else "samples"
+        true, columns = np.asarray(y_true.native), y_true.shape[1] // y_true.n_features
+        if pred.ndim <= 2 and len(pred) == len(y_true) and pred.size % (len(pred) * columns) == 0:
+            rows = pred.reshape(len(pred), -1)
+            pred = y_true.from_rows(rows, rows.shape[1] // columns)
+    else:
+        true = np.asarray(y_true)
+        form = "native" if true.ndim == 3 else "rows"
+        if form == "rows":
+            true = true.reshape(len(true), -1).T[:, :, None]
+            if pred.ndim <= 2:
+                pred = pred.reshape(len(pred), -1).T[:, :, None]
+    same = pred.ndim == 3 and pred.shape[1:] == true.shape[1:]
+    if not same or (len(pred) != len(true) and not (of_scores and len(true) == 1)):
+        raise ShapeError(
+            f"y has shape {np.shape(y_true)} and the predictions {np.shape(y_pred)}, which are not of the same steps; "
+            + (
+                "scikit-learn hands on one column of the probabilities of two classes: take a metric of predict or "
+                "decision_function, or labels per series"
+                if of_scores
+                else "give y in the form of x: both as samples(...), as timesteps(...), as (F, N, T) arrays, or as rows"
+            )
+        )
+    return true, pred, form
+
+
+def _live(true: np.ndarray, *preds: np.ndarray) -> np.ndarray:
+    """Where targets (G, N, T) have a value and every prediction, all K numbers of one, has: bool (G, N, T)."""
+    live = present(true)
+    for pred in preds:
+        live = live & (present(pred).all(0) if len(pred) > len(true) else present(pred))
+    return live

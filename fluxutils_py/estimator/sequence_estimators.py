@@ -1,0 +1,310 @@
+"""Ready-made estimators: recurrent networks with flat hyper-parameters."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from torch import nn
+
+from fluxutils_py.data import SampleWeight
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.errors import SpecError
+from fluxutils_py.estimator.building import adamw, require_single_input_and_output
+from fluxutils_py.estimator.estimator import Estimator
+from fluxutils_py.estimator.labels import ClassWeightArray
+from fluxutils_py.estimator.spec import Spec, check_int, check_positive, read_spec
+from fluxutils_py.estimator.target_scale import TargetScale
+from fluxutils_py.estimator.targets import Targets
+from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor
+from fluxutils_py.nn import (
+    FLSTM,
+    GRU,
+    HFGRU,
+    LRU,
+    LSTM,
+    MGU,
+    RNN,
+    SGRU,
+    SMGU,
+    TCN,
+    MinGRU,
+    MinLSTM,
+    SequenceStack,
+    SlidingWindowAttention,
+)
+
+
+def attention(n_in: int, n_out: int) -> SlidingWindowAttention:
+    """With four heads, or as many as divide ``n_out``."""
+    return SlidingWindowAttention(n_in, n_out, math.gcd(n_out, 4))
+
+
+def tcn(n_in: int, n_out: int, num_layers: int, dropout: float) -> TCN:
+    """With six levels, that an output sees 253 steps, and one more for each layer beyond the first."""
+    return TCN(n_in, n_out, num_layers + 5, dropout=dropout)
+
+
+CELLS: dict[str, Callable[..., nn.Module]] = {
+    **{layer.__name__.lower(): layer for layer in (LSTM, GRU, RNN, FLSTM, SGRU, MGU, SMGU, HFGRU)},
+    **{layer.__name__.lower(): partial(SequenceStack, layer) for layer in (MinGRU, MinLSTM, LRU)},
+    "tcn": tcn,
+    "attention": partial(SequenceStack, attention),
+}
+# Classes that are called otherwise than as cell(n_in, n_out, num_layers, dropout).
+CLASSES = {MinGRU: "mingru", MinLSTM: "minlstm", LRU: "lru", TCN: "tcn", SlidingWindowAttention: "attention"}
+
+PARAMETERS = """hidden_size : int
+        Units of each recurrent layer.
+    num_layers : int
+    cell : {cells}, or a class
+        The recurrent layer. "mingru", "minlstm", "lru" and "attention" are blocks of a :class:`SequenceStack`; a "tcn"
+        has ``num_layers + 5`` levels. A class is called as ``cell(n_in, n_out, num_layers, dropout)``.
+    dropout : float
+        Probability of dropping an output between two layers, in training.
+    lr : float
+        Learning rate of AdamW.
+    weight_decay : float
+        Of AdamW.
+    epochs, batchsize, seqsize, shuffle, overlap, burn_in, clip, rebatch
+        As in :class:`Spec`. ``seqsize=None`` is the whole series.
+    n_timesteps : int or None
+        For matrices: each row is a series of so many steps, column ``f * n_timesteps + t`` its feature ``f`` at step
+        ``t``. None: one step.
+    target : "auto", "step" or "series"
+        As in :class:`Estimator`.
+    early_stopping : bool
+        Hold out a part of the data (series, stratified by their labels in classification; of one series, and of
+        ``timesteps``, the last steps), and stop when the loss on it has not fallen for ``n_iter_no_change`` epochs;
+        the best weights are kept. Not used if ``validation_data`` are given, which then decide.
+    validation_fraction : float
+        How much to hold out.
+    n_iter_no_change : int
+    comm, n_jobs, device, callbacks, warm_start, random_state, verbose
+        As in :class:`Estimator`."""
+
+
+def network(
+    n_in: int, n_out: int, *, cell: Callable[..., nn.Module], hidden_size: int, num_layers: int, dropout: float
+) -> nn.Module:
+    """Recurrent layers and a linear head."""
+    require_single_input_and_output("a ready-made network", n_in, n_out)
+    return nn.Sequential(cell(n_in, hidden_size, num_layers, dropout), nn.Linear(hidden_size, n_out))
+
+
+class _Sequence(Estimator):
+    """What both ready-made estimators do."""
+
+    cell: Any
+    lr: float
+    weight_decay: float
+    early_stopping: bool
+    n_iter_no_change: int
+
+    def _set(self, parameters: dict[str, Any]) -> None:
+        """Keep the arguments of the constructor, as scikit-learn wants it: each by its name, as it is."""
+        for name in self._get_param_names():
+            setattr(self, name, parameters[name])
+
+    def _uses_holdout(self) -> bool:
+        return bool(self.early_stopping)
+
+    def _resolved_params(self) -> Any:
+        name = CLASSES.get(self.cell, self.cell) if isinstance(self.cell, type) else self.cell
+        cell = CELLS.get(name) if isinstance(name, str) else name
+        if not callable(cell):
+            raise ValueError(f"cell must be one of {', '.join(map(repr, CELLS))}, or a class, got {self.cell!r}")
+        for name in ("hidden_size", "num_layers", "n_iter_no_change"):
+            check_int(name, getattr(self, name), 1)
+        check_int("n_timesteps", self.n_timesteps, 1, optional=True)
+        check_positive("lr", self.lr)
+        for name, most in (("dropout", 1), ("weight_decay", math.inf)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) <= most:
+                raise SpecError(f"{name} must be a number from 0 to {most}, got {value!r}")
+        for name in ("early_stopping", "scale_target"):
+            value = getattr(self, name, False)
+            if not isinstance(value, bool | np.bool_):
+                raise SpecError(f"{name} must be True or False, got {value!r}")
+        own = ("cell", "hidden_size", "num_layers", "dropout")
+        names = ("epochs", "batchsize", "seqsize", "shuffle", "overlap", "burn_in", "clip", "rebatch")
+        # without early stopping, given validation data are only looked at
+        patience = int(self.n_iter_no_change) if self.early_stopping else None
+        spec = Spec(**{name: getattr(self, name) for name in names}, patience=patience)
+        try:
+            spec = read_spec(spec)
+        except SpecError as error:  # the arguments are ours here
+            raise SpecError(str(error).removeprefix("spec.")) from None
+        return SimpleNamespace(
+            model=partial(network, **{name: getattr(self, name) for name in own} | {"cell": cell}),
+            loss=self._default_loss(),
+            opt=partial(adamw, lr=self.lr, weight_decay=self.weight_decay),
+            spec=spec,
+            **{k: v for k, v in self.get_params(deep=False).items() if k not in (*own, *names)},
+        )
+
+    def _default_loss(self) -> Any:
+        return None
+
+
+class SequenceRegressor(_Sequence, EstimatorRegressor):
+    __doc__ = f"""A recurrent network for regression, ready to be used.
+
+    Parameters
+    ----------
+    {PARAMETERS.format(cells=", ".join(f'"{name}"' for name in CELLS))}
+    scale_target : bool
+        Whether to train on targets of mean 0 and variance 1, one mean and one scale per output, over the steps that
+        count with their weights. Predictions and scores are in the units of the targets. A fit that goes on
+        (``partial_fit``, ``warm_start``) keeps the mean and the scale of the first.
+
+    Attributes
+    ----------
+    target_mean_, target_scale_ : ndarray of shape (G,), float64
+        With ``scale_target``. The scale of a constant output is 1.
+    loss_curve_, validation_loss_curve_, loss_, grad_
+        Of the targets that are trained on: with ``scale_target``, a loss of 1 is that of predicting the mean.
+
+    Notes
+    -----
+    The loss is the squared error. Inputs, targets, other attributes and methods are those of
+    :class:`EstimatorRegressor`. Predictions have the type of the model, or of the targets where that is the longer
+    one: a large mean takes no digits from them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(3, 40, 20))  # (F, N, T)
+    >>> y = x.cumsum(2).mean(0, keepdims=True)  # (1, N, T)
+    >>> SequenceRegressor(8, epochs=3, seqsize=10).fit(x, y).predict(x).shape
+    (1, 40, 20)
+    >>> SequenceRegressor(8, epochs=3).fit(x, y[0, :, -1]).predict(x).shape  # one target per series
+    (40,)
+    """
+
+    def __init__(
+        self,
+        hidden_size: int = 32,
+        num_layers: int = 1,
+        cell: Any = "lstm",
+        *,
+        dropout: float = 0.0,
+        lr: float = 1e-2,
+        weight_decay: float = 0.01,
+        epochs: int = 100,
+        batchsize: int = 256,
+        seqsize: int | None = None,
+        shuffle: bool = False,
+        overlap: int = 0,
+        burn_in: int = 0,
+        clip: float | None = None,
+        rebatch: bool | str = "auto",
+        n_timesteps: int | None = None,
+        target: str = "auto",
+        scale_target: bool = True,
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        comm: Any = "auto",
+        n_jobs: int | None = None,
+        device: Any = None,
+        callbacks: Any = None,
+        warm_start: bool = False,
+        random_state: Any = None,
+        verbose: Any = "auto",
+    ) -> None:
+        self._set(locals())
+
+    @property
+    def target_mean_(self) -> np.ndarray:
+        """What :attr:`target_scale_` goes with: the mean of each output."""
+        return self._fitted_scale().mean
+
+    @property
+    def target_scale_(self) -> np.ndarray:
+        """The standard deviation of each output; 1 for a constant."""
+        return self._fitted_scale().scale
+
+    def _fitted_scale(self) -> TargetScale:
+        scale: TargetScale | None = getattr(self, "_target_scale", None)
+        if scale is None:
+            raise AttributeError("there is no mean and scale of targets before fit, and with scale_target=False")
+        return scale
+
+    def _decode_outputs(self, outputs: np.ndarray) -> np.ndarray:
+        return outputs if self._target_scale is None else self._target_scale.undone(outputs)
+
+
+class SequenceClassifier(_Sequence, EstimatorClassifier):
+    __doc__ = f"""A recurrent network for classification, ready to be used.
+
+    Parameters
+    ----------
+    {PARAMETERS.format(cells=", ".join(f'"{name}"' for name in CELLS))}
+    class_weight : "balanced", dict of label to weight, or None
+        What the steps of a class weigh, times their ``sample_weight``. "balanced": inversely proportional to how often
+        the class occurs.
+
+    Notes
+    -----
+    The loss is the cross-entropy. Inputs, targets, attributes and methods are those of :class:`EstimatorClassifier`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> x = np.random.default_rng(0).normal(size=(1, 60, 20))  # (F, N, T)
+    >>> y = np.where(x[0].mean(1) > 0, "up", "down")  # one label per series
+    >>> est = SequenceClassifier(8, epochs=3, random_state=0).fit(x, y)
+    >>> est.predict_proba(x).shape, est.classes_
+    ((60, 2), array(['down', 'up'], dtype='<U4'))
+    """
+
+    def __init__(
+        self,
+        hidden_size: int = 32,
+        num_layers: int = 1,
+        cell: Any = "lstm",
+        *,
+        dropout: float = 0.0,
+        lr: float = 1e-2,
+        weight_decay: float = 0.01,
+        epochs: int = 100,
+        batchsize: int = 256,
+        seqsize: int | None = None,
+        shuffle: bool = False,
+        overlap: int = 0,
+        burn_in: int = 0,
+        clip: float | None = None,
+        rebatch: bool | str = "auto",
+        class_weight: Any = None,
+        n_timesteps: int | None = None,
+        target: str = "auto",
+        early_stopping: bool = False,
+        validation_fraction: float = 0.1,
+        n_iter_no_change: int = 10,
+        comm: Any = "auto",
+        n_jobs: int | None = None,
+        device: Any = None,
+        callbacks: Any = None,
+        warm_start: bool = False,
+        random_state: Any = None,
+        verbose: Any = "auto",
+    ) -> None:
+        self._set(locals())
+
+    def _default_loss(self) -> Any:
+        return F.cross_entropy
+
+    def _apply_class_weight(
+        self, weight: SampleWeight | None, targets: Targets, classes: np.ndarray | None, rows: Segments
+    ) -> SampleWeight | None:
+        if self.class_weight is None or classes is None:
+            return weight
+        (codes,) = targets.series
+        return SampleWeight(ClassWeightArray(self.class_weight, classes, codes.array, weight, rows), codes.N, codes.T)

@@ -1,0 +1,252 @@
+"""What the transformers of this package share: every form of input, windows transformed as they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils._set_output import _wrap_data_with_container
+from sklearn.utils.metadata_routing import UNUSED
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
+from fluxutils_py.data.ragged import MappedSeries
+from fluxutils_py.data.series import in_memory
+from fluxutils_py.data.views import SequenceView
+from fluxutils_py.data.weights import block_slices
+from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.estimator.inputs import Inputs, feature_counts, read_inputs
+from fluxutils_py.estimator.spec import check_int
+from fluxutils_py.estimator.streaming import series_indices
+
+
+class _Transforming:
+    """Methods that scikit-learn's ``set_output`` must not wrap, as it does those of the transformer's own class.
+
+    It would make a data frame of a view, by reading all of it.
+    """
+
+    def transform(self, x: Any) -> Any:
+        """Transform the features of each step.
+
+        Parameters
+        ----------
+        x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
+            Of the F features that were fitted, in any of these forms, with any N and T. After fitting a view, a
+            matrix of the view's columns too.
+
+        Returns
+        -------
+        view, ndarray, LazyArray or list
+            Of a view, a view, and of an array in a file, a lazy array: windows are transformed as they are read. Of an
+            array in memory, a fresh one in the same memory order; of a list, a list of such. Of a matrix, a matrix
+            (what ``set_output`` asked for). float32 and float64 stay; float16 becomes float32, integers become float64.
+
+        Raises
+        ------
+        sklearn.exceptions.NotFittedError
+            Before ``fit``.
+        ValueError
+            If ``x`` has other features, or is an infinite matrix.
+        """
+        found = self._apply(x, self)
+        is_matrix = isinstance(found, np.ndarray) and found.ndim == 2
+        if not is_matrix or found.shape[1] != len(self.get_feature_names_out()):  # type: ignore[attr-defined]
+            return found
+        return _wrap_data_with_container("transform", found, x, self)
+
+    def fit_transform(self, x: Any, y: Any = None, *args: Any, **settings: Any) -> Any:
+        """``fit`` with these arguments, then ``transform(x)``."""
+        return self.fit(x, y, *args, **settings).transform(x)  # type: ignore[attr-defined]  # of the classes below
+
+    def _apply(self, x: Any, est: Any, inverse: bool = False) -> Any:
+        check_is_fitted(self)
+        inputs, series = read_single_input(x, est, fitted=True)
+        function = self._function(series.F, inverse)
+        if isinstance(x, SequenceView):
+            return x.replace(function.over) if depends_on_past(function) else x.map(function)
+        if inputs.is_list:
+            return [_of_one_series(function, a) for a in series.array.arrays]
+        if not series.in_memory and inputs.form == "native":
+            return (
+                function.over(series.array)
+                if depends_on_past(function)
+                else LazyArray(series.array, functions=(function,))
+            )
+        return inputs.to_rows(function(series.array))
+
+    def _function(self, n_features: int, inverse: bool) -> Any:
+        """What is done to blocks of shape (F, n, t): a function that can be pickled.
+
+        One that looks at earlier steps is given whole series, and has
+
+        - ``over(array)``: the result for an array that is read lazily;
+        - ``empty_state(F, N)``, ``step(block, state)``, which returns the result for the next step (F, N, 1) and the
+          new state, a list of Tensor, and ``forget(state, series)``.
+        """
+        raise NotImplementedError
+
+
+def _of_one_series(function: Any, array: Any) -> Any:
+    """A function of blocks on one (F, T_i) array: read later, if the array is in a file and no step needs others."""
+    if in_memory(array) or depends_on_past(function):
+        return function(np.asarray(array)[:, None])[:, 0]
+    return MappedSeries(array, function)
+
+
+def depends_on_past(function: Any) -> bool:
+    """Whether a function of blocks looks at earlier steps."""
+    return hasattr(function, "over")
+
+
+class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    """Base of transformers that do something to each feature."""
+
+    # scikit-learn's routing of metadata takes any other name than X for metadata
+    __metadata_request__fit: ClassVar = {"x": UNUSED}
+    __metadata_request__transform: ClassVar = {"x": UNUSED}
+
+    def stream(self, n_series: int = 1, state: Sequence[Tensor] | None = None) -> TransformerStream:
+        """Transform step by step, as data come in.
+
+        Parameters
+        ----------
+        n_series : int
+            How many series there are at each step.
+        state : list of Tensor, optional
+            The ``state`` of an earlier stream, to go on from. None: from the start of the series.
+
+        Returns
+        -------
+        TransformerStream
+            Its ``step`` gives for ``(F, N)`` what :meth:`transform` gives for that step of the whole series.
+        """
+        check_is_fitted(self)
+        check_int("n_series", n_series, 1)
+        n_features = int(self._n_inputs)
+        return TransformerStream(self._function(n_features, inverse=False), (n_features, int(n_series)), state)
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Names of the features that come out: those that went in.
+
+        Parameters
+        ----------
+        input_features : array-like of str, optional
+            To be the names that were fitted; of data without names, theirs.
+
+        Returns
+        -------
+        ndarray of str
+            Of named sequences, (F,); of a matrix, or a view without names, one per column.
+        """
+        names = getattr(self, "feature_names_in_", None)
+        if names is not None and (input_features is None or np.array_equal(names, input_features)):
+            return np.asarray(names)
+        return super().get_feature_names_out(input_features)
+
+    def _remember(self, inputs: Inputs) -> None:
+        """Set the attributes that say what was fitted."""
+        self.n_features_in_, self._n_inputs, self._form = inputs.columns, feature_counts(inputs.series), inputs.form
+        self.__dict__.pop("feature_names_in_", None)
+        if inputs.names is not None:
+            self.feature_names_in_ = inputs.names
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.input_tags.allow_nan = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+class TransformerStream:
+    """A fitted transformer over series whose steps come one by one; made by ``stream``.
+
+    Parameters
+    ----------
+    function : callable
+        As a transformer's ``_function`` gives it.
+    shape : (F, N)
+    state : list of Tensor, optional
+
+    Attributes
+    ----------
+    state : list of Tensor
+        What the next step depends on; empty for transformers that take each step by itself. ``torch.save`` stores it.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        shape: tuple[int, int],
+        state: Sequence[Tensor] | None = None,
+    ) -> None:
+        self.function, self.shape = function, shape
+        empty = function.empty_state(*shape) if depends_on_past(function) else []
+        self.state: list[Tensor] = empty if state is None else list(state)
+        given, wanted = [tuple(t.shape) for t in self.state], [tuple(t.shape) for t in empty]
+        if given != wanted:
+            raise ShapeError(f"state has the shapes {given}; expected {wanted} for {shape[1]} series")
+
+    def step(self, x: Any) -> np.ndarray:
+        """Transform the next step of all series: ``(F, N)`` to a new array ``(F, N)``."""
+        x = np.asarray(x)
+        if x.shape != self.shape:
+            raise ShapeError(f"a step must have the shape (F, N) = {self.shape}, got {x.shape}")
+        if not depends_on_past(self.function):
+            return self.function(x[:, :, None])[:, :, 0]
+        found, self.state = self.function.step(x[:, :, None], self.state)
+        return found[:, :, 0]
+
+    def reset(self, series: Any = None) -> None:
+        """Let some series (an index or a mask; None: all) start anew."""
+        if depends_on_past(self.function):
+            self.state = self.function.forget(
+                self.state, slice(None) if series is None else series_indices(series, self.shape[1])
+            )
+
+
+def read_single_input(x: Any, est: Any, fitted: bool) -> tuple[Inputs, SeriesArray]:
+    """An input of any form that is one array.
+
+    Raises
+    ------
+    ValueError, TypeError
+        As of :func:`fluxutils_py.estimator.inputs.read_inputs`.
+    """
+    inputs = read_inputs(x, est, fitted=fitted)
+    if len(inputs.series) > 1:
+        raise ShapeError(
+            f"{type(est).__name__} takes one array of shape (F, N, T), got a tuple of {len(inputs.series)}; give each "
+            "a transformer of its own"
+        )
+    return inputs, inputs.series[0]
+
+
+def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, slice, np.ndarray]]:
+    """A pass over all series and steps: which ones, and their values (F, B, S), NaN where a series has ended."""
+    rows = inputs.whole()
+    for n, t in block_slices(series.N, series.T, series.F):
+        part = rows[n]
+        series.prefetch(part, t.start, t.stop)
+        block = series.read(part, t.start, t.stop).transpose(2, 1, 0)
+        exists = part.step_mask(t.start, t.stop)  # (S, B)
+        yield n, t, block if exists is None else np.where(exists.T, block, np.nan)
+
+
+def read_numbers(
+    series: SeriesArray, inputs: Inputs, est: Any, weight: SampleWeight | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """A pass over the values (F, B, S), none of which must be infinite, and their weights (B, S)."""
+    for n, t, block in read_blocks(series, inputs):
+        odd = np.isinf(block)
+        if odd.any():
+            f, i, j = np.argwhere(odd)[0]
+            raise DataError(
+                f"{series.name} is infinite at feature {f}, series {n.start + i}, step {t.start + j}; "
+                f"{type(est).__name__} takes numbers, and NaN for what is missing"
+            )
+        yield block, None if weight is None else weight.block(n, t)

@@ -1,0 +1,105 @@
+"""Winsorising sequences, per feature, of data that need not fit into memory."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from sklearn.utils.metadata_routing import UNUSED
+
+from fluxutils_py.estimator.moments import empty_result
+from fluxutils_py.estimator.transformer_base import SequenceTransformer, read_blocks, read_single_input
+from fluxutils_py.nn.winsor import winsor_statistics
+
+
+class WinsorScaler(SequenceTransformer):
+    """Clamps each feature to its quantiles of 1 and 99 per cent, then to mean 0 and variance 1; NaN becomes 0.
+
+    Quantiles, means and scales go over all series and steps. They are exact, computed block by block in a few passes
+    (three over float32, five over float64); data in a file are never read as a whole, neither by ``fit`` nor by
+    ``transform``.
+
+    Attributes
+    ----------
+    lower_, upper_ : ndarray of shape (F,), float64
+        The quantiles (NumPy's default, type 7) of the values that are not NaN; 0 where there are none.
+    mean_, scale_ : ndarray of shape (F,), float64
+        Mean and standard deviation (of n - 1) of the clamped values. The scale of a constant feature is 1.
+    n_features_in_ : int
+        F; of a matrix or a view, its columns.
+    feature_names_in_ : ndarray of str
+        Of a data frame.
+
+    Notes
+    -----
+    Infinite values (which a matrix must not have) are outliers like others. :class:`fluxutils_py.nn.WinsorNorm` is the
+    same as a layer.
+
+    Source: ``WinsorNorm`` of FluxUtils.jl (where NaN becomes the mean, and constant features NaN).
+
+    Examples
+    --------
+    >>> x = np.random.default_rng(0).standard_cauchy((2, 30, 20))  # (F, N, T)
+    >>> np.abs(x).max() > 1000, np.abs(WinsorScaler().fit_transform(x)).max() < 10
+    (np.True_, np.True_)
+    """
+
+    lower_: np.ndarray
+    upper_: np.ndarray
+    mean_: np.ndarray
+    scale_: np.ndarray
+    __metadata_request__fit: ClassVar = {"x": UNUSED}
+
+    def fit(self, x: Any, y: Any = None) -> Self:
+        """Learn bounds, means and scales.
+
+        Parameters
+        ----------
+        x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
+            As :class:`fluxutils_py.Estimator` takes it, but not several inputs; NaN is a value that is missing.
+        y : None
+            Ignored.
+
+        Returns
+        -------
+        WinsorScaler
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            On several inputs, arguments of wrong shapes, or a feature more than a hundredth of which is infinite;
+            nothing is changed.
+        """
+        inputs, series = read_single_input(x, self, fitted=False)
+        kind = np.float32 if series.dtype.kind == "f" and series.dtype.itemsize <= 4 else np.float64
+        found = winsor_statistics(
+            lambda: (
+                torch.from_numpy(np.array(block, kind, order="C").reshape(series.F, -1))
+                for *_, block in read_blocks(series, inputs)
+            )
+        )
+        self._remember(inputs)
+        self.lower_, self.upper_, self.mean_, self.scale_ = (v.numpy() for v in found)
+        return self
+
+    def _function(self, n_features: int, inverse: bool) -> Any:
+        return WinsorizeBlock(self.lower_, self.upper_, self.mean_, self.scale_)
+
+
+class WinsorizeBlock:
+    """What is done to blocks of shape (F, n, t)."""
+
+    keeps_features = True
+
+    def __init__(self, *statistics: np.ndarray) -> None:
+        self.statistics = tuple(s[:, None, None] for s in statistics)
+
+    def __call__(self, block: np.ndarray) -> np.ndarray:
+        lower, upper, mean, scale = self.statistics
+        out = empty_result(block)
+        np.subtract(np.clip(block, lower, upper), mean, out=out, casting="same_kind")
+        np.divide(out, scale, out=out, casting="same_kind")
+        out[np.isnan(out)] = 0
+        return out

@@ -1,0 +1,101 @@
+"""The usual evaluation: means of losses and accuracies over data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fluxutils_py.evaluation.eval_task import EvalTask
+from fluxutils_py.evaluation.results import EvalResults
+from fluxutils_py.nn.parameters import module_of
+from fluxutils_py.training.dataset import as_minibatch
+from fluxutils_py.training.running_metrics import MeanMetric
+from fluxutils_py.training.trainer import n_elements
+from fluxutils_py.tree import tree_map
+
+
+@dataclass(frozen=True)
+class Means(EvalResults):
+    """Means of several measures over data, see :class:`MetricsEval`; one is better if its first measure is.
+
+    Attributes
+    ----------
+    sums : dict of str to float
+        Of means over batches times their weights.
+    weight : float
+        Of all batches.
+    higher_is_better : bool
+    """
+
+    sums: dict[str, float]
+    weight: float = 0.0
+    higher_is_better: bool = False
+
+    @property
+    def means(self) -> dict[str, float]:
+        """By name; NaN if there were no data."""
+        return {name: total / self.weight if self.weight else math.nan for name, total in self.sums.items()}
+
+    def reduce(self, other: Means) -> Means:
+        sums = {name: total + other.sums[name] for name, total in self.sums.items()}
+        return Means(sums, self.weight + other.weight, self.higher_is_better)
+
+    def is_better_than(self, other: Means) -> bool:
+        """A number is better than NaN, NaN is never better."""
+        mine, best = (next(iter(m.means.values())) for m in (self, other))
+        return not math.isnan(mine) and (math.isnan(best) or (mine > best if self.higher_is_better else mine < best))
+
+    def to_log_message(self) -> str:
+        return ", ".join(f"{name} {mean:.6g}" for name, mean in self.means.items())
+
+    def write_to_tensorboard(self, state: Any, writer: Any) -> None:
+        for name, mean in self.means.items():
+            writer.add_scalar(name, mean, state.step)
+
+
+class MetricsEval(EvalTask):
+    """Means over data of what functions of predictions and labels measure; each batch counts by its weight.
+
+    Batches are what a :class:`Trainer` takes (:func:`fluxutils_py.training.as_minibatch`), and weigh as much as there:
+    by default, as many predictions as they have. ``evaluate`` is given the model, or what has one.
+
+    Parameters
+    ----------
+    measures : mapping of str to callable
+        ``measure(prediction, label)`` returns the mean over a batch, or a tensor whose mean that is; given tuples where
+        there are several. The first decides what is better.
+    higher_is_better : bool
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fluxutils_py.evaluation import eval_batches
+    >>> task = MetricsEval({"mse": torch.nn.MSELoss(), "mae": torch.nn.L1Loss()})
+    >>> x = torch.tensor([[1.0], [2.0], [3.0]])
+    >>> eval_batches(task, "dev", [(x[:2], x[:2] + 1), (x[2:], x[2:] + 4)], torch.nn.Identity()).means
+    {'mse': 6.0, 'mae': 2.0}
+    """
+
+    def __init__(self, measures: Mapping[str, Callable[..., Any]], *, higher_is_better: bool = False) -> None:
+        if not measures:
+            raise ValueError("there is nothing to measure: give a mapping such as {'loss': torch.nn.MSELoss()}")
+        self.measures, self.higher_is_better = dict(measures), higher_is_better
+
+    def create_eval_results(self, dataset_name: str) -> Means:
+        return Means(dict.fromkeys(self.measures, 0.0), 0.0, self.higher_is_better)
+
+    def evaluate(self, batch: Any, state: Any) -> Means:
+        batch, model = as_minibatch(batch), module_of(state)
+        device = next((p.device for p in model.parameters()), None)
+        inputs, labels = tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, (batch.inputs, batch.labels))
+        prediction, sums = model(*inputs), {}
+        weight = n_elements(prediction, batch.weight)
+        for name, measure in self.measures.items():
+            metric = MeanMetric(measure, name)
+            metric.update(prediction, labels[0] if len(labels) == 1 else labels, weight=weight)
+            sums[name] = metric.sum
+        return Means(sums, weight, self.higher_is_better)

@@ -1,0 +1,216 @@
+"""Running a model over a window: in one call where the model can, step by step where it cannot."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.nn.copying import deep_copy, shallow_copy
+from fluxutils_py.nn.recurrent import unwrapped_recurrent
+from fluxutils_py.nn.states import recurrent_layers, reset
+
+Outputs = Tensor | tuple[Tensor, ...]
+
+_known: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()  # "steps", "windows" or "either"
+
+
+def run_window(model: nn.Module, xs: Tensor | Sequence[Tensor]) -> Outputs:
+    """The model's outputs for a window, its state carried through.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Called as ``model(x)``, or ``model(*xs)`` for several inputs, with whole windows ``(S, B, F)`` if
+        :func:`takes_windows`, else with one step ``(B, F)`` after another.
+    xs : Tensor of shape (S, B, F), or a tuple of such
+
+    Returns
+    -------
+    Tensor of shape (S, B, G), or a tuple of such
+    """
+    inputs = (xs,) if isinstance(xs, Tensor) else tuple(xs)
+    if takes_windows(model, inputs):
+        return _outputs(model(*inputs))
+    return _stepwise(model, inputs)
+
+
+def takes_windows(model: nn.Module, xs: Sequence[Tensor]) -> bool:
+    """Whether the model may be given a whole window ``(S, B, F)`` in place of its steps ``(B, F)`` one by one.
+
+    A whole window through a fused ``nn.LSTM`` is four to five times faster than its steps. A model that has an
+    attribute ``takes_windows`` is believed. Any other is tried out once, on a copy with disturbed parameters and
+    three steps of disturbed data: if both ways give the same numbers, windows are safe. That answer is remembered as
+    long as the model lives, whatever attribute it is given later; the model, its state and the random generators are
+    not touched.
+
+    Raises
+    ------
+    ShapeError
+        If the model can run neither way, or gives different results: then only its author can say which is meant.
+    """
+    return window_mode(model, xs) != "steps"
+
+
+def needs_context(model: nn.Module, xs: Sequence[Tensor]) -> bool:
+    """Whether a model without recurrent state must see the steps before a window in the same call.
+
+    That is so for a model without :class:`Recur` layers that says ``takes_windows = True``, or that cannot run on
+    single steps: a causal convolution, attention over the window. Arguments and errors as of :func:`takes_windows`.
+    """
+    return not recurrent_layers(model) and window_mode(model, xs) == "windows"
+
+
+@contextmanager
+def context_steps(model: nn.Module, steps: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, a model sees these steps (k, B, F) before each window, and gives outputs for the window alone."""
+    k = steps[0].shape[0]
+
+    def prepend(_: nn.Module, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(torch.cat(both) for both in zip(steps, xs, strict=True))
+
+    def cut(_: nn.Module, __: tuple[Tensor, ...], out: Any) -> Any:
+        return out[k:] if isinstance(out, Tensor) else tuple(o[k:] for o in out)
+
+    hooks = model.register_forward_pre_hook(prepend), model.register_forward_hook(cut)
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def window_mode(model: nn.Module, xs: Sequence[Tensor]) -> str:
+    """What a model is to be called with: ``"steps"``, ``"windows"``, or ``"either"`` with the same result.
+
+    Arguments and errors as of :func:`takes_windows`.
+    """
+    known = cached_window_mode(model)
+    if known is None:
+        known = _known[model] = _try_both(model, xs)
+    return known
+
+
+def cached_window_mode(model: nn.Module) -> str | None:
+    """:func:`window_mode` of a model that says it or has been tried out; None of another."""
+    known = _known.get(model)  # first: to say that it lacks an attribute takes a module longer, at every step
+    if known is not None:
+        return known
+    declared = getattr(model, "takes_windows", None)
+    return ("windows" if declared else "steps") if isinstance(declared, bool) else None
+
+
+def prediction_copy(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode that shares parameters and buffers, but has a recurrent state of its own, the zero one.
+
+    Predictions with it leave the model as it is, also from several threads.
+    """
+    twin = shallow_copy(model, training=False)
+    return replica(model).eval() if twin is None else _with_mode(twin, model)
+
+
+def replica(model: nn.Module) -> nn.Module:
+    """A copy that shares parameters and buffers, but has a recurrent state of its own, the zero one."""
+    twin = shallow_copy(model)
+    if twin is None:  # it has attributes that a forward pass might change, or that refer to modules
+        twin = reset(deep_copy(model, [*model.parameters(), *model.buffers()]))
+    return _with_mode(twin, model)
+
+
+def _with_mode(twin: nn.Module, model: nn.Module) -> nn.Module:
+    """The copy, of which is known what is known of the model."""
+    if model in _known:
+        _known[twin] = _known[model]
+    return twin
+
+
+def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> str:
+    devices = sorted({x.device.index or 0 for x in xs if x.is_cuda})
+    # a generator of our own, and no wait for threads that have borrowed the global ones: they may wait for this one
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
+        trial = deep_copy(model).eval()
+        for t in [*trial.parameters(), *trial.buffers()]:
+            if t.is_floating_point():  # so that zero heads and fresh batch statistics hide no difference
+                t.add_(0.1 * torch.rand(t.shape, generator=generator).to(t))
+        sample = _sample(xs, generator)
+        whole, whole_error = _attempt(lambda: _outputs(reset(trial)(*sample)))
+        steps, steps_error = _attempt(lambda: _stepwise(reset(trial), sample))
+    if whole is None and steps is None:
+        shapes = ", ".join(str(tuple(x.shape)) for x in xs)
+        raise ShapeError(
+            f"the model {type(model).__name__} runs neither on a window (S, B, F) = {shapes} "
+            f"({whole_error}) nor on its steps (B, F) ({steps_error})"
+        ) from steps_error
+    if whole is None or steps is None:
+        return "windows" if steps is None else "steps"
+    if _same(whole, steps):
+        return "either"
+    lost = unwrapped_recurrent(model)
+    cause = (
+        f"its recurrent layer {lost[0]!r} sits outside Recur, so its state is lost between calls: build it as "
+        "Recur(...) and use its output alone (y = self.rnn(x)), or s"
+        if lost
+        else "s"
+    )
+    raise ShapeError(
+        f"the model {type(model).__name__} gives other results for a window (S, B, F) than for its steps (B, F): "
+        f"{cause}"
+        "et the class attribute takes_windows = True (it is meant to see whole windows) or False (single steps)"
+    )
+
+
+def _sample(xs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
+    """Three steps of a few series; never as many series as features, so that the two axes cannot be confused."""
+    n_series, n_features = min(xs[0].shape[1], 4), {x.shape[2] for x in xs}
+    fitting = [n for n in range(n_series, 0, -1) if n not in n_features]
+    # too few: repeat them, for each is disturbed in another way
+    n_series = fitting[0] if fitting else next(n for n in itertools.count(2) if n not in n_features)
+    sample = []
+    for x in xs:
+        x = x[[min(t, x.shape[0] - 1) for t in range(3)]][:, [n % x.shape[1] for n in range(n_series)]]
+        if x.is_floating_point():
+            x = torch.nan_to_num(x) + torch.randn(x.shape, generator=generator).to(x)
+        sample.append(x)
+    return sample
+
+
+def _attempt(run: Callable[[], Outputs]) -> tuple[tuple[Tensor, ...] | None, Exception | None]:
+    try:
+        out = run()
+    except Exception as error:  # whatever the user's model raises: the other way may work
+        return None, error
+    return ((out,) if isinstance(out, Tensor) else out), None
+
+
+def _same(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
+    return len(a) == len(b) and all(u.shape == v.shape and _close(u, v) for u, v in zip(a, b, strict=True))
+
+
+def _close(u: Tensor, v: Tensor) -> bool:
+    """Equal but for rounding, measured by how much the values vary: next to a large bias, all values look alike."""
+    if not v.is_floating_point():
+        return u.equal(v)
+    rounding = 16 * torch.finfo(v.dtype).eps * float(v.abs().max())
+    return torch.allclose(u, v, rtol=0, atol=1e-3 * float((v - v.mean(0)).abs().max()) + rounding)
+
+
+def _stepwise(model: nn.Module, inputs: Sequence[Tensor]) -> Outputs:
+    outs = [_outputs(model(*step)) for step in zip(*inputs, strict=True)]
+    if isinstance(outs[0], Tensor):
+        return torch.stack(outs)  # type: ignore[arg-type]  # all are tensors if the first is
+    return tuple(torch.stack(parts) for parts in zip(*outs, strict=True))
+
+
+def _outputs(out: object) -> Outputs:
+    if isinstance(out, Tensor):
+        return out
+    if isinstance(out, tuple | list) and out and all(isinstance(o, Tensor) for o in out):
+        return tuple(out)
+    raise TypeError(f"the model must return a tensor or a tuple of tensors, got {type(out).__name__}")

@@ -1,0 +1,108 @@
+"""What all ranks hold: is it the same, and what is it?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from fluxutils_py.parallel.rank_group import RankGroup, describe_by_rank
+from fluxutils_py.tree import as_tensor, named_leaves, tree_map
+
+__all__ = ["gather_from_jax_processes"]
+
+PIECE = 1 << 22  # values that are compared together
+
+
+def assert_replica_integrity(tree: Any, *, atol: float = 1e-5, rtol: float = 1e-5, comm: Any = "auto") -> None:
+    """Raise on every rank unless all ranks hold the same values. To be called by all of them.
+
+    Parameters
+    ----------
+    tree : Any
+        A model, or nested lists, tuples and dicts of tensors, arrays and other values.
+    atol, rtol : float
+        How far numbers may be from those of rank 0, as for ``numpy.testing.assert_allclose``; 0 for the same to the
+        last bit, but for the sign of zeros. NaN equals NaN.
+    comm : "auto", "mpi", "torch", None or Communicator
+        Which processes; see :class:`fluxutils_py.Estimator`.
+
+    Raises
+    ------
+    AssertionError
+        Naming ranks, path and shape of the first value that differs.
+    RuntimeError
+        In a callback of a ``fit`` of several ranks.
+
+    Notes
+    -----
+    Values are sent piece by piece from rank 0, never all of them to one place.
+    Source: ``assert_replica_integrity`` of bobbin.
+
+    Examples
+    --------
+    >>> assert_replica_integrity({"weights": torch.zeros(3), "step": 5})
+    """
+    with RankGroup.from_comm(comm, "assert_replica_integrity", allow_nested=False) as ranks:
+        if ranks.is_single:
+            return
+        found = [(path, value, as_tensor(value)) for path, value in named_leaves(tree)]
+        outline = [(p, repr(v) if t is None else f"shape {tuple(t.shape)} of {t.dtype}") for p, v, t in found]
+        for told in _first_difference(ranks.allgather(outline)):
+            ranks.raise_on_all(AssertionError(f"ranks hold different things: {told}"))
+        apart: list[tuple[str, str, float] | None] = [None]
+        for path, _, t in found:
+            if t is not None and t.numel() and (far := _distance(t, ranks, atol, rtol)) is not None:
+                apart[0] = apart[0] or (path, f"shape {tuple(t.shape)}", far)
+        differing = {rank: told for rank, (told,) in enumerate(ranks.allgather(apart)) if told is not None}
+        if differing:
+            text = "; ".join(f"rank {r}: {path} ({shape}) by {far:.3g}" for r, (path, shape, far) in differing.items())
+            ranks.raise_on_all(AssertionError(f"replicas differ from rank 0, {text}"))
+
+
+def gather_from_processes(tree: Any, *, comm: Any = "auto") -> list[Any]:
+    """What all ranks give, as a list in their order, on every rank. To be called by all of them.
+
+    Parameters
+    ----------
+    tree : Any
+        Whatever can be pickled. Tensors come back in main memory, detached.
+    comm : "auto", "mpi", "torch", None or Communicator
+
+    Notes
+    -----
+    Source: ``gather_from_jax_processes`` of bobbin.
+
+    Examples
+    --------
+    >>> gather_from_processes({"loss": 0.5})
+    [{'loss': 0.5}]
+    """
+    with RankGroup.from_comm(comm, "gather_from_processes", allow_nested=False) as ranks:
+        return ranks.allgather(tree_map(lambda v: v.detach().cpu() if isinstance(v, torch.Tensor) else v, tree))
+
+
+gather_from_jax_processes = gather_from_processes
+
+
+def _first_difference(told: list[list[tuple[str, str]]]) -> list[str]:
+    """In words, the first entry that is not the same on all ranks; empty if there is none."""
+    for i in range(max(map(len, told))):
+        entries = [f"{given[i][0]}, {given[i][1]}" if i < len(given) else "nothing" for given in told]
+        if len(set(entries)) > 1:
+            return [describe_by_rank(entries)]
+    return []
+
+
+def _distance(t: torch.Tensor, ranks: RankGroup, atol: float, rtol: float) -> float | None:
+    """How far this rank's values are from those of rank 0; None if that is near enough."""
+    worst, flat = None, t.reshape(-1)
+    for piece in flat.split(PIECE):
+        first = piece.clone()
+        ranks.broadcast([first])
+        a, b = (v.to(torch.complex128 if v.is_complex() else torch.float64).numpy() for v in (piece, first))
+        if not np.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True):
+            far = np.abs(a - b)
+            worst = max(worst or 0.0, float(np.where(np.isnan(far), np.inf, far)[~((a != a) & (b != b))].max()))
+    return worst

@@ -1,0 +1,147 @@
+"""A writer for several directories."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fluxutils_py.parallel import get_communicator
+from fluxutils_py.reporting.writers import NullSummaryWriter, SummaryWriter, ThreadedSummaryWriter, Writer
+
+
+def split_tag(tag: str) -> tuple[str, str]:
+    """What a tag is for, and the rest of it.
+
+    >>> split_tag("dev/loss/mean")
+    ('dev', 'loss/mean')
+
+    Raises
+    ------
+    ValueError
+        If there are no two parts.
+    """
+    key, _, rest = tag.partition("/")
+    if not (key and rest):
+        raise ValueError(f"tag {tag!r} names no directory; write it as 'key/name', such as 'dev/accuracy'")
+    return key, rest
+
+
+class MultiDirectorySummaryWriter(Writer):
+    """A writer whose tags say in which directory to write: ``"dev/acc"`` is ``"acc"`` in ``log_dir_root/dev``.
+
+    TensorBoard shows directories as runs: the same tag of several runs in one plot, in different colours.
+
+    Parameters
+    ----------
+    log_dir_root : str or path-like
+        Directories below it are made when they are first written to.
+    keys : iterable of str
+        Keys that are known beforehand.
+    allow_new_keys : bool
+        Whether other keys may be used. False: they are a ValueError.
+    only_from_leader_process : bool
+        Whether ranks other than the first write nothing.
+    auto_flush : bool
+        Have each summary on disk as soon as it is written.
+    tag_to_key : callable
+        ``tag_to_key(tag) -> (key, tag in the directory)``.
+    dirname : callable
+        ``dirname(key) -> name of the directory``.
+    use_threaded_writer : bool
+        Write in another thread, by :class:`ThreadedSummaryWriter`.
+    comm : "auto", None, "mpi", "torch" or a communicator
+        Which ranks there are, as for an ``Estimator``.
+
+    Raises
+    ------
+    ValueError
+        When written to, before anything is: for a tag without a key, or a key that is not allowed.
+
+    Notes
+    -----
+    Source: bobbin, where ``allow_new_keys`` is not looked at.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> root = Path(tempfile.mkdtemp())
+    >>> with MultiDirectorySummaryWriter(root) as writer:
+    ...     writer.add_scalar("dev/acc", 0.75, 100)
+    ...     writer.subwriter("test").add_scalar("acc", 0.5, 100)
+    >>> sorted(path.name for path in root.iterdir())
+    ['dev', 'test']
+    """
+
+    def __init__(
+        self,
+        log_dir_root: Any,
+        *,
+        keys: Iterable[str] = (),
+        allow_new_keys: bool = True,
+        only_from_leader_process: bool = True,
+        auto_flush: bool = True,
+        tag_to_key: Callable[[str], tuple[str, str]] = split_tag,
+        dirname: Callable[[str], str] = str,
+        use_threaded_writer: bool = True,
+        comm: Any = "auto",
+    ) -> None:
+        self.log_dir, self.keys, self.allow_new_keys = Path(log_dir_root), tuple(keys), allow_new_keys
+        self.auto_flush, self.use_threaded_writer = auto_flush, use_threaded_writer
+        self.tag_to_key, self.dirname = tag_to_key, dirname
+        self.disabled = only_from_leader_process and get_communicator(comm).rank != 0
+        self._writers: dict[str, Writer] = {}
+        self._lock, self._closed = threading.Lock(), False  # a ThreadedSummaryWriter around it may have several
+
+    def subwriter(self, key: str) -> Writer:
+        """The writer for the directory of a key; it is closed with this one."""
+        if not (self.allow_new_keys or key in self.keys):
+            known = ", ".join(map(repr, self.keys)) or "none"
+            raise ValueError(f"key {key!r} is not known (known: {known}); add it to keys, or set allow_new_keys=True")
+        with self._lock:
+            if self._closed:
+                raise ValueError(f"the writer of {self.log_dir} is closed; open another to write more")
+            if key not in self._writers:
+                self._writers[key] = NullSummaryWriter() if self.disabled else self._opened(key)
+            return self._writers[key]
+
+    def _opened(self, key: str) -> Writer:
+        opened = ThreadedSummaryWriter.open if self.use_threaded_writer else SummaryWriter
+        return opened(self.log_dir / self.dirname(key), auto_flush=self.auto_flush)
+
+    def _call(self, method: str, *args: Any, **options: Any) -> None:
+        if method == "add_hparams":
+            raise ValueError("hyper-parameters have no tag that names a directory; write them to subwriter(key)")
+        key, tag = self.tag_to_key(args[0])
+        getattr(self.subwriter(key), method)(tag, *args[1:], **options)
+
+    def as_result_processor(self) -> Callable[[Mapping[str, Any], Any], None]:
+        """A function of results by name, and of the training state, that has each write to the directory of its name.
+
+        For ``RunEval``: it calls ``result.write_to_tensorboard(state, self.subwriter(name))``.
+        """
+
+        def write_results(results: Mapping[str, Any], state: Any) -> None:
+            for name, result in results.items():
+                result.write_to_tensorboard(state, self.subwriter(name))
+
+        return write_results
+
+    def flush(self) -> None:
+        self._each(lambda writer: writer.flush())
+
+    def close(self) -> None:
+        self._closed = True
+        self._each(lambda writer: writer.close())
+
+    def _each(self, call: Callable[[Writer], None]) -> None:
+        """Have all of them do it, also after one has failed."""
+        failed: Exception | None = None
+        for writer in self._writers.values():
+            try:
+                call(writer)
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed

@@ -1,0 +1,52 @@
+"""Who is watching, and a progress bar for them. Below all floors, since any of them may have long work to show."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+__all__ = ["in_notebook", "progress_bar", "shows_progress"]
+
+
+def shows_progress(verbose: Any) -> bool:
+    """Whether to show progress: ``"auto"`` means on a terminal or in a notebook, anything else its truth.
+
+    Raises
+    ------
+    ValueError
+        If ``verbose`` is another string.
+    """
+    if isinstance(verbose, str):
+        if verbose != "auto":
+            raise ValueError(f"verbose must be 'auto', True or False, got {verbose!r}")
+        return in_notebook() or (sys.stderr is not None and sys.stderr.isatty())
+    return bool(verbose)
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
+    return shell is not None and getattr(shell, "kernel", None) is not None
+
+
+@contextlib.contextmanager
+def progress_bar(verbose: Any, what: str, total: int, unit: str) -> Iterator[Callable[[int], Any]]:
+    """A bar for work of ``total`` units, if anybody watches and it takes more than a second.
+
+    Yields
+    ------
+    callable
+        Takes the number of units done since the last call.
+    """
+    if not shows_progress(verbose):
+        yield lambda n: None
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tqdm warns when the notebook lacks widgets, then falls back to text
+        from tqdm.auto import tqdm
+    with tqdm(total=total, desc=what, unit=unit, unit_scale=unit == "B", delay=1, dynamic_ncols=True) as bar:
+        yield bar.update

@@ -1,0 +1,62 @@
+"""Losses that a model adds while it computes, such as penalties on its parameters or activations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from torch import Tensor
+
+__all__ = ["add_loss", "get_losses"]
+
+_losses: ContextVar[list[Tensor] | None] = ContextVar("losses added in this step", default=None)
+
+
+def add_loss(loss: Tensor) -> None:
+    """Add a term to the loss of the step under way: to what is optimized, and to what is reported.
+
+    Called from the ``forward`` of a model, as often as it likes. Evaluation adds it too.
+
+    Parameters
+    ----------
+    loss : Tensor
+        Of any shape; its mean is added.
+
+    Raises
+    ------
+    RuntimeError
+        Outside a step of a :class:`Trainer`, where nobody would notice it; also in a thread that the model started.
+
+    Notes
+    -----
+    Source: ``AddLoss`` of gomlx.
+
+    Examples
+    --------
+    >>> import torch
+    >>> class Penalized(torch.nn.Linear):
+    ...     def forward(self, x):
+    ...         add_loss(0.01 * self.weight.square().sum())
+    ...         return super().forward(x)
+    """
+    added = _losses.get()
+    if added is None:
+        raise RuntimeError("add_loss is called outside a step of a Trainer: nothing would come of it")
+    added.append(loss.mean())
+
+
+def get_losses() -> Tensor | None:
+    """The sum of what :func:`add_loss` has added in the step under way; None if that is nothing."""
+    added = _losses.get()
+    return sum(added[1:], added[0]) if added else None
+
+
+@contextmanager
+def collected_losses() -> Iterator[None]:
+    """A step: :func:`add_loss` and :func:`get_losses` work within, and know nothing of other steps."""
+    token = _losses.set([])
+    try:
+        yield
+    finally:
+        _losses.reset(token)

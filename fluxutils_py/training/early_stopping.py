@@ -1,0 +1,128 @@
+"""Hooks that look at each epoch: validation, learning-rate schedule, early stopping."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fluxutils_py.nn.losses import Loss
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.training.loop import Loop
+from fluxutils_py.training.tensor_batches import Batch
+from fluxutils_py.training.window_step import mean_loss
+
+
+def monitored_loss(record: dict[str, Any]) -> float | None:
+    """The loss that decisions rest on: the validation loss if there is one, else the training loss."""
+    value = record.get("validation_loss")
+    return record["loss"] if value is None else value
+
+
+class Validation:
+    """Add ``validation_loss`` to each epoch's record: the same loss on other data, in evaluation mode."""
+
+    name, priority = "validation", -30
+
+    def __init__(self, model: nn.Module, loss: Loss, batches: Iterable[Batch], comm: RankGroup | None = None) -> None:
+        self.model, self.loss, self.batches, self.ranks = model, loss, batches, comm
+
+    def on_epoch(self, loop: Loop) -> None:
+        loop.record["validation_loss"] = mean_loss(self.model, self.loss, self.batches, self.ranks)
+
+
+class Schedule:
+    """Step a torch learning-rate scheduler.
+
+    Parameters
+    ----------
+    scheduler : torch.optim.lr_scheduler.LRScheduler
+        ``ReduceLROnPlateau`` is given the monitored loss.
+    every : "epoch" or "step"
+        A step is one of the optimizer: with ``accumulate``, several minibatches.
+    updates : callable, optional
+        How many steps the optimizer has made; by default the loop's steps.
+    """
+
+    name, priority = "learning-rate schedule", -20
+
+    def __init__(self, scheduler: Any, every: str = "epoch", updates: Callable[[], int] | None = None) -> None:
+        self.scheduler, self.every, self.updates = scheduler, every, updates
+        self._followed = 0
+
+    def on_step(self, loop: Loop) -> None:
+        made = loop.step if self.updates is None else self.updates()
+        if self.every == "step" and self._followed < made:
+            self.scheduler.step()
+            self._followed = made
+
+    def on_epoch(self, loop: Loop) -> None:
+        loop.record["lr"] = self.scheduler.optimizer.param_groups[0]["lr"]
+        self.on_step(loop)  # for gradients that waited until the end of the epoch
+        if self.every == "epoch":
+            if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                value = monitored_loss(loop.record)
+                self.scheduler.step(math.nan if value is None else value)
+            else:
+                self.scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far it is, and the scheduler; the optimizer's learning rates are the optimizer's to save."""
+        return {"followed": self._followed, "scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`, with a scheduler of the same kind."""
+        self._followed = state["followed"]
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.scheduler.optimizer._opt_called = True  # in another process; else torch warns of a step too early
+
+
+class EarlyStopping:
+    """Stop when the monitored loss has not fallen for ``patience`` epochs in a row; go back to the best weights.
+
+    Parameters and buffers are restored when the run ends, for whatever reason but an error.
+    """
+
+    name, priority = "early stopping", -10
+
+    def __init__(self, model: nn.Module, patience: int) -> None:
+        self.model, self.patience = model, patience
+        self.best_loss: float | None = None
+        self.best_epoch = 0
+        self._best: dict[str, Any] | None = None
+        self._last: dict[str, Any] | None = None  # what the run ended with, before it went back to the best
+        self._worse = 0
+
+    def on_start(self, loop: Loop) -> None:
+        if self._last is not None and loop.step > loop.start_step:  # the run that had ended goes on
+            self.model.load_state_dict(self._last)
+        self._last = None
+
+    def on_epoch(self, loop: Loop) -> None:
+        value = monitored_loss(loop.record)
+        if value is not None and value < (math.inf if self.best_loss is None else self.best_loss):  # never NaN
+            self.best_loss, self.best_epoch, self._worse = value, loop.record["epoch"], 0
+            self._best = copy.deepcopy(self.model.state_dict())
+        else:
+            self._worse += 1
+            if self._worse >= self.patience:
+                loop.stop()
+
+    def on_end(self, loop: Loop) -> None:
+        if self._best is not None:
+            self._last = copy.deepcopy(self.model.state_dict())
+            self.model.load_state_dict(self._best)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best so far, and for how long there was nothing better."""
+        found = {"loss": self.best_loss, "epoch": self.best_epoch, "worse": self._worse}
+        return {**found, "best": self._best, "last": self._last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from :meth:`state_dict`."""
+        self.best_loss, self.best_epoch, self._worse = state["loss"], state["epoch"], state["worse"]
+        self._best, self._last = state["best"], state["last"]

@@ -1,0 +1,131 @@
+"""Files of plain data that are either whole or not there, and that run no code when they are read."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import warnings
+import zipfile
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fluxutils_py.errors import LoadError
+from fluxutils_py.files import atomic_write
+
+PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
+
+
+def write_file(path: Any, content: dict[str, Any]) -> None:
+    """Write plain data and tensors to a file: aside, then moved into place, so that it is never half-written.
+
+    Parameters
+    ----------
+    path : str or path-like
+        Its folder must exist. An existing file is replaced.
+    content : dict
+        Of numbers, strings, None, lists, tuples, dicts and tensors.
+    """
+    with atomic_write(check_path(path)) as f:
+        torch.save(content, f)
+
+
+def read_file(path: Any, kind: str, device: Any = "cpu") -> dict[str, Any]:
+    """Read what :func:`write_file` wrote. Only plain data and tensors are accepted: no code in the file can run.
+
+    Parameters
+    ----------
+    path : str or path-like
+    kind : str
+        What the content must call itself under ``"kind"``.
+    device : str or torch.device
+        Where tensors go.
+
+    Raises
+    ------
+    FileNotFoundError
+    LoadError
+        If it is another kind of file, damaged, or asks for more than plain data.
+    """
+    path = check_path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch wonders about pickles that it did not write
+            content = torch.load(path, map_location=device, weights_only=True)
+        if zipfile.is_zipfile(path) and _has_wrong_sum(path):  # torch does not look: numbers may have changed
+            raise LoadError(f"{path} is damaged: a checksum in it is wrong")
+    except LoadError:
+        raise
+    except pickle.UnpicklingError as error:
+        asked = re.search(r"GLOBAL:? (\S+)", str(error))
+        if asked is None:
+            raise LoadError(f"{path} is damaged or no {kind} file") from None
+        raise LoadError(f"{path} is no {kind} file: it asks to run code ({asked[1]}), which is refused") from None
+    except PermissionError:
+        raise
+    except Exception as error:  # there is no telling what torch raises for a damaged file
+        reason = (str(error).splitlines() or [""])[0]
+        raise LoadError(f"{path} is damaged or no {kind} file ({type(error).__name__}: {reason})") from None
+    if not isinstance(content, dict) or content.get("kind") != kind:
+        raise LoadError(f"{path} is no {kind} file")
+    return content
+
+
+def check_path(path: Any) -> Path:
+    """The path of a file, as it was given under the name ``path``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no path, or empty.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"path must be the name of a file, got {path!r}")
+    if not os.fspath(path):
+        raise ValueError(f"path must be the name of a file, got {path!r}")
+    return Path(path)
+
+
+def to_plain_data(value: Any, where: str) -> Any:
+    """``value`` as a file of plain data takes it: NumPy's numbers as Python's, tensors by themselves.
+
+    Raises
+    ------
+    TypeError
+        Naming the place of anything else.
+    """
+    if type(value) in PLAIN_TYPES:
+        return value
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        if value.layout != torch.strided:  # a sparse gradient that waits
+            return value
+        return value.clone() if value.untyped_storage().nbytes() > value.numel() * value.element_size() else value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Counter):  # of MultiStepLR
+        return value
+    if isinstance(value, Mapping):
+        return {to_plain_data(k, f"a key of {where}"): to_plain_data(v, f"{where}[{k!r}]") for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        parts = [to_plain_data(v, f"{where}[{i}]") for i, v in enumerate(value)]
+        return parts if isinstance(value, list) else tuple(parts)
+    if isinstance(value, set | frozenset):
+        return {to_plain_data(v, where) for v in value}
+    raise TypeError(
+        f"{where} is a {type(value).__name__}: a checkpoint holds numbers, strings, tensors, and lists and "
+        "mappings of them"
+    )
+
+
+def _has_wrong_sum(path: Path) -> bool:
+    with zipfile.ZipFile(path) as file:
+        return file.testzip() is not None

@@ -1,0 +1,167 @@
+"""Running a trained model over series of any length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.data import SequenceWindows
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.nn.session import InferenceSession
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.training.tensors import to_tensor
+
+MAX_ACTIVATION_BYTES = 1 << 23  # bytes that the outputs of a model's layers may take, for one window
+SMALL_INPUT = 128  # series times steps that need no look at the size of the model
+MIN_SERIES = 64  # series of a window, if need be of fewer steps: they keep vectors and threads busy
+MANY_SERIES_STEPS = 64  # of a window of many series: what a call costs beyond its steps is then small
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Outputs for some series and steps: ``y`` of shapes (S, B, G), NaN at steps without input."""
+
+    y: tuple[np.ndarray, ...]
+    series: slice
+    steps: slice
+
+
+class Predictor:
+    """Predict window by window.
+
+    Windows are as large as is good for speed, in bounded memory. Models that must see windows (``takes_windows =
+    True``) see those that they were trained on, of ``seqsize`` steps.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Left as it is: a copy that shares its parameters does the work.
+    windows : SequenceWindows
+        The inputs; its ``batchsize``, ``seqsize`` and ``overlap`` are used for models that must see windows.
+    state : list of Tensor, optional
+        Of all series, see :class:`InferenceSession`. None is the zero state.
+    part : slice, optional
+        The series to predict, perhaps none; the others are left to other ranks. By default all.
+    keep_state : bool
+        Whether :meth:`state` will be called.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        windows: SequenceWindows,
+        state: Any = None,
+        part: slice | None = None,
+        keep_state: bool = False,
+    ) -> None:
+        self.windows, self.keep_state = windows, keep_state
+        self.n_series, self.n_steps = windows.x[0].N, windows.x[0].T
+        self.part = slice(0, self.n_series) if part is None else part
+        first = next(model.parameters(), torch.empty(0))
+        self.dtype, self.device = first.dtype, first.device
+        self.session = InferenceSession(model, self._sample, windows.overlap)
+        self.session.load(state, self.n_series)  # errors come before the first window
+        self._before, self._used = state, False
+        self._batch, self._chunk = self._window_size(model)
+        self._states: list[list[Tensor]] = []
+        if keep_state and self.session.needs_context:
+            self._require_equal_history()
+
+    def __iter__(self) -> Iterator[Prediction]:
+        """The predictions, group by group of series, forward in time."""
+        self._states = []
+        for begin in range(self.part.start, self.part.stop, self._batch):
+            yield from self._group(slice(begin, min(begin + self._batch, self.part.stop)))
+
+    def state(self, comm: RankGroup | None = None) -> list[Tensor]:
+        """The state of each series after its own last step in the last iteration, on all ranks of ``comm``."""
+        if (comm is None or comm.is_single) and len(self._states) == 1:
+            return self._states[0]
+        found = (RankGroup() if comm is None else comm).allgather((self._states, self.session.batch_dims))
+        groups, dims = [group for groups, _ in found for group in groups], found[0][1]
+        if self.session.needs_context:  # a group of short series has seen fewer inputs
+            most = max(group[0].shape[0] for group in groups if group)
+            groups = [_pad_history(group, most) for group in groups]
+        return [torch.cat(parts, d) for parts, d in zip(zip(*groups, strict=True), dims, strict=True)]
+
+    # -- one group of series -------------------------------------------------------------------------
+
+    def _group(self, series: slice) -> Iterator[Prediction]:
+        if self._used or series != slice(0, self.n_series):
+            self.session.load(self._before, self.n_series, series)
+        self._used = True
+        rows = self.windows.segments[series]
+        ends: list[int] = []
+        if self.keep_state:
+            ends = [rows.max_length] if rows.min_length == rows.max_length else np.unique(rows.length).tolist()
+        kept: list[Tensor] = []
+        start, stop = 0, self._stop(0, ends)
+        while start < self.n_steps:
+            values, _, _, gap, _ = self.windows.cut(rows, start, stop)
+            following = self._stop(stop, ends)
+            if following > stop:
+                self.windows.prefetch(rows, stop, following)
+            with torch.no_grad():
+                outs = self.session.run(tuple(self._tensor(v) for v in values))
+            if stop in ends:
+                kept = self._keep(kept, rows.length < stop)
+            yield Prediction(tuple(self._output(o, gap) for o in outs), series, slice(start, stop))
+            start, stop = stop, following
+        self._states.append(kept)
+
+    def _stop(self, start: int, ends: list[int]) -> int:
+        """Where the window ends that begins at a step: no later than the next of the ends."""
+        return min([start + self._chunk, self.n_steps, *(end for end in ends if end > start)])
+
+    def _keep(self, kept: list[Tensor], over: np.ndarray) -> list[Tensor]:
+        """The states as they are now, but of series that were over before, those that were kept."""
+        now = self.session.state
+        if not kept:
+            return now
+        which = torch.from_numpy(over).nonzero()[:, 0].to(self.device)
+        if self.session.needs_context:
+            kept = _pad_history(kept, now[0].shape[0])
+        dims = self.session.batch_dims
+        return [n.index_copy(d, which, k.index_select(d, which)) for n, k, d in zip(now, kept, dims, strict=True)]
+
+    def _output(self, y: Tensor, gap: np.ndarray | None) -> np.ndarray:
+        out = y.cpu().numpy()
+        return out if gap is None else np.where(gap[:, :, None], np.nan, out).astype(out.dtype)
+
+    # -- small matters -------------------------------------------------------------------------------
+
+    def _sample(self) -> list[Tensor]:
+        return [self._tensor(v) for v in self.windows.cut(self.windows.segments[:4], 0, min(3, self.n_steps))[0]]
+
+    def _window_size(self, model: nn.Module) -> tuple[int, int]:
+        """Series and steps of a window."""
+        if self.session.mode == "windows":
+            return self.windows.batchsize, self.windows.seqsize
+        if self.n_series * self.n_steps <= SMALL_INPUT:
+            return self.n_series, self.n_steps
+        width = sum(x.F for x in self.windows.x) + sum(p.shape[0] for p in model.parameters() if p.dim() > 1)
+        cells = max(1, MAX_ACTIVATION_BYTES // (width * self.dtype.itemsize))  # series times steps
+        n_series = min(self.n_series, max(min(MIN_SERIES, cells), cells // min(self.n_steps, MANY_SERIES_STEPS)))
+        return n_series, max(1, cells // n_series)
+
+    def _require_equal_history(self) -> None:
+        """Raise where the state could not say how many inputs each series has seen: integers have no NaN."""
+        lengths = self.windows.segments.length
+        if any(x.kind == "int" for x in self.windows.x) and lengths.min() < min(self.windows.overlap, lengths.max()):
+            raise ShapeError(
+                "return_state with integer inputs and a model without recurrent state needs series of equal length, or "
+                f"of at least overlap={self.windows.overlap} steps; the shortest has {lengths.min()}"
+            )
+
+    def _tensor(self, values: np.ndarray) -> Tensor:
+        return to_tensor(values, self.dtype, self.device)
+
+
+def _pad_history(inputs: list[Tensor], n: int) -> list[Tensor]:
+    """The last ``n`` inputs (k, B, F) of some series, NaN where those saw fewer."""
+    return [torch.cat([x.new_full((n - x.shape[0], *x.shape[1:]), torch.nan), x]) if len(x) < n else x for x in inputs]

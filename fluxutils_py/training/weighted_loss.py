@@ -1,0 +1,93 @@
+"""Losses that take weights and masks from among the labels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.nn.losses import unreduced
+
+
+class WeightedLoss:
+    """A torch criterion as a ``loss_fn`` of a :class:`Trainer` whose batches may have weights or a mask as labels.
+
+    Parameters
+    ----------
+    loss : callable
+        ``loss(prediction, target)``: a loss of ``torch.nn`` or ``torch.nn.functional``, whatever its reduction, or a
+        function that returns one value per element.
+
+    Returns
+    -------
+    Tensor
+        When called with a prediction and a target, or a tuple of a target and extras: the loss of each element, times
+        its weight, 0 where the mask is False. An extra of bool is the mask, one of floats the weights, each of the
+        shape of the loss: that of the target, for cross-entropy as for squares.
+
+    Raises
+    ------
+    DataError
+        When called, for an extra that is neither, or a second one of a kind.
+    ShapeError
+        When called, for an extra of another shape than the loss.
+
+    Notes
+    -----
+    The trainer's mean is over **all** elements, also those that are masked: a mask that is half False halves a
+    constant loss. The weights of a :class:`Minibatch` divide by the number of those that count instead. A float target
+    may be NaN where the mask is False or the weight 0: no gradient comes from there. Source: ``losses`` of gomlx.
+
+    Examples
+    --------
+    >>> prediction, target = torch.tensor([1.0, 3.0]), torch.tensor([0.0, torch.nan])
+    >>> WeightedLoss(torch.nn.MSELoss())(prediction, (target, torch.tensor([True, False])))
+    tensor([1., 0.])
+    """
+
+    def __init__(self, loss: Callable[..., Tensor]) -> None:
+        if isinstance(loss, type) or not callable(loss):
+            built = f"; build it first: {loss.__name__}()" if isinstance(loss, type) else ""
+            raise TypeError(f"WeightedLoss takes a loss(prediction, target), got {loss!r}{built}")
+        self.loss = loss
+        self.__name__ = getattr(loss, "__name__", None) or type(loss).__name__  # what a metric of it is called
+
+    def __call__(self, prediction: Any, labels: Any) -> Tensor:
+        target, *extras = labels if isinstance(labels, tuple | list) else (labels,)
+        share = _shares(extras)
+        if share is None:
+            return unreduced(self.loss)(prediction, target)
+        if target.is_floating_point() and target.shape == share.shape:
+            target = torch.where(share != 0, target, 0)  # a NaN would come back in the gradient, as 0 times NaN
+        each = unreduced(self.loss)(prediction, target)
+        if each.shape != share.shape:
+            raise ShapeError(
+                f"weights and mask have shape {tuple(share.shape)}, the loss has {tuple(each.shape)}; give them one "
+                "value for each of its elements, and a loss that can do without reduction"
+            )
+        return torch.where(share != 0, each * share, 0)
+
+
+def _shares(extras: list[Any]) -> Tensor | None:
+    """Weight times mask of the labels behind the first."""
+    found: dict[str, Tensor] = {}
+    for extra in extras:
+        dtype = getattr(extra, "dtype", None)
+        kind = "mask" if dtype is torch.bool else "weights" if dtype is not None and dtype.is_floating_point else None
+        if kind is None or kind in found:
+            came = f"a second {kind}" if kind else str(dtype or type(extra).__name__)
+            raise DataError(
+                "labels behind the first are a mask (a tensor of bool) or weights (a tensor of floats), at most one of "
+                f"each; got {came}"
+            )
+        found[kind] = extra
+    shapes = {tuple(t.shape) for t in found.values()}
+    if len(shapes) > 1:
+        mask, weights = tuple(found["mask"].shape), tuple(found["weights"].shape)
+        raise ShapeError(f"the mask has shape {mask}, the weights have {weights}; give both the shape of the loss")
+    if "weights" not in found:
+        return found.get("mask")
+    return torch.where(found["mask"], found["weights"], 0) if "mask" in found else found["weights"]

@@ -1,0 +1,362 @@
+"""Ready-made estimators: the same as plain ones that are put together by hand; early stopping."""
+
+import copy
+import math
+from functools import partial
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.optim import AdamW
+
+from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, net2vec, samples, timesteps
+from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.estimator.sequence_estimators import CELLS
+from fluxutils_py.nn import GRU, LSTM, RNN, Recur
+
+N, T = 13, 17
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(2, N, T))
+Y = X.cumsum(2).mean(0, keepdims=True) + 0.1 * RNG.normal(size=(1, N, T))
+LABELS = np.where(np.arange(N) % 3 == 0, "a", "b")
+SMALL = {"hidden_size": 3, "epochs": 2, "batchsize": 5, "seqsize": 6, "random_state": 0}
+VIEWS = {"native": lambda a: a, "samples": samples, "timesteps": timesteps}
+
+
+def network(n_in, n_out, cell, hidden, layers):
+    return nn.Sequential(cell(n_in, hidden, layers), nn.Linear(hidden, n_out))
+
+
+@pytest.mark.parametrize(("name", "cell"), [("lstm", LSTM), ("gru", GRU), ("rnn", RNN), (GRU, GRU)])
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("more", [{}, {"shuffle": True, "overlap": 2, "burn_in": 1, "clip": 0.1}])
+def test_a_ready_made_estimator_is_one_that_is_put_together(name, cell, layers, more):
+    est = SequenceRegressor(**SMALL, cell=name, num_layers=layers, lr=0.03, weight_decay=0.2, **more)
+    model = partial(network, cell=cell, hidden=3, layers=layers)
+    spec = {"epochs": 2, "batchsize": 5, "seqsize": 6, **more}
+    plain = Estimator(model, mse_loss, partial(AdamW, lr=0.03, weight_decay=0.2), spec, random_state=0)
+    scaled = (Y - Y.mean()) / Y.std()
+    assert torch.allclose(net2vec(est.fit(X, Y)), net2vec(plain.fit(X, scaled)), rtol=0, atol=1e-10)
+    est.set_params(scale_target=False)
+    assert torch.allclose(net2vec(est.fit(X, Y)), net2vec(plain.fit(X, Y)), rtol=0, atol=1e-10)
+    labels = SequenceClassifier(**SMALL, cell=name, num_layers=layers, lr=0.03, weight_decay=0.2, **more)
+    plain.set_params(loss=cross_entropy)
+    codes = (Y > 0).astype(int)
+    assert torch.allclose(net2vec(labels.fit(X, Y > 0)), net2vec(plain.fit(X, codes)), rtol=0, atol=1e-10)
+
+
+class Own(nn.Module):
+    """A layer of the user's own."""
+
+    def __init__(self, n_in, n_out, num_layers, dropout):
+        super().__init__()
+        self.rnn, self.drop = Recur(nn.GRU(n_in, n_out, num_layers)), nn.Dropout(dropout)
+
+    def forward(self, x):
+        return self.drop(self.rnn(x))
+
+
+def test_a_cell_may_be_a_class():
+    est = SequenceRegressor(**SMALL, cell=Own, num_layers=2, dropout=0.25).fit(X, Y)
+    layer = est.model_[0]
+    assert isinstance(layer, Own)
+    assert (layer.rnn.module.input_size, layer.rnn.module.hidden_size, layer.rnn.module.num_layers) == (2, 3, 2)
+    assert layer.drop.p == 0.25
+    assert np.isfinite(clone(est).fit(X, Y).predict(X)).all()
+
+
+def test_dropout_lies_between_layers():
+    est = SequenceRegressor(**SMALL, num_layers=2, dropout=0.4).fit(X, Y)
+    assert est.model_[0].module.dropout == 0.4
+
+
+BAD = [
+    *(
+        ("cell", value, ValueError, f"cell must be one of {', '.join(map(repr, CELLS))}, or a class, got {value!r}")
+        for value in ("elman", None)
+    ),
+    *(
+        (name, value, SpecError, f"{name} must be a positive integer, got {value!r}")
+        for name in ("hidden_size", "num_layers", "n_iter_no_change", "epochs", "batchsize")
+        for value in (0, 1.5, True, None)
+    ),
+    *(
+        (name, value, SpecError, f"{name} must be a positive integer or None, got {value!r}")
+        for name in ("seqsize", "n_timesteps")
+        for value in (0, "3")
+    ),
+    ("lr", 0, SpecError, "lr must be a positive number, got 0"),
+    ("lr", "fast", SpecError, "lr must be a positive number, got 'fast'"),
+    ("dropout", 1.5, SpecError, "dropout must be a number from 0 to 1, got 1.5"),
+    ("dropout", float("nan"), SpecError, "dropout must be a number from 0 to 1, got nan"),
+    ("weight_decay", -1, SpecError, "weight_decay must be a number from 0 to inf, got -1"),
+    ("overlap", -1, SpecError, "overlap must be an integer of at least 0, got -1"),
+    ("burn_in", -1, SpecError, "burn_in must be an integer of at least 0, got -1"),
+    ("clip", 0, SpecError, "clip must be a positive number or None, got 0"),
+    ("shuffle", 1, SpecError, "shuffle must be True or False, got 1"),
+    ("target", "all", ValueError, "target must be 'auto', 'step' or 'series', got 'all'"),
+    ("early_stopping", "yes", SpecError, "early_stopping must be True or False, got 'yes'"),
+]
+
+
+@pytest.mark.parametrize("make", [SequenceRegressor, SequenceClassifier])
+@pytest.mark.parametrize(("name", "value", "error", "message"), BAD, ids=[f"{n}={v!r}" for n, v, *_ in BAD])
+def test_a_bad_argument_is_named_before_anything_changes(make, name, value, error, message):
+    est = make(**{**SMALL, name: value})
+    before = copy.copy(vars(est))
+    with pytest.raises(error) as info:
+        est.fit(X, LABELS)
+    assert str(info.value) == message
+    assert vars(est) == before
+
+
+def test_several_inputs_are_for_models_of_ones_own():
+    message = r"^a ready-made network is for one input and one output; several need a model of your own$"
+    with pytest.raises(DataError, match=message):
+        SequenceRegressor(**SMALL).fit((X, X), Y)
+    with pytest.raises(DataError, match=message):
+        SequenceRegressor(**SMALL).fit(X, (Y, Y))
+
+
+# -- early stopping --------------------------------------------------------------------------------------
+
+
+class Trace:
+    """Parameters after every epoch."""
+
+    def __init__(self):
+        self.epochs = []
+
+    def on_epoch(self, loop):
+        self.epochs.append(net2vec(loop.shared_data["model"]).clone())
+
+
+def traced(make, x, y, *args, **settings):
+    trace = Trace()
+    stopping = {"early_stopping": True, "validation_fraction": 0.3, "callbacks": trace}
+    est = make(**{**SMALL, **stopping, **{k: v for k, v in settings.items() if k != "lengths"}})
+    est.fit(x, y, *args, **{k: v for k, v in settings.items() if k == "lengths"})
+    return est, torch.stack(trace.epochs)
+
+
+def held_out(make, x, y, place, n, **settings):
+    """The places of x that do not touch training: whatever they hold."""
+    reference = traced(make, x, y, **settings)[1]
+    found = []
+    for i in range(n):
+        other = x.copy()
+        other[place(i)] += 1
+        if torch.equal(traced(make, other, y, **settings)[1], reference):
+            found.append(i)
+    return found
+
+
+@pytest.mark.parametrize(("make", "y"), [(SequenceRegressor, Y), (SequenceClassifier, LABELS),
+                                         (SequenceRegressor, Y[0, :, -1])])  # fmt: skip
+def test_some_series_are_held_out_and_decide(make, y):
+    if make is SequenceRegressor:  # sums of targets would be rounded in another order
+        make = partial(make, scale_target=False)
+    out = held_out(make, X, y, lambda n: (slice(None), n), N)
+    assert len(out) == math.ceil(0.3 * N)
+    est, trace = traced(make, X, y)
+    kept = [n for n in range(N) if n not in out]
+    cut = (lambda a, k: a[:, k]) if np.ndim(y) == 3 else (lambda a, k: a[k])
+    by_hand = make(**SMALL, callbacks=(hand := Trace()))
+    by_hand.fit(X[:, kept], cut(y, kept), validation_data=(X[:, out], cut(y, out)))
+    assert torch.equal(torch.stack(hand.epochs), trace)
+    assert est.validation_loss_curve_ == by_hand.validation_loss_curve_
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_label_has_its_share_of_what_is_held_out(seed):
+    """5 and 8 of 13 series: 2 and 2 of 4."""
+    series = held_out(SequenceClassifier, X[:, :, :3], LABELS, lambda n: (slice(None), n), N, random_state=seed)
+    rows = held_out(SequenceClassifier, X[:, :, 0].T.copy(), LABELS, lambda n: n, N, random_state=seed)
+    for out in (series, rows):
+        assert sorted(LABELS[out]) == ["a", "a", "b", "b"]
+
+
+@pytest.mark.parametrize("in_time", [False, True])
+def test_weights_are_scaled_in_each_part_for_itself(in_time):
+    w = np.random.default_rng(1).random(T if in_time else N) * np.linspace(1, 9, T if in_time else N)
+    view = timesteps if in_time else samples
+    est, trace = traced(SequenceRegressor, view(X), view(Y), w)
+    if in_time:
+        kept, out = np.split(np.arange(T), [T - math.ceil(0.3 * T)])
+    else:
+        out = np.array(held_out(SequenceRegressor, X, Y, lambda n: (slice(None), n), N))
+        kept = np.setdiff1d(np.arange(N), out)
+    by_hand = SequenceRegressor(**SMALL, callbacks=(hand := Trace()))
+    by_hand.fit(view(X)[kept], view(Y)[kept], w[kept], validation_data=(view(X)[out], view(Y)[out], w[out]))
+    assert torch.allclose(torch.stack(hand.epochs), trace, rtol=0, atol=1e-12)
+    assert est.validation_loss_curve_ == pytest.approx(by_hand.validation_loss_curve_, rel=1e-12)
+
+
+@pytest.mark.parametrize("form", VIEWS)
+def test_the_same_is_held_out_whatever_the_form(form):
+    view = VIEWS[form]
+    est, trace = traced(SequenceRegressor, view(X), view(Y))
+    if form == "timesteps":
+        held = math.ceil(0.3 * T)
+        by_hand = SequenceRegressor(**SMALL, callbacks=(hand := Trace()))
+        by_hand.fit(X[:, :, :-held], Y[:, :, :-held], validation_data=(X[:, :, -held:], Y[:, :, -held:]))
+        assert torch.equal(torch.stack(hand.epochs), trace)
+        assert est.validation_loss_curve_ == by_hand.validation_loss_curve_
+    else:
+        native, wanted = traced(SequenceRegressor, X, Y)
+        assert torch.equal(trace, wanted)
+        assert est.validation_loss_curve_ == native.validation_loss_curve_
+
+
+@pytest.mark.parametrize("form", VIEWS)
+def test_of_one_series_the_last_steps_are_held_out(form):
+    x, y, view = X[:, :1], Y[:, :1], VIEWS[form]
+    held = math.ceil(0.3 * T)
+    out = held_out(SequenceRegressor, x, y, lambda t: (slice(None), slice(None), t), T)
+    assert out == list(range(T - held, T))
+    native = traced(SequenceRegressor, x, y)
+    est, trace = traced(SequenceRegressor, view(x), view(y))
+    assert torch.equal(trace, native[1])
+    assert est.validation_loss_curve_ == native[0].validation_loss_curve_
+
+
+def test_steps_with_gaps_are_held_out_at_the_end():
+    steps = np.array([0, 1, 2, 3, 5, 6, 7, 8, 10, 11])
+    unscaled = partial(SequenceRegressor, scale_target=False)  # sums would be rounded in another order
+    est, trace = traced(unscaled, timesteps(X)[steps], timesteps(Y)[steps])
+    by_hand = unscaled(**SMALL, callbacks=(hand := Trace()))
+    parts = [(timesteps(X)[steps[k]], timesteps(Y)[steps[k]]) for k in (slice(7), slice(7, 10))]
+    by_hand.fit(*parts[0], validation_data=parts[1])
+    assert torch.equal(torch.stack(hand.epochs), trace)
+    assert est.validation_loss_curve_[0] > 0
+
+
+@pytest.mark.parametrize(
+    "form", ["lists", "torch", "float32", "weights of series", "weights of steps", "lists of weights"]
+)
+def test_other_forms_of_the_same_data_are_divided_alike(form):
+    w = np.random.default_rng(1).random((N, T)) + 0.5
+    plain = traced(SequenceRegressor, X, Y, *([w] if "steps" in form or "lists of" in form else []))[1]
+    if form == "lists":
+        found = traced(SequenceRegressor, X.tolist(), Y.tolist())[1]
+    elif form == "torch":
+        found = traced(SequenceRegressor, torch.tensor(X), torch.tensor(Y))[1]
+    elif form == "weights of series":
+        found, plain = (traced(SequenceRegressor, X, Y, v)[1] for v in (w[:, 0], w[:, :1].repeat(T, 1)))
+    elif form == "float32":
+        found, plain = (traced(SequenceRegressor, a.astype("float32"), b.astype("float32"))[1]
+                        for a, b in ((X, Y), (X, Y)))  # fmt: skip
+    else:
+        found = traced(SequenceRegressor, X, Y, w[None].tolist() if "lists" in form else w[None])[1]
+    assert torch.equal(found, plain)
+
+
+def test_rows_and_frames_are_divided_alike():
+    x, y = X[:, :, 0].T, Y[0, :, 0]
+    native = traced(SequenceRegressor, x.T[:, :, None], y[None, :, None])[1]
+    assert torch.equal(traced(SequenceRegressor, x, y)[1], native)
+    frame = pd.DataFrame(x, columns=["p", "q"], index=range(50, 50 + N))
+    est, trace = traced(SequenceRegressor, frame, pd.Series(y, index=frame.index))
+    assert torch.equal(trace, native)
+    assert est.feature_names_in_.tolist() == ["p", "q"]
+    one = x[:1].repeat(1, 0), X[:, :1]  # one row of many steps
+    est, trace = traced(SequenceRegressor, one[1].reshape(1, -1), Y[:, :1].reshape(1, -1), n_timesteps=T, target="step")
+    assert torch.equal(trace, traced(SequenceRegressor, X[:, :1], Y[:, :1])[1])
+
+
+def test_lengths_are_held_out_with_their_series():
+    lengths = np.arange(N) % 4 + T - 3
+    x, y = X.copy(), Y.copy()
+    for a in (x, y):
+        a[:, np.arange(T)[None, :] >= lengths[:, None]] = 1e4
+    est, trace = traced(SequenceRegressor, x, y, lengths=lengths)
+    other, wanted = traced(SequenceRegressor, X, Y, lengths=lengths)
+    assert torch.equal(trace, wanted)
+    assert est.validation_loss_curve_ == other.validation_loss_curve_
+    assert max(est.validation_loss_curve_) < 100
+
+
+def test_training_stops_and_the_best_weights_stay():
+    settings = {"epochs": 200, "lr": 0.2, "n_iter_no_change": 4, "batchsize": 100}
+    est, trace = traced(SequenceRegressor, X, np.random.default_rng(8).normal(size=Y.shape), **settings)
+    best = int(np.argmin(est.validation_loss_curve_))
+    assert est.n_iter_ == len(trace) == best + 1 + 4 < 200
+    assert torch.equal(net2vec(est), trace[best])
+    assert not torch.equal(trace[best], trace[-1])
+
+
+def test_given_validation_data_decide_in_place_of_held_out_ones():
+    val = X[:, :4], Y[:, :4]
+    est = SequenceRegressor(**SMALL, early_stopping=True, callbacks=(trace := Trace())).fit(X, Y, validation_data=val)
+    plain = SequenceRegressor(**SMALL, callbacks=(other := Trace())).fit(X, Y)
+    assert torch.equal(torch.stack(trace.epochs), torch.stack(other.epochs))  # trained on all
+    assert len(est.validation_loss_curve_) == 2
+    assert plain.validation_loss_curve_ == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_labels_that_are_held_out_are_classes_too(seed):
+    """A rare one, and one that comes late in time, may be among them alone."""
+    rare = LABELS.astype("<U5")
+    rare[4] = "rare"
+    settings = {**SMALL, "early_stopping": True, "validation_fraction": 0.3, "random_state": seed}
+    assert SequenceClassifier(**settings).fit(X, rare).classes_.tolist() == ["a", "b", "rare"]
+    late = np.full((1, N, T), "early")
+    late[:, :, -1] = "late"
+    for view in (timesteps, samples):
+        assert SequenceClassifier(**settings).fit(view(X), view(late)).classes_.tolist() == ["early", "late"]
+    steps = SequenceClassifier(**settings).fit(X, late)
+    assert steps.classes_.tolist() == ["early", "late"]
+
+
+def test_the_same_random_state_holds_out_the_same():
+    first = traced(SequenceRegressor, X, Y)[1]
+    np.random.seed(99)  # noqa: NPY002  a global generator that must not matter
+    assert torch.equal(traced(SequenceRegressor, X, Y)[1], first)
+    before = np.random.get_state()[1].tolist()  # noqa: NPY002
+    traced(SequenceRegressor, X, Y, shuffle=True)
+    assert before == np.random.get_state()[1].tolist()  # noqa: NPY002
+
+
+@pytest.mark.parametrize("fraction", [0, 1, 1.0, -0.1, "a", None, True, float("nan")])
+def test_a_fraction_that_is_none(fraction):
+    est = SequenceRegressor(**SMALL, early_stopping=True, validation_fraction=fraction)
+    before = copy.copy(vars(est))
+    with pytest.raises(ValueError, match=f"^validation_fraction must be a number between 0 and 1, got {fraction!r}$"):
+        est.fit(X, Y)
+    assert vars(est) == before
+    est.set_params(early_stopping=False).fit(X, Y)  # not used
+
+
+@pytest.mark.parametrize(("x", "y", "fraction", "message"), [
+    (X, Y, 0.99, "early_stopping holds out 13 of n_samples=13, which leaves nothing to train on; give more data, or "
+                 "early_stopping=False"),
+    (X[:, :1], Y[:, :1], 0.99, "early_stopping holds out 17 of n_samples=17 time steps, which leaves nothing to train "
+                               "on; give more data, or early_stopping=False"),
+    (X[:, :1], [1.0], 0.5, "early_stopping of one series holds out its last steps, but y has one target, at the last "
+                           "step; give more series, or early_stopping=False"),
+    (X, Y[:, :5], 0.5, "x has 13 series and y has 5 (axis 1 of shapes (2, 13, 17) and (1, 5, 17)); both must be "
+                       "(F, N, T) with equal N and T"),
+    (X, None, 0.5, "This SequenceRegressor estimator requires y to be passed, but the target y is None."),
+])  # fmt: skip
+def test_data_that_cannot_be_divided(x, y, fraction, message):
+    est = SequenceRegressor(**SMALL, early_stopping=True, validation_fraction=fraction)
+    with pytest.raises(ValueError) as info:  # noqa: PT011  the whole message is compared
+        est.fit(x, y)
+    assert str(info.value) == message
+    assert not hasattr(est, "model_")
+
+
+def test_partial_fit_learns_from_all():
+    a = SequenceRegressor(**SMALL, early_stopping=True).partial_fit(X, Y)
+    assert torch.equal(net2vec(a), net2vec(SequenceRegressor(**SMALL).partial_fit(X, Y)))
+
+
+def test_warm_start_goes_on_with_the_same_held_out():
+    est = SequenceRegressor(**{**SMALL, "epochs": 1}, early_stopping=True, warm_start=True)
+    est.fit(X, Y).fit(X, Y)
+    assert est.n_iter_ == len(est.loss_curve_) == len(est.validation_loss_curve_) == 2

@@ -1,0 +1,103 @@
+"""A data frame whose rows look like steps in time is not taken for samples without a word."""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+
+from fluxutils_py import (
+    Estimator,
+    EstimatorClassifier,
+    SequenceClassifier,
+    SequenceRegressor,
+    SequenceScaler,
+    samples,
+    timesteps,
+)
+from fluxutils_py.errors import ShapeError, SingleStepWarning
+
+N = 40
+SMALL = {"hidden_size": 3, "epochs": 1, "random_state": 0}
+
+
+def frame(index=None, n=N):
+    return pd.DataFrame(np.random.default_rng(0).normal(size=(n, 2)), columns=["a", "b"], index=index)
+
+
+DAYS = pd.date_range("2026-01-01", periods=N, name="date")
+LIKE_TIME = [
+    (DAYS, "has a DatetimeIndex"),
+    (DAYS.to_period("D"), "has a PeriodIndex"),
+    (DAYS - DAYS[0], "has a TimedeltaIndex"),
+    (pd.Index(range(N), name="Timestamp"), "has an index named 'Timestamp'"),
+    (pd.MultiIndex.from_product([list("vwxyz"), range(N // 5)], names=["shop", "week"]), "has an index named 'week'"),
+    (pd.MultiIndex.from_product([list("vwxyz"), DAYS[: N // 5]]), "has a DatetimeIndex"),
+]
+
+
+@pytest.mark.parametrize(("index", "why"), LIKE_TIME)
+def test_an_index_in_time_is_warned_of_once_at_the_line_that_fits(index, why):
+    with pytest.warns(SingleStepWarning) as found:
+        SequenceRegressor(**SMALL).fit(frame(index), np.arange(N))
+    (warning,) = found
+    assert warning.filename == __file__
+    assert str(warning.message) == (
+        f"x is a data frame that {why}, but each of its rows is taken for a series of one step: the model carries "
+        "nothing from row to row. If the rows are the steps of one series, fit on timesteps(x.to_numpy().T[:, None]) "
+        "and y; if of several, make an array (F, N, T) of them, and fit on that, on samples(x) or on timesteps(x); if "
+        "they are independent, fit on x.to_numpy()"
+    )
+
+
+def test_the_ways_out_that_it_names_run():
+    x, y = frame(DAYS), np.arange(float(N))
+    est = SequenceRegressor(**SMALL).fit(timesteps(x.to_numpy().T[:, None]), y)
+    assert est.predict(timesteps(x.to_numpy().T[:, None])).shape == (N,)
+    assert SequenceRegressor(**SMALL).fit(x.to_numpy(), y).predict(x.to_numpy()).shape == (N,)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: SequenceClassifier(**SMALL), lambda: EstimatorClassifier(spec={"epochs": 1, "batchsize": 50,
+                                                                          "seqsize": None}),
+    lambda: make_pipeline(SequenceScaler(), SequenceClassifier(**SMALL)).set_output(transform="pandas"),
+])  # fmt: skip
+def test_every_recurrent_estimator_warns(make):
+    with pytest.warns(SingleStepWarning, match="DatetimeIndex") as found:
+        make().fit(frame(DAYS), np.arange(N) % 2)
+    assert len(found) == 1
+
+
+def test_many_rows_are_warned_of(monkeypatch):
+    monkeypatch.setattr(single_step_warning, "MANY", 30)
+    with pytest.warns(SingleStepWarning, match=r"^x is a data frame that has 40 rows, but "):
+        SequenceRegressor(**SMALL).partial_fit(frame(), np.arange(N))
+
+
+@pytest.mark.parametrize("call", [
+    lambda: SequenceRegressor(**SMALL).fit(frame(), np.arange(N)).predict(frame(DAYS)),
+    lambda: SequenceRegressor(**SMALL).fit(frame(DAYS).to_numpy(), np.arange(N)),
+    lambda: SequenceRegressor(**SMALL).fit(np.zeros((5000, 2)), np.zeros(5000)),
+    lambda: SequenceRegressor(**SMALL, n_timesteps=2).fit(frame(DAYS), np.arange(N)),
+    lambda: Estimator(lambda n_in, n_out: nn.Linear(n_in, n_out), spec={"epochs": 1, "batchsize": 50, "seqsize": None})
+    .fit(frame(DAYS), np.arange(float(N))),
+    lambda: SequenceScaler().fit(frame(DAYS)),
+], ids=["predict", "array", "large array", "steps", "no recurrence", "scaler"])  # fmt: skip
+def test_nothing_else_is_warned_of(call):
+    with warnings.catch_warnings(action="error"):
+        call()
+
+
+@pytest.mark.parametrize("step", [StandardScaler(), SimpleImputer()])
+@pytest.mark.parametrize("view", [samples, timesteps])
+def test_a_transformer_of_matrices_that_met_a_view_is_named_with_what_to_take(step, view):
+    x = np.random.default_rng(0).normal(size=(2, 5, 6))
+    with pytest.raises(ShapeError, match=(
+        r"; if StandardScaler or SimpleImputer made it of samples\(x\) or timesteps\(x\), take SequenceScaler or "
+        r"SequenceImputer, which keep the steps$"
+    )):  # fmt: skip
+        make_pipeline(step, SequenceRegressor(**SMALL)).fit(view(x), view(x[:1]))

@@ -1,0 +1,158 @@
+"""Tags say where to write."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fluxutils_py.evaluation import MetricsEval
+from fluxutils_py.parallel import SingleProcessComm
+from fluxutils_py.reporting import MultiDirectorySummaryWriter, NullSummaryWriter, SummaryWriter, ThreadedSummaryWriter
+from fluxutils_py.training import CronTab, InMemory, Loop, Trainer
+
+
+class Second(SingleProcessComm):
+    rank, size = 1, 2
+
+
+@pytest.mark.parametrize("threaded", [True, False])
+def test_keys_are_directories_and_the_rest_is_the_tag(tmp_path, scalars, accumulated, threaded):
+    with MultiDirectorySummaryWriter(tmp_path / "new", keys=["dev"], use_threaded_writer=threaded) as writer:
+        value = torch.tensor(0.75)
+        writer.add_scalar("dev/acc", value, 100)
+        value += 1
+        writer.scalar("dev/by label/a", 0.25, 100)
+        writer.add_histogram("test/weights", np.arange(7.0), 101, bins="auto")
+        writer.subwriter("test").add_scalar("acc", 0.5, 101)
+        kind = ThreadedSummaryWriter if threaded else SummaryWriter
+        assert type(writer.subwriter("dev")) is kind
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["dev", "test"]
+    assert scalars(tmp_path / "new" / "dev") == {"acc": [(100, 0.75)], "by label/a": [(100, 0.25)]}
+    assert scalars(tmp_path / "new" / "test") == {"acc": [(101, 0.5)]}
+    assert accumulated(tmp_path / "new" / "test").Histograms("weights")[0].histogram_value.num == 7
+
+
+def test_keys_that_are_not_known_are_refused_if_so_wished(tmp_path):
+    with MultiDirectorySummaryWriter(tmp_path, keys=["dev", "test"], allow_new_keys=False) as writer:
+        writer.add_scalar("dev/acc", 1, 1)
+        for call in (lambda: writer.add_scalar("train/acc", 1, 1), lambda: writer.subwriter("train")):
+            with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole message is compared
+                call()
+            assert str(caught.value) == (
+                "key 'train' is not known (known: 'dev', 'test'); add it to keys, or set allow_new_keys=True"
+            )
+    assert [path.name for path in tmp_path.iterdir()] == ["dev"]
+    with MultiDirectorySummaryWriter(tmp_path, keys=["dev"]) as writer:  # by default they are welcome
+        writer.add_scalar("train/acc", 1, 1)
+    assert (tmp_path / "train").is_dir()
+
+
+@pytest.mark.parametrize("tag", ["acc", "/acc", "acc/", ""])
+@pytest.mark.parametrize("comm", [None, Second()])
+def test_a_tag_without_a_key_is_refused_on_every_rank(tmp_path, tag, comm):
+    with (
+        MultiDirectorySummaryWriter(tmp_path, comm=comm) as writer,
+        pytest.raises(ValueError) as caught,  # noqa: PT011
+    ):
+        writer.add_scalar(tag, 1, 1)
+    assert str(caught.value) == f"tag {tag!r} names no directory; write it as 'key/name', such as 'dev/accuracy'"
+
+
+def test_hyper_parameters_have_no_key(tmp_path):
+    with (
+        MultiDirectorySummaryWriter(tmp_path) as writer,
+        pytest.raises(ValueError, match=r"^hyper-parameters have no tag that names a directory; write them to "),
+    ):
+        writer.hparams({"lr": 0.1})
+
+
+def test_how_tags_become_keys_and_keys_directories_can_be_told(tmp_path, scalars):
+    options = {"tag_to_key": lambda tag: tuple(reversed(tag.rsplit(":", 1))), "dirname": lambda key: f"set-{key}"}
+    with MultiDirectorySummaryWriter(tmp_path, **options) as writer:
+        writer.add_scalar("mean/acc:dev", 0.5, 1)
+    assert scalars(tmp_path / "set-dev") == {"mean/acc": [(1, 0.5)]}
+
+
+def test_other_ranks_write_nothing_unless_they_are_to(tmp_path, scalars):
+    with MultiDirectorySummaryWriter(tmp_path, comm=Second()) as writer:
+        writer.add_scalar("dev/acc", 1, 1)
+        assert type(writer.subwriter("dev")) is NullSummaryWriter
+    assert list(tmp_path.iterdir()) == []
+    with MultiDirectorySummaryWriter(tmp_path, comm=Second(), only_from_leader_process=False) as writer:
+        writer.add_scalar("dev/acc", 1, 1)
+    assert scalars(tmp_path / "dev") == {"acc": [(1, 1.0)]}
+
+
+@pytest.mark.parametrize("auto_flush", [True, False])
+def test_summaries_are_on_disk_at_once_if_flushed_by_itself(tmp_path, scalars, auto_flush):
+    writer = MultiDirectorySummaryWriter(tmp_path, auto_flush=auto_flush, use_threaded_writer=False)
+    writer.add_scalar("dev/first", 1, 1)
+    writer.add_scalar("dev/second", 1, 1)
+    found = scalars(tmp_path / "dev")
+    assert len(found) == 2 if auto_flush else len(found) <= 2  # torch's thread may have been quick
+    writer.flush()
+    assert len(scalars(tmp_path / "dev")) == 2
+    writer.close()
+
+
+class Result:
+    def __init__(self, accuracy):
+        self.accuracy = accuracy
+
+    def write_to_tensorboard(self, state, writer):
+        writer.add_scalar("accuracy", self.accuracy, state)
+
+
+def test_results_are_written_to_the_directories_of_their_names(tmp_path, scalars):
+    writer = MultiDirectorySummaryWriter(tmp_path)
+    process = writer.as_result_processor()
+    for step, gain in ((10, 0.0), (20, 0.25)):
+        process({"dev": Result(0.5 + gain), "test": Result(0.25 + gain)}, step)
+    writer.close()
+    assert scalars(tmp_path / "dev") == {"accuracy": [(10, 0.5), (20, 0.75)]}
+    assert scalars(tmp_path / "test") == {"accuracy": [(10, 0.25), (20, 0.5)]}
+
+
+def test_evaluations_of_a_training_are_curves_of_their_datasets(tmp_path, scalars):
+    x = torch.randn(20, 3)
+    sets = {
+        name: InMemory(part, part.sum(1, keepdim=True), batchsize=4) for name, part in (("dev", x[:7]), ("test", x))
+    }
+    loop, found = Loop(Trainer(nn.Linear(3, 1), nn.MSELoss(), torch.optim.SGD)), []
+    with MultiDirectorySummaryWriter(tmp_path) as writer:
+        evaluate = MetricsEval({"mse": nn.MSELoss()}).make_cron_action(sets)
+        evaluate.add_result_processor(writer.as_result_processor())
+        evaluate.add_result_processor(lambda results, state: found.append((state.step, results)))
+        loop.hooks.attach(CronTab().schedule(evaluate, step_interval=3))
+        loop.run_epochs(InMemory(x, x.sum(1, keepdim=True), batchsize=8), 4)
+    for name in sets:
+        expected = [(step, np.float32(results[name].means["mse"])) for step, results in found]
+        assert scalars(tmp_path / name) == {"mse": expected}
+    assert [step for step, _ in found] == [3, 6, 9, 12]
+
+
+def test_all_directories_are_closed_also_if_one_fails(tmp_path, scalars, no_thread_stays):
+    writer = MultiDirectorySummaryWriter(tmp_path)
+    writer.add_histogram("dev/empty", np.zeros(0), 1)
+    writer.add_scalar("test/acc", 0.5, 1)
+    with pytest.raises(RuntimeError) as failed:
+        writer.close()
+    told = f"summary 'empty' was not written to {tmp_path / 'dev'}: ValueError: The input has no element."
+    assert str(failed.value) == told
+    writer.close()
+    assert scalars(tmp_path / "test") == {"acc": [(1, 0.5)]}
+    for call in (lambda: writer.add_scalar("test/acc", 1, 2), lambda: writer.subwriter("third")):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole message is compared
+            call()
+        assert str(caught.value) == f"the writer of {tmp_path} is closed; open another to write more"
+
+
+def test_it_can_be_written_to_by_threads(tmp_path, scalars):
+    base = MultiDirectorySummaryWriter(tmp_path, use_threaded_writer=False)
+    with ThreadedSummaryWriter(base, max_workers=4) as writer:
+        for step in range(30):
+            for key in "abcde":
+                writer.add_scalar(f"{key}/x", step, step)
+    expected = {"x": [(step, float(step)) for step in range(30)]}
+    assert [scalars(tmp_path / key) for key in "abcde"] == [expected] * 5
+    assert [len(list((tmp_path / key).iterdir())) for key in "abcde"] == [1] * 5
