@@ -20,6 +20,7 @@ from fluxutils_py import (
     timesteps,
 )
 from fluxutils_py.errors import ShapeError, SingleStepWarning
+from fluxutils_py.estimator import single_step_warning
 
 N = 40
 SMALL = {"hidden_size": 3, "epochs": 1, "random_state": 0}
