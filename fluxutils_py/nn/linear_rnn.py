@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,37 +18,49 @@ class _GatedRecurrence(nn.Module):
     """``h[t] = a[t] * h[t - 1] + b[t]``, where ``a`` and ``b`` depend on the input alone."""
 
     takes_windows = True
+    n_blocks: ClassVar[int]  # of H rows, in the weight: gates and candidate
 
-    def __init__(self, name: str, n_in: int, n_out: int, n_blocks: int) -> None:
+    def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
-        self.name, self.n_in, self.n_out = name, n_in, n_out
-        self.linear = nn.Linear(n_in, n_blocks * n_out)
+        self.n_in, self.n_out = n_in, n_out
+        self.linear = nn.Linear(n_in, self.n_blocks * n_out)
 
     def empty_state(self) -> tuple[Tensor, ...]:
         return (self.linear.weight.detach().new_zeros(0, self.n_out),)
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        check_features(self.name, x, self.n_in)
-        h = linear_recurrence(*self.coefficients(self.linear(x)), state)
+        check_features(type(self).__name__.lstrip("_"), x, self.n_in)
+        # one product each: gradients of the parts of a single one would be copied together
+        blocks = zip(self.linear.weight.chunk(self.n_blocks), self.linear.bias.chunk(self.n_blocks), strict=True)
+        h = linear_recurrence(*self.coefficients(*(F.linear(x, w, b) for w, b in blocks)), state)
         return h, h[-1].clone()  # a view would keep the whole window in memory
 
-    def coefficients(self, pre: Tensor) -> tuple[Tensor, Tensor]:
-        """``a`` and ``b`` (S, B, H) from the linear layer's outputs."""
+    @staticmethod
+    def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """``a`` and ``b`` from the linear layers' outputs, all (S, B, H)."""
         raise NotImplementedError
 
 
 class _MinGRU(_GatedRecurrence):
-    def coefficients(self, pre: Tensor) -> tuple[Tensor, Tensor]:
-        gate, candidate = pre.chunk(2, -1)
-        keep = torch.sigmoid(-gate)  # 1 - z
-        return keep, torch.addcmul(candidate, keep, candidate, value=-1)
+    n_blocks = 2
+
+    @staticmethod
+    def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
+        gate, candidate = blocks
+        z = torch.sigmoid(gate)
+        return 1 - z, z * candidate
 
 
 class _MinLSTM(_GatedRecurrence):
-    def coefficients(self, pre: Tensor) -> tuple[Tensor, Tensor]:
-        forget, write, candidate = pre.chunk(3, -1)
-        # f / (f + i), which is 0 / 0 where both gates are closed, as one sigmoid
-        keep = torch.sigmoid(F.logsigmoid(forget) - F.logsigmoid(write))
+    n_blocks = 3
+
+    @staticmethod
+    def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
+        forget, write, candidate = blocks
+        # where both gates are closed, 0 / 0 is to be 1 / 2, and its gradient a number
+        floor = torch.finfo(candidate.dtype).tiny ** 0.5
+        forget, write = torch.sigmoid(forget) + floor, torch.sigmoid(write) + floor
+        keep = forget / (forget + write)
         return keep, torch.addcmul(candidate, keep, candidate, value=-1)
 
 
@@ -97,7 +110,7 @@ class MinGRU(Recur):
 
     def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
         self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
-        super().__init__(_MinGRU("MinGRU", self.n_in, self.n_out, 2), trainable_init)
+        super().__init__(_MinGRU(self.n_in, self.n_out), trainable_init)
 
 
 class MinLSTM(Recur):
@@ -110,7 +123,7 @@ class MinLSTM(Recur):
 
     def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
         self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
-        super().__init__(_MinLSTM("MinLSTM", self.n_in, self.n_out, 3), trainable_init)
+        super().__init__(_MinLSTM(self.n_in, self.n_out), trainable_init)
 
 
 class _DiagonalRecurrence(nn.Module):
@@ -172,7 +185,8 @@ class LRU(Recur):
     n_in, n_out : int
         Features of the input and of the output.
     n_states : int or None
-        Complex numbers in the state; None is ``n_out``. A layer can tell apart about as many of its last inputs.
+        Complex numbers in the state; None is half of ``n_out``, rounded up: about ``n_out`` real numbers. A layer can
+        tell apart as many of its last inputs as its state has real numbers.
     r_min, r_max : float
         The ring from which the eigenvalues are drawn: ``0 <= r_min < r_max <= 1``. An eigenvalue of modulus ``r``
         remembers for about ``1 / (1 - r)`` steps.
@@ -215,7 +229,7 @@ class LRU(Recur):
         trainable_init: bool = False,
     ) -> None:
         self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
-        self.n_states = self.n_out if n_states is None else check_size(self, "n_states", n_states)
+        self.n_states = (self.n_out + 1) // 2 if n_states is None else check_size(self, "n_states", n_states)
         if not 0 <= r_min < r_max <= 1:
             raise ValueError(f"LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min={r_min!r}, r_max={r_max!r}")
         if not 0 < max_phase <= 2 * math.pi:
