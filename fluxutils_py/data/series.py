@@ -121,6 +121,8 @@ class SeriesArray:
             )
 
     def _read(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+        if hasattr(self.array, "read_segments"):  # computes its values: for all rows in one go
+            return np.asarray(self.array.read_segments(rows, start, stop))
         size = stop - start
         if rows.common_start is not None and (rows.common_series is not None or self._plain is not None):
             block = self._rectangle(rows, start, stop)

@@ -1,0 +1,60 @@
+"""Forecasts that any other must beat."""
+
+from __future__ import annotations
+
+import numpy as np
+
+BASELINES = ("Naive", "SeasonalNaive", "Drift", "WindowAverage")
+
+
+def baseline_forecasts(values: np.ndarray, h: int, season: int) -> dict[str, np.ndarray]:
+    """Forecasts of series from their last values alone.
+
+    Parameters
+    ----------
+    values : ndarray of shape (N, K)
+        The last values of each series, in order; NaN where missing, and before its first.
+    h : int
+    season : int
+
+    Returns
+    -------
+    dict of str to ndarray of shape (N, h)
+        ``Naive``: the last value. ``SeasonalNaive``: that of the same place in the last season, or the season before
+        where it is missing, or the last value. ``Drift``: the line through the first and the last value.
+        ``WindowAverage``: the mean of the last season. NaN for series without values.
+
+    Notes
+    -----
+    Hyndman & Athanasopoulos (2021), Forecasting: principles and practice, section 5.2.
+
+    Examples
+    --------
+    >>> found = baseline_forecasts(np.array([[1.0, 2.0, 3.0, 4.0]]), h=2, season=2)
+    >>> {name: y[0].tolist() for name, y in found.items()}
+    {'Naive': [4.0, 4.0], 'SeasonalNaive': [3.0, 4.0], 'Drift': [5.0, 6.0], 'WindowAverage': [3.5, 3.5]}
+    """
+    n, k = values.shape
+    there = ~np.isnan(values)
+    any_there = there.any(1)
+    rows, steps = np.arange(n), np.arange(1, h + 1)
+    last_at = k - 1 - there[:, ::-1].argmax(1)
+    first_at = there.argmax(1)
+    last = np.where(any_there, values[rows, last_at], np.nan)
+    first = np.where(any_there, values[rows, first_at], np.nan)
+    slope = (last - first) / np.maximum(last_at - first_at, 1)
+    seasonal = np.full((n, h), np.nan)
+    for turn in range(1, 1 + k // season):
+        at = k - 1 + steps - season * (-(-steps // season) + turn - 1)
+        use = at >= 0
+        older = np.where(use, values[:, np.maximum(at, 0)], np.nan)
+        seasonal = np.where(np.isnan(seasonal), older, seasonal)
+    recent = values[:, -season:]
+    count = (~np.isnan(recent)).sum(1)
+    mean = np.where(count > 0, np.nansum(recent, 1) / np.maximum(count, 1), last)
+    return {
+        "Naive": np.repeat(last[:, None], h, 1),
+        "SeasonalNaive": np.where(np.isnan(seasonal), last[:, None], seasonal),
+        "Drift": last[:, None] + slope[:, None] * (k - 1 - last_at[:, None] + steps),
+        "WindowAverage": np.repeat(mean[:, None], h, 1),
+    }

@@ -1,0 +1,112 @@
+"""Models of one step, run on their own outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.estimator.building import make_generator
+from fluxutils_py.estimator.spec import check_int
+
+
+def rollout(est: Any, x: Any, n_steps: int, *, known: Any = None) -> np.ndarray:
+    """Let a model of the next step run on: its outputs are its next inputs.
+
+    Parameters
+    ----------
+    est : fitted Estimator
+        Its targets were the next values of the first G input features.
+    x : array of shape (F, N, T)
+        The past, which warms the state.
+    n_steps : int
+    known : array of shape (F - G, N, n_steps - 1), optional
+        The other features at the steps that are generated, if there are others.
+
+    Returns
+    -------
+    ndarray of shape (G, N, n_steps)
+        The first step is the one after the last of ``x``.
+
+    Raises
+    ------
+    ShapeError
+        If the outputs and ``known`` do not make an input.
+
+    Examples
+    --------
+    >>> from fluxutils_py import Estimator
+    >>> x = np.sin(np.arange(41.0))[None, None].astype("float32")
+    >>> est = Estimator(spec={"epochs": 1, "seqsize": 20}, random_state=0).fit(x[:, :, :-1], x[:, :, 1:])
+    >>> rollout(est, x, 3).shape
+    (1, 1, 3)
+    """
+    check_int("n_steps", n_steps, 1)
+    live, y = _warmed(est, x, "predict")
+    n_outputs, n_series = y.shape
+    n_inputs = int(x.shape[0])
+    rest = np.empty((0, n_series, n_steps - 1)) if known is None else np.asarray(known)
+    if rest.shape != (n_inputs - n_outputs, n_series, n_steps - 1):
+        raise ShapeError(
+            f"the model has {n_outputs} outputs and {n_inputs} inputs: known must be the other inputs at the steps "
+            f"that are generated, of shape {(n_inputs - n_outputs, n_series, n_steps - 1)}, got {rest.shape}"
+        )
+    out = np.empty((n_outputs, n_series, n_steps), y.dtype)
+    for t in range(n_steps):
+        out[:, :, t] = y
+        if t + 1 < n_steps:
+            y = live.step(np.concatenate([y, rest[:, :, t].astype(y.dtype)]))
+    return out
+
+
+def generate(est: Any, x: Any, n_steps: int, *, temperature: float = 1.0, random_state: Any = None) -> np.ndarray:
+    """Sequences of integers, each drawn by what a model says of the next one.
+
+    Parameters
+    ----------
+    est : fitted Estimator or EstimatorClassifier
+        Its inputs are integers (1, N, T), its targets the next ones; its outputs scores (V, N, T), as for
+        cross-entropy, or a classifier's labels.
+    x : array of int, shape (1, N, T)
+        How the sequences begin.
+    n_steps : int
+    temperature : float
+        Scores are divided by it before the draw; 0 takes the largest.
+    random_state : int, Generator, RandomState or None
+
+    Returns
+    -------
+    ndarray of int, shape (1, N, n_steps)
+
+    Raises
+    ------
+    ValueError
+        If ``temperature`` is negative, or ``x`` is not of integers.
+    """
+    check_int("n_steps", n_steps, 1)
+    if not temperature >= 0:
+        raise ValueError(f"temperature must be 0 or more, got {temperature!r}")
+    x = np.asarray(x)
+    if x.dtype.kind not in "iu" or x.ndim != 3 or x.shape[0] != 1:
+        raise DataError(f"x must be integers of shape (1, N, T), got {x.dtype} of shape {x.shape}")
+    random, labels = make_generator(random_state), getattr(est, "classes_", None)
+    live, scores = _warmed(est, x, "predict" if labels is None else "predict_log_proba")
+    out = np.empty((1, x.shape[1], n_steps), x.dtype)
+    for t in range(n_steps):
+        if temperature > 0:  # the largest of scores with Gumbel noise is a draw by their softmax
+            scores = scores / temperature + random.gumbel(size=scores.shape)
+        drawn = scores.argmax(0)
+        out[0, :, t] = drawn if labels is None else labels[drawn]
+        if t + 1 < n_steps:
+            scores = live.step(out[:, :, t])
+    return out
+
+
+def _warmed(est: Any, x: Any, method: str) -> tuple[Any, np.ndarray]:
+    """A stream that has walked through ``x``, and what it gave at the last step."""
+    n_steps, state = int(x.shape[2]), None
+    if n_steps > 1:
+        _, state = est.predict(x[:, :, : n_steps - 1], return_state=True)
+    live = est.stream(int(x.shape[1]), state, method=method)
+    return live, live.step(np.asarray(x[:, :, n_steps - 1]))

@@ -1,0 +1,187 @@
+"""How good forecasts would have been: walking forward through the past."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from sklearn.base import clone
+
+from fluxutils_py.errors import DataError
+from fluxutils_py.estimator.spec import check_int
+from fluxutils_py.forecasting.baselines import baseline_forecasts
+from fluxutils_py.forecasting.frames import Frame, is_frame, make_frame, require
+from fluxutils_py.forecasting.history import start_history
+from fluxutils_py.forecasting.outputs import column_names, forecast_values
+from fluxutils_py.forecasting.panel import Panel, read_panel
+
+KNOWN = 10_000  # last values that baselines look at, at most
+
+
+def cross_validate(fc: Any, df: Any, n_windows: int, step_size: int | None, refit: bool, static_df: Any) -> Any:
+    """What ``Forecaster.cross_validation`` returns."""
+    step_size = int(fc.h) if step_size is None else step_size
+    for name, value in (("n_windows", n_windows), ("step_size", step_size)):
+        check_int(name, value, 1)
+    if not is_frame(df):
+        raise DataError("cross_validation takes a data frame; of an array (F, N, T), cut off steps and predict")
+    panel = read_panel(df, fc._columns, fc.freq, static_df=static_df)
+    h = int(fc.h)
+    parts: list[dict[str, Any]] = []
+    fitted: Any = None
+    for window in range(n_windows):
+        behind = h + step_size * (n_windows - 1 - window)  # steps of each series after the cutoff
+        cutoff = panel.lengths - behind
+        if window == 0:
+            _require_some(panel, cutoff, behind)
+        past = panel.cut(np.zeros(panel.n_series, int), np.maximum(cutoff, 0))
+        if fitted is None or refit:
+            fitted = clone(fc)._fit_panel(past)
+        parts.append(_window(fitted, panel, past, np.flatnonzero(cutoff > 0), cutoff[cutoff > 0]))
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    types = dict(panel.types)
+    types["cutoff"] = types[fc.time_col]
+    return make_frame(columns, types, panel.backend)
+
+
+def _require_some(panel: Panel, cutoff: np.ndarray, behind: int) -> None:
+    short = np.flatnonzero(cutoff < 2)
+    if len(short) == panel.n_series:
+        raise DataError(
+            f"no series is long enough: the windows take {behind} steps from the end of each, and the longest series "
+            f"has {panel.lengths.max()}; take fewer windows, or a smaller step_size"
+        )
+    if len(short):
+        warnings.warn(
+            f"{len(short)} of {panel.n_series} series are too short for the first window, which takes {behind} steps "
+            f"from the end of each (series {panel.ids[short[0]]!r} has {panel.lengths[short[0]]})",
+            stacklevel=4,
+        )
+
+
+def _window(fc: Any, panel: Panel, past: Panel, series: np.ndarray, cutoff: np.ndarray) -> dict[str, Any]:
+    """Forecasts and truth of the h steps after the end of ``past``, ``series`` of a panel up to ``cutoff``."""
+    h, n = int(fc.h), len(series)
+    future = panel.cut(*_spans(panel, series, cutoff, h))
+    ahead = fc.covariates_.steps(future, "futr").reshape(-1, n, h)
+    found = forecast_values(fc, start_history(fc.models_, fc._windows(past, None), past), np.nan_to_num(ahead))
+    rows, steps = np.repeat(np.arange(n), h), np.repeat(cutoff, h) + np.tile(np.arange(h), n)
+    columns: dict[str, Any] = {
+        fc.id_col: past.ids[rows],
+        fc.time_col: past.times(rows, steps),
+        "cutoff": past.times(rows, np.repeat(cutoff, h) - 1),
+        fc.target_col: future.values[fc.target_col],
+    }
+    columns.update({name: found[:, i].ravel() for i, name in enumerate(column_names(fc))})
+    last = tail_values(past, fc.target_col)
+    made = baseline_forecasts(last, h, fc.features_.season)
+    return columns | {name: y.ravel() for name, y in made.items()}
+
+
+def _spans(panel: Panel, series: np.ndarray, cutoff: np.ndarray, h: int) -> tuple[np.ndarray, np.ndarray]:
+    start, stop = np.zeros(panel.n_series, int), np.zeros(panel.n_series, int)
+    start[series], stop[series] = cutoff, cutoff + h
+    return start, stop
+
+
+def tail_values(panel: Panel, column: str) -> np.ndarray:
+    """The last values of each series (N, K), NaN before its first."""
+    k = min(KNOWN, int(panel.lengths.max()))
+    out = np.full((panel.n_series, k), np.nan)
+    for i, (offset, length) in enumerate(zip(panel.offsets, panel.lengths, strict=True)):
+        n = min(k, length)
+        out[i, k - n :] = panel.values[column][offset + length - n : offset + length]
+    return out
+
+
+def evaluate(
+    df: Any,
+    metrics: Any = None,
+    *,
+    train_df: Any = None,
+    models: Any = None,
+    id_col: str = "unique_id",
+    time_col: str = "ds",
+    target_col: str = "y",
+    agg_fn: str | None = None,
+    **settings: Any,
+) -> Any:
+    """Scores of all forecasts in a frame, by the losses of utilsforecast.
+
+    Parameters
+    ----------
+    df : data frame
+        What :meth:`Forecaster.cross_validation` returns, or forecasts joined with the truth.
+    metrics : list of callables, optional
+        Of ``utilsforecast.losses``; None: smape, mae and rmse. ``mase`` needs ``train_df``, and its season:
+        ``functools.partial(mase, seasonality=24)``.
+    train_df : data frame, optional
+        The series in the past, for metrics that are scaled by it.
+    models : list of str, optional
+        Columns with forecasts; None: all that are no key, truth or quantile.
+    agg_fn : str, optional
+        ``"mean"`` over the series; None: a row for each.
+    **settings
+        Further arguments of ``utilsforecast.evaluation.evaluate``.
+
+    Returns
+    -------
+    data frame
+        One row per series (and cutoff) and metric, one column per model; of all series, with ``agg_fn``.
+    """
+    losses, evaluation = require("utilsforecast.losses"), require("utilsforecast.evaluation")
+    frame = Frame(df, "df")
+    keys = {id_col, time_col, target_col, "cutoff"}
+    if models is None:
+        models = [c for c in frame.frame.columns if c not in keys and "-q" not in c]
+    return evaluation.evaluate(
+        df,
+        [losses.smape, losses.mae, losses.rmse] if metrics is None else metrics,
+        models=models,
+        train_df=train_df,
+        id_col=id_col,
+        time_col=time_col,
+        target_col=target_col,
+        agg_fn=agg_fn,
+        **settings,
+    )
+
+
+class WalkForwardSplit:
+    """Rows of a long frame to train and to score on, walking forward in time, for searches of scikit-learn.
+
+    Parameters
+    ----------
+    h : int
+        Times to score on, after those to train on.
+    n_splits : int
+    step_size : int, optional
+        Times between one split and the next; None: ``h``.
+    time_col : str
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> df = pd.DataFrame({"unique_id": ["a"] * 5 + ["b"] * 5, "ds": [*range(5), *range(5)], "y": 1.0})
+    >>> for train, test in WalkForwardSplit(h=1, n_splits=2).split(df):
+    ...     print(train, test)
+    [0 1 2 5 6 7] [3 8]
+    [0 1 2 3 5 6 7 8] [4 9]
+    """
+
+    def __init__(self, h: int, n_splits: int = 3, step_size: int | None = None, time_col: str = "ds") -> None:
+        self.h, self.n_splits, self.step_size, self.time_col = h, n_splits, step_size, time_col
+
+    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
+        return self.n_splits
+
+    def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        times, at = np.unique(np.asarray(Frame(X, "X").times(self.time_col).absolute), return_inverse=True)
+        step = self.h if self.step_size is None else self.step_size
+        for i in range(self.n_splits):
+            begin = len(times) - self.h - step * (self.n_splits - 1 - i)
+            if begin < 1:
+                raise DataError(f"{self.n_splits} splits of {self.h} times leave nothing to train on of {len(times)}")
+            yield np.flatnonzero(at < begin), np.flatnonzero((at >= begin) & (at < begin + self.h))

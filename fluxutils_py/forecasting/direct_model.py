@@ -1,0 +1,105 @@
+"""The network: recurrent, direct for all steps ahead, with a linear way past the recurrent layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from fluxutils_py.forecasting.panel_windows import Channels
+
+
+class DirectModel(nn.Module):
+    """Forecasts of ``h`` steps at every step, with quantiles beside them.
+
+    Parameters
+    ----------
+    body : callable
+        ``body(n_in, n_out)`` makes a module that takes windows ``(S, B, n_in)`` or steps ``(B, n_in)`` and gives
+        ``n_out`` outputs; its state lives in :class:`fluxutils_py.nn.Recur` layers.
+    channels : Channels
+    quantiles : tuple of float
+        In increasing order.
+    hidden_size : int
+        Outputs of the body.
+    dropout : float
+        Of these, in training.
+
+    Notes
+    -----
+    Outputs are ``(S, B, h * (1 + Q))``: the point forecasts, then those of each quantile, as differences from the
+    seasonal naive forecast in units of the scale. The heads of the quantiles give the lowest one and non-negative steps
+    between neighbours, so that they never cross.
+    """
+
+    def __init__(
+        self,
+        body: Callable[[int, int], nn.Module],
+        channels: Channels,
+        quantiles: tuple[float, ...] = (),
+        hidden_size: int = 96,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.channels, self.n_quantiles = channels, len(quantiles)
+        self.embeddings = nn.ModuleList(nn.Embedding(n, min(16, 1 + n // 2)) for n in channels.categories)
+        for embedding in self.embeddings:
+            nn.init.normal_(embedding.weight, std=0.1)  # type: ignore[arg-type]  # they are all nn.Embedding
+        n_in = channels.numeric + sum(e.embedding_dim for e in self.embeddings)  # type: ignore[misc]
+        h = channels.h
+        self.body = body(n_in, hidden_size)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(hidden_size, h)
+        self.skip = nn.Linear(n_in, h)
+        nn.init.zeros_(self.skip.weight)
+        nn.init.zeros_(self.skip.bias)
+        if self.n_quantiles:
+            self.quantile_head = nn.Linear(hidden_size, h * self.n_quantiles)
+            self.quantile_skip = nn.Linear(n_in, h * self.n_quantiles)
+            nn.init.zeros_(self.quantile_skip.weight)
+            with torch.no_grad():
+                self.quantile_skip.bias.view(-1, h)[0] = -1.0  # the lowest one begins below the point forecast
+        if channels.futr:
+            self.ahead = nn.Sequential(nn.Linear(2 * channels.futr + 8, 32), nn.ReLU(), nn.Linear(32, 1))
+            self.context = nn.Linear(hidden_size, 8)
+            self.ahead_skip = nn.Linear(2 * channels.futr, 1, bias=False)
+            nn.init.zeros_(self.ahead_skip.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        c = self.channels
+        inputs = x[..., : c.numeric]
+        if c.categories:
+            codes = x[..., c.numeric : c.numeric + len(c.categories)].long()
+            parts = zip(self.embeddings, codes.unbind(-1), c.categories, strict=True)
+            inputs = torch.cat([inputs, *(table(code.clamp(0, n - 1)) for table, code, n in parts)], -1)
+        hidden = self.dropout(self.body(inputs))
+        point = self.head(hidden) + self.skip(inputs)
+        if c.futr:
+            point = point + self._of_known_ahead(x, hidden)
+        if not self.n_quantiles:
+            return point
+        raw = (self.quantile_head(hidden) + self.quantile_skip(inputs)).unflatten(-1, (self.n_quantiles, c.h))
+        steps = torch.cat([raw[..., :1, :], softplus(raw[..., 1:, :])], -2)
+        levels = point.detach().unsqueeze(-2) + steps.cumsum(-2)
+        return torch.cat([point, levels.flatten(-2)], -1)
+
+    def _of_known_ahead(self, x: Tensor, hidden: Tensor) -> Tensor:
+        """What covariates known ahead add to each step, from their values there and at the step that it repeats."""
+        c = self.channels
+        first = c.numeric + len(c.categories)
+        known = x[..., first : first + c.ahead].unflatten(-1, (c.futr * 2, c.h)).transpose(-1, -2)  # (.., h, 2 futr)
+        context = self.context(hidden).unsqueeze(-2).expand(*known.shape[:-1], -1)
+        return (self.ahead(torch.cat([known, context], -1)) + self.ahead_skip(known)).squeeze(-1)
+
+
+def recurrent_body(cell: Any, num_layers: int) -> Callable[[int, int], nn.Module]:
+    """A maker of recurrent layers for :class:`DirectModel`; ``cell`` is called as that of ``SequenceRegressor``."""
+
+    def body(n_in: int, n_out: int) -> nn.Module:
+        made: nn.Module = cell(n_in, n_out, num_layers, 0.0)
+        return made
+
+    return body

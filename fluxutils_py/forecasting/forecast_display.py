@@ -1,0 +1,129 @@
+"""Forecasts as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from fluxutils_py.errors import DataError
+from fluxutils_py.forecasting.frames import Frame, require
+from fluxutils_py.forecasting.outputs import column_names, forecast_values, future_covariates
+from fluxutils_py.forecasting.panel import read_steps
+
+
+class ForecastDisplay:
+    """History, forecast, band and truth of some series; follows scikit-learn's display convention. Needs matplotlib.
+
+    Parameters
+    ----------
+    ids : sequence
+        What the panels are called.
+    history : list of (times, values)
+    forecast : list of (times, values)
+    bands : list of (lower, upper)
+        The lowest and the highest quantile; an empty list: no band.
+    truth : list of (times, values), optional
+
+    Attributes
+    ----------
+    axes_ : ndarray of matplotlib Axes
+    figure_ : matplotlib Figure
+    """
+
+    def __init__(self, *, ids: Sequence[Any], history: Any, forecast: Any, bands: Any = (), truth: Any = None) -> None:
+        self.ids = ids
+        self.history = history
+        self.forecast = forecast
+        self.bands = bands
+        self.truth = truth
+
+    @classmethod
+    def from_forecaster(
+        cls,
+        fc: Any,
+        ids: Sequence[Any] | None = None,
+        *,
+        futr_df: Any = None,
+        truth_df: Any = None,
+        n_history: int | None = None,
+        axes: Any = None,
+    ) -> Self:
+        """Draw what a fitted forecaster forecasts.
+
+        Parameters
+        ----------
+        fc : Forecaster
+        ids : sequence, optional
+            Which series. None: the first four.
+        futr_df : data frame, optional
+            As for ``fc.predict``.
+        truth_df : data frame, optional
+            Ids, times and values of what happened.
+        n_history : int, optional
+            How many last steps to draw. None: three times as many as are forecast.
+        axes : sequence of matplotlib Axes, optional
+            One for each series. None: a new figure.
+        """
+        check_is_fitted(fc, "models_")
+        history, h = fc._history, fc.features_.h
+        number = {label: i for i, label in enumerate(fc.ids_)}
+        ids = list(fc.ids_[:4]) if ids is None else list(ids)
+        unknown = [i for i in ids if i not in number]
+        if unknown:
+            raise DataError(f"ids has {unknown[0]!r}, which is none of the {len(number)} series of the forecaster")
+        found = forecast_values(fc, history, future_covariates(fc, history, futr_df))
+        n = min(3 * h if n_history is None else n_history, history.n_steps)
+        past, forecast, bands = [], [], []
+        for series in (number[i] for i in ids):
+            length = int(history.lengths[series])
+            steps = np.arange(max(0, length - n), length)
+            past.append((_times(history, series, steps), history.tail[0, series, history.n_steps - len(steps) :]))
+            forecast.append((_times(history, series, length + np.arange(h)), found[series, 0]))
+            if len(column_names(fc)) > 2:
+                bands.append((found[series, 1], found[series, -1]))
+        truth = None if truth_df is None else _truth(fc, history, truth_df, [number[i] for i in ids])
+        return cls(ids=ids, history=past, forecast=forecast, bands=bands, truth=truth).plot(axes)
+
+    def plot(self, axes: Any = None) -> Self:
+        """Draw it, on given axes or a new figure."""
+        if axes is None:
+            pyplot = require("matplotlib.pyplot", "plot")
+            size = (7.0, 2.2 * len(self.ids))
+            _, axes = pyplot.subplots(len(self.ids), 1, squeeze=False, figsize=size, layout="constrained")
+        self.axes_ = np.ravel(np.asarray(axes, dtype=object))
+        self.figure_ = self.axes_[0].figure
+        for i, (ax, name) in enumerate(zip(self.axes_, self.ids, strict=True)):
+            ax.plot(*self.history[i], color="0.4", label="history")
+            if self.truth is not None:
+                ax.plot(*self.truth[i], color="0.4", linestyle=":", label="truth")
+            ax.plot(*self.forecast[i], color="C0", label="forecast")
+            if len(self.bands):
+                ax.fill_between(self.forecast[i][0], *self.bands[i], color="C0", alpha=0.2, linewidth=0, label="band")
+            ax.set_title(str(name), loc="left")
+        self.axes_[0].legend(frameon=False, loc="upper left")
+        return self
+
+
+def _times(history: Any, series: int, steps: np.ndarray) -> np.ndarray:
+    if history.panel is None:
+        return steps
+    found: np.ndarray = history.panel.times(np.full(len(steps), series), steps)
+    return found
+
+
+def _truth(fc: Any, history: Any, truth_df: Any, series: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+    if history.panel is None:
+        raise DataError("the forecaster was fitted on an array; truth_df is for frames")
+    frame = Frame(truth_df, "truth_df")
+    frame.require({fc.id_col: "id_col", fc.time_col: "time_col", fc.target_col: "target_col"})
+    of, steps = read_steps(frame, fc._columns, history.panel)
+    values = frame.numbers(fc.target_col, missing=True)
+    found = []
+    for i in series:
+        here = np.flatnonzero((of == i) & (steps >= history.lengths[i]) & (steps < history.lengths[i] + fc.features_.h))
+        here = here[np.argsort(steps[here])]
+        found.append((_times(history, i, steps[here]), values[here]))
+    return found

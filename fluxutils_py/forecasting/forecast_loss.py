@@ -1,0 +1,74 @@
+"""What a forecasting network is trained on: errors of the point forecast, and of the quantiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.nn.losses import unreduced
+from fluxutils_py.nn.model_windows import run_window
+
+LOSSES = ("smape", "mae", "mse", "mase")
+
+
+@dataclass(frozen=True)
+class ForecastLoss:
+    """The loss of a :class:`DirectModel` over a window.
+
+    Parameters
+    ----------
+    loss : "smape", "mae", "mse", "mase" or callable
+        The error of the point forecast, from outputs and targets in units of each series' scale. A callable is a
+        criterion of torch.
+    h : int
+    quantiles : tuple of float
+        The pinball losses of these are added.
+    log : bool
+        Whether the series are modelled by their logarithms.
+    """
+
+    loss: Any
+    h: int
+    quantiles: tuple[float, ...] = ()
+    log: bool = False
+
+    def __call__(self, model: nn.Module, xs: Tensor, ys: Tensor, ws: Tensor | None = None) -> Tensor:
+        out = run_window(model, xs)
+        assert isinstance(out, Tensor)
+        h = self.h
+        each = self._point(out[..., :h], ys, xs)
+        if self.quantiles:
+            levels = out[..., h:].unflatten(-1, (len(self.quantiles), h))
+            error = ys.unsqueeze(-2) - levels
+            q = error.new_tensor(self.quantiles)[:, None]
+            each = each + torch.maximum(q * error, (q - 1) * error).mean(-2)
+        if ws is None:
+            return each.mean()
+        ws = ws.expand_as(each)
+        return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
+
+    def _point(self, out: Tensor, ys: Tensor, xs: Tensor) -> Tensor:
+        """The loss of each output, (S, B, h)."""
+        error, scale = (out - ys).abs(), xs[..., -1:]
+        if self.loss == "mae":
+            return error
+        if self.loss == "mse":
+            return error.square()
+        if self.loss == "mase":
+            if not self.log:
+                return error
+            base = xs[..., -1 - self.h : -1]  # of the forecast, in units of the scale
+            return ((scale * (base + out)).exp() - (scale * (base + ys)).exp()).abs() / scale
+        if self.loss == "smape":
+            if self.log:
+                share = 20.0 * torch.tanh(0.5 * scale * error)
+            else:
+                base = xs[..., -1 - self.h : -1]
+                share = 20.0 * error / ((base + out).abs() + (base + ys).abs()).clamp(min=1e-6)
+            return share + 0.5 * error
+        criterion: Callable[..., Tensor] = unreduced(self.loss)
+        return criterion(out, ys)

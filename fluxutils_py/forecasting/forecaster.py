@@ -1,0 +1,406 @@
+"""A forecaster of panels of series."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
+
+from fluxutils_py.data import as_series
+from fluxutils_py.errors import DataError
+from fluxutils_py.forecasting.covariates import Covariates, filled_forward
+from fluxutils_py.forecasting.cross_validation import cross_validate
+from fluxutils_py.forecasting.forecaster_files import load_forecaster, save_forecaster
+from fluxutils_py.forecasting.frames import is_frame
+from fluxutils_py.forecasting.history import History, start_history
+from fluxutils_py.forecasting.model_fitting import fit_models
+from fluxutils_py.forecasting.outputs import (
+    array_steps,
+    forecast_frame,
+    further_steps,
+    future_frame,
+    score_of,
+    shape_of,
+    warn_of_short,
+)
+from fluxutils_py.forecasting.panel import Columns, Panel, read_panel
+from fluxutils_py.forecasting.panel_windows import PanelWindows
+from fluxutils_py.forecasting.settings import check_settings, choose_features, season_of
+from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
+
+
+class Forecaster(BaseEstimator):
+    """Forecasts of many series by one network, with quantiles: from a long data frame, or an (F, N, T) array.
+
+    The network sees each series normalised by what came before, and learns how its next ``h`` steps differ from the
+    seasonal naive forecast.
+
+    Parameters
+    ----------
+    h : int
+        Steps ahead.
+    season_length : int, optional
+        Steps of a season. None: by ``freq``, a day of hours, a week of days, a year of months; 1 for integer times.
+    freq : str, pandas offset or int, optional
+        What lies between two times: an alias of pandas ("h", "15min", "D", "W", "MS", "ME", "B"), or of polars; an
+        integer for integer times. None: inferred.
+    quantiles : sequence of float
+        Between 0 and 1: forecast beside the point, never crossing one another.
+    lag : int, "auto" or None
+        A long season, a multiple of ``season_length``, such as the week beside the day: the values that long before
+        each step ahead are inputs. "auto": the multiple of up to 8 after which values differ least. None: no other.
+    input_size : int, optional
+        How many last values are inputs. None: a season, but at least 12 and at most 48; the network's state knows of
+        those before.
+    transform : "auto", "log" or "none"
+        Whether series are modelled by their logarithms. "auto": if all values are positive.
+    loss : "auto", "smape", "mae", "mse", "mase" or a criterion of torch
+        Of the point forecast. Errors are in units of each series' scale, the mean difference from a season before:
+        "mae" and "mse" of what is modelled (logarithms, see ``transform``), "mase" of the values. "smape" adds half of
+        "mae" to the symmetric percentage error. "auto": "smape" of logarithms, else "mae". Quantiles are trained on
+        the pinball loss beside it.
+    cell : str or class
+        The recurrent layer, as that of :class:`fluxutils_py.SequenceRegressor`.
+    model : nn.Module, class or callable, optional
+        In place of the recurrent layers: takes windows ``(S, B, n_in)`` and gives ``(S, B, n_out)``, where the
+        arguments ``n_in`` and ``n_out`` (``hidden_size``) of a class or callable are filled in. Heads and the linear
+        way past it are added.
+    hidden_size, num_layers, dropout : int, int, float
+        Of the network.
+    n_models : int
+        Networks that differ in their seed, whose forecasts are averaged.
+    max_steps : int
+        About how many steps of the optimizer to make, in at most 60 passes over the data.
+    batchsize, seqsize : int
+        Series and time steps of a window.
+    lr, weight_decay : float
+        Of AdamW, on a one-cycle schedule.
+    hist_exog_list, futr_exog_list, stat_exog_list : sequence of str
+        Columns with covariates: known up to the time of the forecast; known ahead, too (give them to ``predict``);
+        one value per series. Those that hold no numbers are categories.
+    id_col, time_col, target_col : str
+        Columns of the long frame.
+    alias : str
+        What the column of the forecast is called.
+    comm, n_jobs, device, callbacks, random_state, verbose
+        As in :class:`fluxutils_py.Estimator`.
+
+    Attributes
+    ----------
+    features_ : Features
+        What was chosen from the data: ``season``, ``lag``, ``input_size``, ``log``.
+    frequency_ : Frequency or None
+    loss_name_ : str or callable
+    models_ : list of nn.Module
+    loss_curves_ : list of list of float
+        Of each network.
+    ids_ : ndarray
+        Of the series that ``predict`` goes on from.
+
+    Notes
+    -----
+    Direct multi-horizon forecasts by one network for all series, normalised by their own past: Salinas et al. (2020),
+    Int. J. Forecasting 36(3), 1181-1191; Wen et al. (2017), arXiv:1711.11053. Residuals of a seasonal forecast, and the
+    mean of several networks: Smyl (2020), Int. J. Forecasting 36(1), 75-85.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> t = np.arange(60)
+    >>> y = 10 + np.sin(2 * np.pi * t / 12) + 0.01 * np.random.default_rng(0).normal(size=60)
+    >>> fc = Forecaster(h=6, season_length=12, max_steps=5, random_state=0).fit(y[None, None])  # (F, N, T)
+    >>> fc.predict().shape
+    (1, 1, 6)
+    """
+
+    _history: History
+
+    def __init__(
+        self,
+        h: int,
+        season_length: int | None = None,
+        freq: Any = None,
+        *,
+        quantiles: Sequence[float] = (),
+        lag: Any = "auto",
+        input_size: int | None = None,
+        transform: str = "auto",
+        loss: Any = "auto",
+        cell: Any = "lstm",
+        model: Any = None,
+        hidden_size: int = 96,
+        num_layers: int = 1,
+        dropout: float = 0.1,
+        n_models: int = 1,
+        max_steps: int = 1500,
+        batchsize: int = 48,
+        seqsize: int = 96,
+        lr: float = 4e-3,
+        weight_decay: float = 1e-3,
+        hist_exog_list: Sequence[str] = (),
+        futr_exog_list: Sequence[str] = (),
+        stat_exog_list: Sequence[str] = (),
+        id_col: str = "unique_id",
+        time_col: str = "ds",
+        target_col: str = "y",
+        alias: str = "Forecaster",
+        comm: Any = "auto",
+        n_jobs: int | None = None,
+        device: Any = None,
+        callbacks: Any = None,
+        random_state: Any = None,
+        verbose: Any = "auto",
+    ) -> None:
+        self.h = h
+        self.season_length = season_length
+        self.freq = freq
+        self.quantiles = quantiles
+        self.lag = lag
+        self.input_size = input_size
+        self.transform = transform
+        self.loss = loss
+        self.cell = cell
+        self.model = model
+        self.hidden_size = hidden_size
+        self.num_layers = num_layers
+        self.dropout = dropout
+        self.n_models = n_models
+        self.max_steps = max_steps
+        self.batchsize = batchsize
+        self.seqsize = seqsize
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.hist_exog_list = hist_exog_list
+        self.futr_exog_list = futr_exog_list
+        self.stat_exog_list = stat_exog_list
+        self.id_col = id_col
+        self.time_col = time_col
+        self.target_col = target_col
+        self.alias = alias
+        self.comm = comm
+        self.n_jobs = n_jobs
+        self.device = device
+        self.callbacks = callbacks
+        self.random_state = random_state
+        self.verbose = verbose
+
+    # -- fit and predict -----------------------------------------------------------------------------
+
+    def fit(self, df: Any, y: Any = None, *, static_df: Any = None) -> Self:
+        """Train on a panel of series.
+
+        Parameters
+        ----------
+        df : data frame of pandas or polars, or array of shape (F, N, T)
+            A frame has one row per series and time, in any order; series may have any lengths, start at any time, and
+            lack values (null or NaN) and times. Of an array, each feature of each series is a series of its own; it
+            may be a map or an open HDF5 dataset larger than memory.
+        y : None
+            For scikit-learn.
+        static_df : data frame, optional
+            One row per series with the columns of ``stat_exog_list``; else they are columns of ``df``.
+
+        Returns
+        -------
+        Forecaster
+            Itself.
+
+        Raises
+        ------
+        DataError
+            Naming column and row of what cannot be used.
+        """
+        check_settings(self)
+        return self._fit_panel(*self._read(df, static_df))
+
+    def predict(self, df: Any = None, *, futr_df: Any = None, static_df: Any = None) -> Any:
+        """Forecast the next ``h`` steps of each series.
+
+        Parameters
+        ----------
+        df : as in :meth:`fit`, optional
+            Series to forecast, of any ids, from their own ends; the network is warmed through all their past. None:
+            those of ``fit`` and :meth:`update`.
+        futr_df : data frame, optional
+            The covariates known ahead at the times that are forecast, see :meth:`make_future_dataframe`.
+        static_df : data frame, optional
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        data frame, or array of shape (F, N, h)
+            Of a frame, one of the same library with the id, the time, the forecast, and one column per quantile. Of an
+            array, an array; with quantiles a dict of such by the names that the columns would have.
+        """
+        check_is_fitted(self, "models_")
+        history, shape = self._history, self._shape
+        if df is not None:
+            panel, array = self._read(df, static_df, fitted=True)
+            history, shape = start_history(self.models_, self._windows(panel, array), panel), shape_of(array)
+            warn_of_short(self, history)
+        return forecast_frame(self, history, shape, futr_df)
+
+    def update(self, df: Any, *, static_df: Any = None) -> Self:
+        """Take in what came after the end of the series, at the cost of these steps.
+
+        Parameters
+        ----------
+        df : as in :meth:`fit`
+            Rows that follow on those there are, and series that are new. Of an array, the next steps of all series.
+        static_df : data frame, optional
+            Of series that are new.
+
+        Returns
+        -------
+        Forecaster
+            Itself; nothing is trained. ``predict()`` is then what ``predict(df)`` of the whole would be.
+        """
+        check_is_fitted(self, "models_")
+        panel, array = self._read(df, static_df, fitted=True)
+        steps = further_steps(self, panel) if panel is not None else array_steps(self, array)
+        self._history = self._history.extended(self.models_, steps, self._tail_windows)
+        return self
+
+    def make_future_dataframe(self) -> Any:
+        """The ids and times that :meth:`predict` forecasts, as a frame: add the covariates known ahead to it."""
+        check_is_fitted(self, "models_")
+        return future_frame(self, self._history)
+
+    def cross_validation(
+        self, df: Any, n_windows: int = 1, step_size: int | None = None, *, refit: bool = False, static_df: Any = None
+    ) -> Any:
+        """Forecast the last part of each series as if it were not known yet, walking forward.
+
+        Parameters
+        ----------
+        df : data frame
+            As in :meth:`fit`; with the covariates known ahead. This forecaster stays as it is.
+        n_windows : int
+            How many times to forecast, each time ``h`` steps, the last time those at the end.
+        step_size : int, optional
+            Steps between one forecast and the next. None: ``h``.
+        refit : bool
+            Whether to train anew for each window; else once, on what lies before the first one.
+        static_df : data frame, optional
+            As in :meth:`fit`.
+
+        Returns
+        -------
+        data frame
+            id, time, ``cutoff`` (the last time that was known), truth, the forecast and its quantiles, and the
+            baselines ``Naive``, ``SeasonalNaive``, ``Drift`` and ``WindowAverage``; see :func:`evaluate`.
+        """
+        check_settings(self)
+        return cross_validate(self, df, n_windows, step_size, refit, static_df)
+
+    def score(self, df: Any, y: Any = None) -> float:
+        """Minus the mean absolute error of the forecasts at the times in a frame, in units of each series' scale.
+
+        The frame holds what follows on the series of ``fit``; rows of other series and times are left out.
+
+        Raises
+        ------
+        DataError
+            If no row is of a time that is forecast.
+        """
+        check_is_fitted(self, "models_")
+        return score_of(self, df)
+
+    def save(self, path: Any) -> None:
+        """Write the fitted forecaster to a file of plain data: networks, settings, and the ends of the series."""
+        check_is_fitted(self, "models_")
+        save_forecaster(self, path)
+
+    @classmethod
+    def load(cls, path: Any, **arguments: Any) -> Self:
+        """Read what :meth:`save` wrote; no code in the file is run.
+
+        Parameters
+        ----------
+        path : str or path-like
+        **arguments
+            In place of the stored ones; a ``model``, ``cell`` or ``loss`` of one's own is not stored and must be given.
+
+        Raises
+        ------
+        FileNotFoundError, LoadError
+        """
+        return load_forecaster(cls, path, arguments)
+
+    # -- data ----------------------------------------------------------------------------------------
+
+    def _fit_panel(self, panel: Panel | None, array: Any = None) -> Self:
+        """Train on a panel, or on an array."""
+        covariates = Covariates()
+        if panel is not None:
+            covariates = Covariates.of(panel, self.hist_exog_list, self.futr_exog_list, self.stat_exog_list)
+        before = dict(vars(self))
+        try:
+            self.covariates_, self.frequency_ = covariates, None if panel is None else panel.frequency
+            if panel is None:
+                source: PackedSeries | ArraySource = ArraySource(array)
+            else:
+                source = PackedSeries(panel.values[self.target_col][None], panel.lengths)
+            season = season_of(self.frequency_) if self.season_length is None else int(self.season_length)
+            features = choose_features(source, int(self.h), season, self.lag, self.input_size, self.transform)
+            loss = self.loss if self.loss != "auto" else "smape" if features.log else "mae"
+            base = loss == ("mase" if features.log else "smape")
+            self.features_, self.loss_name_ = features, loss
+            self.channels_ = covariates.channels(features.h, features.n_inputs, base)
+            windows = self._windows(panel, array)
+            fitted = fit_models(self, windows, loss)
+            self.models_ = [est.model_ for est in fitted]
+            self.loss_curves_ = [est.loss_curve_ for est in fitted]
+            self._history, self._shape = start_history(self.models_, windows, panel), shape_of(array)
+        except BaseException:  # the earlier fit stays
+            self.__dict__ = before
+            raise
+        warn_of_short(self, self._history)
+        return self
+
+    @property
+    def _columns(self) -> Columns:
+        lists = (tuple(names) for names in (self.hist_exog_list, self.futr_exog_list, self.stat_exog_list))
+        return Columns(self.id_col, self.time_col, self.target_col, *lists)
+
+    def _read(self, df: Any, static_df: Any, fitted: bool = False) -> tuple[Panel | None, Any]:
+        """The panel of a frame, or an array; the other is None."""
+        if is_frame(df):
+            if fitted and self.frequency_ is None:
+                raise DataError("df is a data frame, but the forecaster was fitted on an array (F, N, T)")
+            panel = read_panel(df, self._columns, self.frequency_ if fitted else self.freq, static_df=static_df)
+            known: Panel | None = self._history.panel if fitted else None
+            if known is not None and (panel.zone is None) != (known.zone is None):
+                raise DataError(f"the times of column {self.time_col!r} must have a time zone if those of fit had one")
+            return panel, None
+        if fitted and self.frequency_ is not None:
+            raise DataError("df is an array, but the forecaster was fitted on a data frame")
+        if self._columns.hist or self._columns.futr or self._columns.stat:
+            raise DataError("covariates are columns of data frames; an array (F, N, T) has none")
+        return None, as_series(df, "df")[0].array
+
+    def _windows(self, panel: Panel | None, array: Any) -> PanelWindows:
+        """Windows of a panel or an array from the first step on."""
+        if panel is None:
+            return PanelWindows(ArraySource(array), self.features_, self.channels_)
+        hist, futr = (filled_forward(self.covariates_.steps(panel, kind), panel.lengths) for kind in ("hist", "futr"))
+        source = PackedSeries(np.concatenate([panel.values[self.target_col][None], hist]), panel.lengths)
+        ahead = PackedSeries(futr, panel.lengths) if len(futr) else None
+        static, codes = self.covariates_.static(panel), self.covariates_.codes(panel)
+        return PanelWindows(source, self.features_, self.channels_, static, codes, ahead)
+
+    def _tail_windows(self, tail: np.ndarray, static: np.ndarray, codes: np.ndarray) -> PanelWindows:
+        """Windows of tails (C, N, K); those of covariates known ahead may be of more steps than the rest, NaN there."""
+        n_own, n = 1 + self.channels_.hist, tail.shape[1]
+        lengths = np.full(n, tail.shape[2])
+        flat = tail.reshape(len(tail), -1)
+        ahead = PackedSeries(flat[n_own:], lengths) if len(flat) > n_own else None
+        return PanelWindows(PackedSeries(flat[:n_own], lengths), self.features_, self.channels_, static, codes, ahead)
+
+    @property
+    def ids_(self) -> np.ndarray:
+        panel = self._history.panel
+        return np.arange(self._history.n_series) if panel is None else panel.ids

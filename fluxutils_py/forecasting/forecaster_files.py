@@ -1,0 +1,145 @@
+"""Forecasters as files of plain data."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from fluxutils_py.errors import LoadError
+from fluxutils_py.estimator.building import build_model
+from fluxutils_py.estimator.persistence import compare_parameters
+from fluxutils_py.forecasting.covariates import Covariate, Covariates
+from fluxutils_py.forecasting.features import Features
+from fluxutils_py.forecasting.frames import require
+from fluxutils_py.forecasting.frequency import Frequency
+from fluxutils_py.forecasting.history import History
+from fluxutils_py.forecasting.model_fitting import make_network
+from fluxutils_py.forecasting.panel import Panel
+from fluxutils_py.forecasting.panel_windows import Channels
+from fluxutils_py.nn.seeding import seeded
+from fluxutils_py.training.plain_files import read_file, write_file
+
+KIND, FORMAT = "fluxutils_py forecaster", 1
+PLAIN = (bool, int, float, str, type(None))
+NOT_STORED = ("callbacks", "device", "comm")  # code, or for another machine
+CODE = ("cell", "model", "loss", "freq")  # stored where they are plain
+
+
+def save_forecaster(fc: Any, path: Any) -> None:
+    """Write a fitted forecaster; see ``Forecaster.save``."""
+    settings = {k: v for k, v in fc.get_params(deep=False).items() if k not in NOT_STORED}
+    settings = {k: list(v) if isinstance(v, tuple | list | np.ndarray) else v for k, v in settings.items()}
+    content = {
+        "kind": KIND,
+        "format": FORMAT,
+        "settings": {k: _plain(v) for k, v in settings.items() if _is_plain(v)},
+        "code": [k for k in CODE if not _is_plain(settings[k])],
+        "features": asdict(fc.features_),
+        "channels": asdict(fc.channels_),
+        "covariates": {k: [_plain(asdict(c)) for c in getattr(fc.covariates_, k)] for k in ("hist", "futr", "stat")},
+        "frequency": None if fc.frequency_ is None else asdict(fc.frequency_),
+        "loss_name": fc.loss_name_ if isinstance(fc.loss_name_, str) else None,
+        "loss_curves": fc.loss_curves_,
+        "models": [{k: v.detach() for k, v in model.state_dict().items()} for model in fc.models_],
+        "dtype": str(next(fc.models_[0].parameters()).dtype).removeprefix("torch."),
+        "shape": fc._shape,
+        "history": _plain_history(fc._history),
+    }
+    write_file(path, content)
+
+
+def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
+    """Read a forecaster; see ``Forecaster.load``."""
+    c = read_file(path, KIND)
+    if c.get("format") != FORMAT:
+        raise LoadError(f"{path} has format {c.get('format')}, this version reads {FORMAT}; update fluxutils_py")
+    missing = [k for k in c["code"] if k not in arguments]
+    if missing:
+        raise LoadError(
+            f"{path} does not hold the forecaster's {' and '.join(missing)}, which is code of its author's; give it: "
+            f"{cls.__name__}.load(path, {missing[0]}=...)"
+        )
+    fc = cls(**{**c["settings"], **arguments})
+    try:
+        fc.features_ = Features(**c["features"])
+        fc.channels_ = Channels(**{**c["channels"], "categories": tuple(c["channels"]["categories"])})
+        kinds = {k: tuple(_covariate(one) for one in c["covariates"][k]) for k in ("hist", "futr", "stat")}
+        fc.covariates_ = Covariates(**kinds)
+        fc.frequency_ = None if c["frequency"] is None else Frequency(**c["frequency"])
+        fc.loss_name_ = fc.loss if c["loss_name"] is None else c["loss_name"]
+        fc.loss_curves_, dtype = c["loss_curves"], getattr(torch, c["dtype"])
+        fc._shape = None if c["shape"] is None else tuple(c["shape"])
+        fc.models_ = []
+        for stored in c["models"]:
+            with seeded(0):
+                model = build_model(make_network(fc, fc.channels_), None, None, dtype, fc.device)
+            compare_parameters(stored, model.state_dict(), path)
+            model.load_state_dict(stored)
+            fc.models_.append(model.eval())
+        fc._history = _history(c["history"], fc.frequency_)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
+    return fc
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(isinstance(v, (*PLAIN, np.generic)) for v in value)
+    return isinstance(value, (*PLAIN, np.generic))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _covariate(content: dict[str, Any]) -> Covariate:
+    categories = content["categories"]
+    return Covariate(**{**content, "categories": None if categories is None else tuple(categories)})
+
+
+def _plain_history(history: History) -> dict[str, Any]:
+    panel = history.panel
+    return {
+        **{k: torch.from_numpy(np.array(getattr(history, k))) for k in ("tail", "lengths", "static", "codes")},
+        "states": history.states,
+        "panel": None
+        if panel is None
+        else {
+            "ids": [_plain(i) for i in panel.ids],
+            "first": torch.from_numpy(np.array(panel.first)),
+            "zone": panel.zone,
+            "backend": panel.backend,
+            "types": {k: repr(v) for k, v in panel.types.items()},
+        },
+    }
+
+
+def _history(content: dict[str, Any], frequency: Frequency | None) -> History:
+    arrays = {k: content[k].numpy() for k in ("tail", "lengths", "static", "codes")}
+    stored, panel = content["panel"], None
+    if stored is not None and frequency is not None:
+        ids = np.empty(len(stored["ids"]), object)
+        ids[:] = stored["ids"]
+        types = {k: _type(v) for k, v in stored["types"].items()}
+        where = stored["zone"], types, stored["backend"]
+        panel = Panel(ids, stored["first"].numpy(), arrays["lengths"], {}, {}, frequency, *where)
+    return History(**arrays, states=content["states"], panel=panel)
+
+
+def _type(text: str) -> Any:
+    """A narwhals type of what it is shown as."""
+    nw = require("narwhals")
+    found = re.fullmatch(r"Datetime\(time_unit='(\w+)', time_zone=(?:None|'([^']*)')\)", text)
+    if found:
+        return nw.Datetime(found[1], found[2])
+    if not re.fullmatch(r"Date|U?Int\d+|String|Categorical|Object|Enum.*", text):
+        return nw.String()
+    return getattr(nw, text)() if not text.startswith("Enum") else nw.String()

@@ -1,0 +1,204 @@
+"""Long data frames of any library as arrays, and arrays as frames of that library."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fluxutils_py.errors import DataError
+
+
+def require(name: str, extra: str = "forecast") -> Any:
+    """A library that forecasting needs, or an error that says what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise ImportError(f'forecasting needs {package} here: pip install "fluxutils_py[{extra}]"') from None
+
+
+def is_frame(value: Any) -> bool:
+    """Whether a value is a data frame rather than an array."""
+    return hasattr(value, "columns") and not hasattr(value, "__array_interface__")
+
+
+class Frame:
+    """A data frame of pandas, polars or another library that narwhals knows, read column by column.
+
+    Parameters
+    ----------
+    frame : data frame
+    name : str
+        What errors call it.
+    """
+
+    def __init__(self, frame: Any, name: str) -> None:
+        nw = require("narwhals")
+        if hasattr(frame, "collect") and not hasattr(frame, "iloc"):
+            raise TypeError(f"{name} is a lazy frame; give {name}.collect()")
+        try:
+            self.frame = nw.from_native(frame, eager_only=True)
+        except TypeError:
+            raise TypeError(f"{name} must be a data frame of pandas or polars, got {type(frame).__name__}") from None
+        self.name, self.n_rows = name, len(self.frame)
+
+    @property
+    def is_polars(self) -> bool:
+        return "polars" in str(self.frame.implementation).lower()
+
+    def require(self, columns: dict[str, str]) -> None:
+        """Raise DataError unless the columns are there; ``columns`` maps each to the argument that names it."""
+        there = list(map(str, self.frame.columns))
+        for column, argument in columns.items():
+            if column not in there:
+                near = difflib.get_close_matches(str(column), there, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise DataError(
+                    f"{self.name} has no column {column!r} (columns: {', '.join(there)}), which {argument} names{hint}"
+                )
+
+    def has(self, column: str) -> bool:
+        return column in self.frame.columns
+
+    def dtype(self, column: str) -> Any:
+        return self.frame.schema[column]
+
+    def labels(self, column: str) -> np.ndarray:
+        """A column of names, none of which may be missing."""
+        values = self.frame[column]
+        self._refuse_missing(column, values.is_null().to_numpy())
+        found = np.asarray(values.to_list(), dtype=object)
+        return found
+
+    def is_category(self, column: str) -> bool:
+        return not self.dtype(column).is_numeric() and self.dtype(column) != require("narwhals").Boolean
+
+    def numbers(self, column: str, missing: bool) -> np.ndarray:
+        """A column of numbers as float64, NaN where missing.
+
+        Raises
+        ------
+        DataError
+            Naming column and row, if there is something else; also what is missing, unless ``missing``.
+        """
+        nw, values = require("narwhals"), self.frame[column]
+        if not values.dtype.is_numeric() and values.dtype != nw.Boolean:
+            raise DataError(f"column {column!r} of {self.name} must hold numbers, it is of type {values.dtype}")
+        found = values.cast(nw.Float64).to_numpy().astype(np.float64)
+        bad = np.isinf(found)
+        if bad.any():
+            row = int(bad.argmax())
+            raise DataError(f"column {column!r} of {self.name} is {found[row]} in row {row}; leave it out, or set NaN")
+        if not missing:
+            self._refuse_missing(column, np.isnan(found))
+        return found
+
+    def times(self, column: str) -> TimeColumn:
+        """A column of times; errors name column and row."""
+        nw, values = require("narwhals"), self.frame[column]
+        dtype = values.dtype
+        if dtype.is_integer():
+            return TimeColumn(values.to_numpy().astype(np.int64), None, None, dtype)
+        self._refuse_missing(column, values.is_null().to_numpy())
+        if dtype.is_float():
+            numbers = values.to_numpy()
+            self._refuse_missing(column, np.isnan(numbers))
+            odd = numbers != np.round(numbers)
+            if odd.any():
+                row = int(odd.argmax())
+                raise DataError(f"column {column!r} of {self.name} is {numbers[row]} in row {row}; times are integers")
+            return TimeColumn(numbers.astype(np.int64), None, None, nw.Int64())
+        if not (dtype == nw.Date or dtype == nw.Datetime):
+            raise DataError(
+                f"column {column!r} of {self.name} must hold dates or integers, it is of type {dtype}; convert it, as "
+                "with pandas.to_datetime"
+            )
+        zone = getattr(dtype, "time_zone", None)
+        if zone is None:
+            at = values.cast(nw.Datetime("ns")).to_numpy().astype("M8[ns]").astype(np.int64)
+            return TimeColumn(at, at, None, dtype)
+        utc = values.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
+        local = values.dt.replace_time_zone(None)
+        as_ns = [v.to_numpy().astype("M8[ns]").astype(np.int64) for v in (utc, local)]
+        return TimeColumn(as_ns[0], as_ns[1], zone, dtype)
+
+    def _refuse_missing(self, column: str, missing: np.ndarray) -> None:
+        if missing.any():
+            raise DataError(
+                f"column {column!r} of {self.name} is missing in row {int(missing.argmax())}; fill it in, or drop the "
+                "row"
+            )
+
+    @property
+    def backend(self) -> str:
+        """The library's name, as :func:`make_frame` takes it."""
+        return str(self.frame.implementation.value)
+
+
+def make_frame(columns: dict[str, Any], like: dict[str, Any], backend: str) -> Any:
+    """A frame of a library, of arrays; columns in ``like`` get those narwhals types."""
+    nw = require("narwhals")
+    made = nw.from_dict({k: _plain(v) for k, v in columns.items()}, backend=backend)
+    casts = []
+    for name, dtype in like.items():
+        column = nw.col(name)
+        if getattr(dtype, "time_zone", None) is not None:
+            column = column.cast(nw.Datetime(dtype.time_unit)).dt.replace_time_zone("UTC")
+            casts.append(column.dt.convert_time_zone(dtype.time_zone))
+        elif dtype.is_temporal() or dtype.is_integer():
+            casts.append(column.cast(dtype))
+    return (made.with_columns(casts) if casts else made).to_native()
+
+
+def _plain(values: np.ndarray) -> Any:
+    """Objects as the list that they are: libraries then find their type."""
+    return values.tolist() if values.dtype == object else values
+
+
+@dataclass(frozen=True)
+class TimeColumn:
+    """Times as integers: units, or nanoseconds since 1970.
+
+    Attributes
+    ----------
+    absolute : ndarray of int64
+        Integers as they are, or nanoseconds of UTC (of the clock, where there is no time zone).
+    local : ndarray of int64 or None
+        Nanoseconds of the local clock; None: integers.
+    zone : str or None
+    dtype : narwhals data type
+    """
+
+    absolute: np.ndarray
+    local: np.ndarray | None
+    zone: str | None
+    dtype: Any
+
+    @property
+    def is_integer(self) -> bool:
+        return self.local is None
+
+    def on(self, is_local: bool) -> np.ndarray:
+        return self.local if is_local and self.local is not None else self.absolute
+
+
+def to_absolute(local: np.ndarray, zone: str | None) -> np.ndarray:
+    """Nanoseconds of UTC of local ones; a time that clocks skip is moved forward, of one that comes twice the first."""
+    if zone is None:
+        return local
+    pd = require("pandas")
+    at = pd.DatetimeIndex(local.astype("M8[ns]"))
+    at = at.tz_localize(zone, ambiguous=np.ones(len(at), bool), nonexistent="shift_forward")
+    return np.asarray(at.tz_convert("UTC").tz_localize(None).astype("M8[ns]").astype(np.int64))
+
+
+def to_local(absolute: np.ndarray, zone: str | None) -> np.ndarray:
+    if zone is None:
+        return absolute
+    pd = require("pandas")
+    at = pd.DatetimeIndex(absolute.astype("M8[ns]")).tz_localize("UTC").tz_convert(zone).tz_localize(None)
+    return np.asarray(at.astype("M8[ns]").astype(np.int64))

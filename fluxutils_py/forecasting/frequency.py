@@ -1,0 +1,170 @@
+"""Times of a series as numbers of steps, and back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fluxutils_py.errors import DataError
+from fluxutils_py.forecasting.frames import require
+
+POLARS = re.compile(r"(\d*)(ns|us|ms|s|m|h|d|w|mo|q|y)")
+OF_POLARS = {"m": "min", "d": "D", "w": "W", "mo": "MS", "q": "QS", "y": "YS"}  # as pandas says it
+MONTHS = {"Month": 1, "Quarter": 3, "Year": 12}
+NANOSECONDS = {"Hour": 3_600_000_000_000, "Minute": 60_000_000_000, "Second": 1_000_000_000, "Milli": 1_000_000}
+NANOSECONDS |= {"Micro": 1_000, "Nano": 1}
+DAY = 86_400_000_000_000
+WAYS_OUT = "an integer for integer times, or an alias of pandas such as 'h', '15min', 'D', 'W', 'MS', 'ME', 'QS', 'B'"
+
+
+@dataclass(frozen=True)
+class Frequency:
+    """What one step is.
+
+    Attributes
+    ----------
+    kind : "integer", "elapsed", "days", "months" or "business"
+        Whether times are integers, or a step is a span of time (hours and less, whatever clocks do), so many days of
+        the calendar, months, or business days.
+    size : int
+        Units, nanoseconds, nanoseconds of whole days, months, or business days of a step.
+    at : "start", "end" or "same"
+        Where in its month a time of the kind "months" lies.
+    text : str
+        As pandas calls it.
+    """
+
+    kind: str
+    size: int
+    at: str = "same"
+    text: str = ""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether steps go by the calendar of the time zone."""
+        return self.kind in ("days", "months", "business")
+
+    def steps_between(self, first: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Steps from ``first`` to ``times``, and where there is a whole number of them.
+
+        Both are int64: integers, or nanoseconds since 1970, of the local clock if :attr:`is_local`.
+        """
+        if self.kind in ("integer", "elapsed", "days"):
+            steps, rest = np.divmod(times - first, self.size)
+            return steps, rest == 0
+        if self.kind == "business":
+            days, begin = (np.floor_divide(t, DAY).astype("M8[D]") for t in (times, first))
+            steps, rest = np.divmod(np.busday_count(begin, days), self.size)
+        else:
+            steps, rest = np.divmod(_months(times) - _months(first), self.size)
+        return steps, (rest == 0) & (self.after(first, steps) == times)
+
+    def after(self, first: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """The times so many steps after ``first``."""
+        if self.kind in ("integer", "elapsed", "days"):
+            return first + steps * self.size
+        day, clock = np.divmod(first, DAY)
+        if self.kind == "business":
+            return np.busday_offset(day.astype("M8[D]"), steps * self.size).astype(np.int64) * DAY + clock
+        month = _months(first) + steps * self.size
+        start, length = _first_days(month), _first_days(month + 1) - _first_days(month)
+        own = day - _first_days(_months(first))
+        if self.at == "same":
+            own = np.minimum(own, length - 1)
+        return (start + (length - 1 if self.at == "end" else own)) * DAY + clock
+
+
+def parse_frequency(freq: Any, integer: bool, polars: bool) -> Frequency:
+    """A frequency as the user says it.
+
+    Raises
+    ------
+    ValueError
+        If it is none, or does not fit the times.
+    """
+    if isinstance(freq, int | np.integer):
+        if not integer:
+            raise ValueError(f"freq={freq!r}, but the times are dates; give an alias of pandas such as 'h', 'D', 'MS'")
+        if freq < 1:
+            raise ValueError(f"freq must be a positive integer, got {freq!r}")
+        return Frequency("integer", int(freq), text=str(int(freq)))
+    if integer:
+        raise ValueError(f"freq={freq!r}, but the times are integers; give the integer between two times, such as 1")
+    pd = require("pandas")
+
+    found = POLARS.fullmatch(freq) if isinstance(freq, str) else None
+    if found and (polars or found[2] not in "m"):
+        freq = found[1] + OF_POLARS.get(found[2], found[2])
+    try:
+        offset = pd.tseries.frequencies.to_offset(freq)
+    except (ValueError, TypeError):
+        raise ValueError(f"freq={freq!r} is no frequency; give {WAYS_OUT}") from None
+    name, n = type(offset).__name__, int(offset.n)
+    if n >= 1 and name in NANOSECONDS:
+        return Frequency("elapsed", n * NANOSECONDS[name], text=offset.freqstr)
+    if n >= 1 and name in ("Day", "Week"):
+        return Frequency("days", n * DAY * (7 if name == "Week" else 1), text=offset.freqstr)
+    if n >= 1 and name == "BusinessDay":
+        return Frequency("business", n, text=offset.freqstr)
+    for unit, months in MONTHS.items():
+        if n >= 1 and name in (f"{unit}Begin", f"{unit}End"):
+            return Frequency("months", n * months, "end" if name.endswith("End") else "start", offset.freqstr)
+    if name == "DateOffset" and set(offset.kwds) <= {"months", "years"} and offset.kwds:
+        months = n * (offset.kwds.get("months", 0) + 12 * offset.kwds.get("years", 0))
+        return Frequency("months", months, "same", str(freq))
+    raise ValueError(f"freq={freq!r} is not supported; give {WAYS_OUT}")
+
+
+def infer_frequency(differences: np.ndarray, times: np.ndarray, integer: bool) -> Frequency:
+    """The frequency that most of the differences between neighbouring times suggest.
+
+    Parameters
+    ----------
+    differences : ndarray of int
+        Between neighbours of the same series: units, or nanoseconds.
+    times : ndarray of int
+        Local times in nanoseconds.
+
+    Raises
+    ------
+    ValueError
+        If no series has two times.
+    """
+    differences = differences[differences > 0]
+    if not len(differences):
+        raise ValueError(f"no series has two times to infer freq from; give freq: {WAYS_OUT}")
+    values, counts = np.unique(differences, return_counts=True)
+    usual = int(values[counts.argmax()])
+    if integer:
+        return Frequency("integer", usual, text=str(usual))
+    clock = times - np.floor_divide(times, DAY) * DAY
+    day = np.floor_divide(times, DAY)
+    if usual % DAY == 0 and usual // DAY >= 28 and (clock == clock[0]).all():
+        months = round(usual / DAY / 30.44)
+        if (day == _first_days(_months(times))).all():
+            return Frequency("months", months, "start", f"{months}MS")
+        if (day + 1 == _first_days(_months(times) + 1)).all():
+            return Frequency("months", months, "end", f"{months}ME")
+    if usual % DAY == 0 or usual in (23 * DAY // 24, 25 * DAY // 24):
+        days = max(1, round(usual / DAY))
+        weekday = (day + 3) % 7  # 1970 began on a Thursday
+        if days == 1 and weekday.max() < 5 and len(np.unique(weekday)) == 5:
+            return Frequency("business", 1, text="B")
+        return Frequency("days", days * DAY, text=f"{days}D" if days % 7 else f"{days // 7}W")
+    for name, size in NANOSECONDS.items():
+        if usual % size == 0:
+            return Frequency("elapsed", usual, text=f"{usual // size} {name.lower()}s")
+    raise DataError(f"times differ by {usual} ns; give freq: {WAYS_OUT}")
+
+
+def _months(times: np.ndarray) -> np.ndarray:
+    """Months since January 1970."""
+    return np.floor_divide(times, DAY).astype("M8[D]").astype("M8[M]").astype(np.int64)
+
+
+def _first_days(months: np.ndarray) -> np.ndarray:
+    """Days since 1970 of the first of each month."""
+    return np.asarray(months).astype("M8[M]").astype("M8[D]").astype(np.int64)

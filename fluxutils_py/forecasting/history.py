@@ -1,0 +1,204 @@
+"""What forecasts go on from: the last values of each series, and the network's state before the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.data import SequenceWindows, SeriesArray
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.forecasting.covariates import filled_forward
+from fluxutils_py.forecasting.panel import Panel
+from fluxutils_py.forecasting.panel_windows import PanelWindows, WindowArray
+from fluxutils_py.nn.session import InferenceSession
+from fluxutils_py.nn.states import batch_dims
+from fluxutils_py.training.predictor import Predictor
+
+BLOCK = 1024  # series whose forecasts are computed together
+
+
+@dataclass
+class History:
+    """The tails of N series, and the state of each network after all steps but the last.
+
+    The last step is taken anew with every forecast: what is known of the future goes in with it.
+
+    Attributes
+    ----------
+    tail : ndarray of shape (C, N, K)
+        The last K values of each channel, NaN before the first: target, past covariates, those known ahead.
+    lengths : ndarray of int, shape (N,)
+        How many steps each series has had.
+    static : ndarray of shape (N, ...)
+    codes : ndarray of int, shape (N, ...)
+    states : list of list of Tensor
+        For each network, as :func:`fluxutils_py.states`, of N series.
+    panel : Panel or None
+        Names and times of the series, without values. None: they came as an array.
+    """
+
+    tail: np.ndarray
+    lengths: np.ndarray
+    static: np.ndarray
+    codes: np.ndarray
+    states: list[list[Tensor]]
+    panel: Panel | None = None
+
+    @property
+    def n_series(self) -> int:
+        return self.tail.shape[1]
+
+    def extended(self, models: Sequence[nn.Module], more: Steps, make: Callable[..., PanelWindows]) -> History:
+        """The history after further steps of some series, and of new ones. The networks walk through these alone."""
+        which, n_old = more.series, self.n_series
+        n_new = max(0, int(which.max()) + 1 - n_old)
+        channels, _, K = self.tail.shape
+        tail = np.concatenate([self.tail, np.full((channels, n_new, K), np.nan)], axis=1)
+        static = np.concatenate([self.static, np.zeros((n_new, self.static.shape[1]))])
+        codes = np.concatenate([self.codes, np.zeros((n_new, self.codes.shape[1]), int)])
+        lengths = np.concatenate([self.lengths, np.zeros(n_new, int)])
+        fresh = which >= n_old
+        static[which[fresh]], codes[which[fresh]] = more.static[fresh], more.codes[fresh]
+        values = np.full((channels, len(which), K + int(more.lengths.max())), np.nan)
+        values[:, :, :K] = tail[:, which]
+        ends = np.cumsum(more.lengths)
+        for i, (stop, n) in enumerate(zip(ends, more.lengths, strict=True)):
+            values[:, i, K : K + n] = more.values[:, stop - n : stop]
+        size = values.shape[2]
+        for c in range(1, channels):
+            flat = filled_forward(values[c].reshape(1, -1), np.full(len(which), size))
+            values[c] = flat.reshape(len(which), size)
+        windows = make(values, static[which], codes[which])
+        begin = np.where(fresh, K, K - 1)
+        count = more.lengths - fresh
+        states = []
+        for model, old in zip(models, self.states, strict=True):
+            dims = state_dims(model, old)
+            wide = [_widened(t, d, n_new) for t, d in zip(old, dims, strict=True)]
+            chosen = torch.from_numpy(which)
+            part = [t.index_select(d, chosen.to(t.device)) for t, d in zip(wide, dims, strict=True)]
+            moved = walk(model, windows, begin, count, part)
+            triples = zip(wide, moved, dims, strict=True)
+            states.append([w.index_copy(d, chosen.to(w.device), m) for w, m, d in triples])
+        stop = K + more.lengths
+        for i, series in enumerate(which):
+            tail[:, series] = values[:, i, stop[i] - K : stop[i]]
+        lengths[which] += more.lengths
+        return History(tail, lengths, static, codes, states, more.panel)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Further steps of some series, to extend a :class:`History` by.
+
+    Attributes
+    ----------
+    series : ndarray of int, shape (n,)
+        Their numbers; from N on for new ones.
+    lengths : ndarray of int, shape (n,)
+    values : ndarray of shape (C, total)
+        The steps of each, one after the other.
+    static, codes : ndarray of shape (n, ...)
+    panel : Panel or None
+        Of the extended history.
+    """
+
+    series: np.ndarray
+    lengths: np.ndarray
+    values: np.ndarray
+    static: np.ndarray
+    codes: np.ndarray
+    panel: Panel | None = None
+
+
+def start_history(models: Sequence[nn.Module], windows: PanelWindows, panel: Panel | None) -> History:
+    """The history at the end of series that the networks walk through from their first step."""
+    lengths = np.asarray(windows.source.lengths)
+    n, K = windows.n_series, windows.features.lookback + 1
+    series = np.arange(n)
+    parts = [windows.source.cut(series, lengths - K, K)]
+    if windows.ahead is not None:
+        parts.append(windows.ahead.cut(series, lengths - K, K))
+    states = [walk(model, windows, np.zeros(n, int), lengths - 1, None) for model in models]
+    static = np.zeros((n, 0)) if windows.static is None else windows.static
+    codes = np.zeros((n, 0), int) if windows.codes is None else windows.codes
+    meta = None if panel is None else replace(panel, values={}, static={})
+    return History(np.concatenate(parts), lengths, static, codes, states, meta)
+
+
+def state_dims(model: nn.Module, state: list[Tensor]) -> list[int]:
+    """Which axis of each tensor of a state is the series."""
+    return batch_dims(model) or [1] * len(state)
+
+
+def _widened(state: Tensor, dim: int, n: int) -> Tensor:
+    shape = list(state.shape)
+    shape[dim] = n
+    return torch.cat([state, state.new_zeros(shape)], dim)
+
+
+def walk(
+    model: nn.Module, windows: PanelWindows, start: np.ndarray, count: np.ndarray, state: list[Tensor] | None
+) -> list[Tensor]:
+    """The state of a network after ``count[n]`` steps of each series, from step ``start[n]`` on."""
+    n = windows.n_series
+    rows = Segments(np.arange(n), start, count)
+    array = WindowArray(windows, "inputs", n_steps=max(1, int(count.max())))
+    batches = SequenceWindows((SeriesArray(array, "x"),), batchsize=n, seqsize=array.shape[2], segments=rows)
+    predictor = Predictor(model, batches, state, keep_state=True)
+    dims = predictor.session.batch_dims
+    before = predictor.session.state if state is None else state
+    if state is None:
+        before = [_widened(t, d, n - t.shape[d]) for t, d in zip(before, dims, strict=True)]
+    if not count.any():
+        return before
+    for _ in predictor:
+        pass
+    after = predictor.state()
+    still = torch.from_numpy(np.flatnonzero(count == 0))  # series without a step: their states moved on with the rest
+    triples = zip(after, before, dims, strict=True)
+    return [a.index_copy(d, still.to(a.device), b.index_select(d, still.to(b.device))) for a, b, d in triples]
+
+
+def last_outputs(model: nn.Module, windows: PanelWindows, at: np.ndarray, state: list[Tensor]) -> np.ndarray:
+    """What a network gives at the step ``at[n]`` of each series, (N, outputs); the state is that before it."""
+    n, first = windows.n_series, next(model.parameters())
+    found: list[np.ndarray] = []
+
+    def tensor(series: np.ndarray) -> Tensor:
+        rows = Segments(series, at[series], np.ones(len(series), int))
+        x = np.ascontiguousarray(windows.inputs(rows, 0, 1).transpose(1, 0, 2))
+        return torch.from_numpy(x).to(first.device, first.dtype)
+
+    session = InferenceSession(model, lambda: [tensor(np.arange(min(n, 4))).repeat(3, 1, 1)])
+    for begin in range(0, n, BLOCK):
+        series = slice(begin, min(begin + BLOCK, n))
+        session.load(state, n, series)
+        with torch.no_grad():
+            (out,) = session.run((tensor(np.arange(series.start, series.stop)),))
+        found.append(out[0].cpu().numpy().astype(np.float64))
+    return np.concatenate(found)
+
+
+def forecasts(
+    models: Sequence[Any], windows: PanelWindows, at: np.ndarray, states: list[list[Tensor]], n_quantiles: int
+) -> np.ndarray:
+    """Forecasts made at the step ``at[n]`` of each series, in its own units: (N, 1 + quantiles, h).
+
+    Several networks are averaged before the transform is undone, which keeps quantiles in order. NaN for a series of
+    which no value is known.
+    """
+    rows = Segments(np.arange(windows.n_series), at, np.ones(windows.n_series, int))
+    past = windows.past(rows, 0, 1)
+    pairs = zip(models, states, strict=True)
+    out = np.mean([last_outputs(model, windows, at, state) for model, state in pairs], 0)
+    out = out.reshape(len(out), 1 + n_quantiles, -1)
+    z = past.naive + past.scale[:, :, None] * out
+    found = windows.features.inverse(z)
+    found[~past.known[:, 0]] = np.nan
+    return found

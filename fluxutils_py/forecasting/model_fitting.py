@@ -1,0 +1,109 @@
+"""Training the networks of a forecaster."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
+
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.estimator import Estimator, Spec
+from fluxutils_py.estimator.building import adamw, build_model, make_generator
+from fluxutils_py.estimator.sequence_estimators import CELLS
+from fluxutils_py.forecasting.direct_model import DirectModel, recurrent_body
+from fluxutils_py.forecasting.forecast_loss import ForecastLoss
+from fluxutils_py.forecasting.panel_windows import Channels, PanelWindows, WindowArray
+
+MOST_EPOCHS = 60
+PIECE = 8  # windows of a piece that a long series is cut into, at least
+
+
+def make_network(forecaster: Any, channels: Channels) -> Any:
+    """What makes the network of a forecaster, for inputs of these channels."""
+    body = (
+        recurrent_body(cell_of(forecaster.cell), int(forecaster.num_layers))
+        if forecaster.model is None
+        else partial(_own_body, forecaster.model)
+    )
+    quantiles = tuple(sorted(map(float, forecaster.quantiles)))
+    sizes = int(forecaster.hidden_size), float(forecaster.dropout)
+    return partial(DirectModel, body, channels, quantiles, *sizes)
+
+
+def cell_of(cell: Any) -> Any:
+    """The recurrent layer of that name, or a class as it is."""
+    if isinstance(cell, str):
+        if cell not in CELLS:
+            raise SpecError(f"cell must be one of {', '.join(CELLS)}, or a class, got {cell!r}")
+        return CELLS[cell]
+    if not callable(cell):
+        raise SpecError(f"cell must be one of {', '.join(CELLS)}, or a class, got {cell!r}")
+    return cell
+
+
+def _own_body(model: Any, n_in: int, n_out: int) -> nn.Module:
+    return build_model(model, n_in, n_out, None, None)
+
+
+def warmup_of(windows: PanelWindows) -> np.ndarray:
+    """Before which step of each series nothing is learnt: a long season, or a quarter of a short series."""
+    lengths = np.asarray(windows.source.lengths)
+    return np.minimum(windows.features.lag, lengths // 4)
+
+
+def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> list[Estimator]:
+    """Train ``n_models`` networks that differ in their seed.
+
+    Raises
+    ------
+    DataError
+        If no series has a step to learn from.
+    """
+    lengths = np.asarray(windows.source.lengths)
+    if lengths.max() < 2:
+        raise DataError("there is nothing to learn from: no series has two steps")
+    quantiles = tuple(sorted(map(float, forecaster.quantiles)))
+    criterion = ForecastLoss(loss, windows.features.h, quantiles, windows.features.log)
+    in_memory = windows.source.in_memory
+    batchsize, seqsize = int(forecaster.batchsize), int(forecaster.seqsize)
+    n_steps = steps_per_epoch(lengths, batchsize, seqsize)
+    epochs = min(MOST_EPOCHS, max(1, round(forecaster.max_steps / n_steps)))
+    lr = float(forecaster.lr)
+    spec = Spec(
+        epochs=epochs,
+        batchsize=batchsize,
+        seqsize=seqsize,
+        shuffle=in_memory,  # series that lie side by side in a file are read together
+        clip=1.0,
+        scheduler=partial(OneCycleLR, max_lr=lr, total_steps=epochs * n_steps + 1),
+        schedule_every="step",
+    )
+    random = make_generator(forecaster.random_state)
+    network, made = make_network(forecaster, windows.channels), []
+    for _ in range(int(forecaster.n_models)):
+        est = Estimator(
+            network,
+            criterion,
+            partial(adamw, lr=lr, weight_decay=float(forecaster.weight_decay)),
+            spec,
+            comm=forecaster.comm,
+            n_jobs=forecaster.n_jobs,
+            device=forecaster.device,
+            callbacks=forecaster.callbacks,
+            random_state=int(random.integers(2**31)),
+            verbose=forecaster.verbose,
+        )
+        x, y = WindowArray(windows, "inputs"), WindowArray(windows, "targets", warmup_of(windows))
+        made.append(est.fit(x, y, lengths=None if (lengths == lengths[0]).all() else lengths))
+    return made
+
+
+def steps_per_epoch(lengths: np.ndarray, batchsize: int, seqsize: int) -> int:
+    """How many windows there are at most, in whatever order the series come."""
+    rows = Segments.from_lengths(len(lengths), int(lengths.max()), lengths).fold(batchsize, PIECE * seqsize)
+    longest = np.sort(rows.length)[::-1][: -(-len(rows) // batchsize)]
+    return int(np.sum(-(-longest // seqsize)))

@@ -1,0 +1,219 @@
+"""Forecasts as frames and arrays, and what came later as further steps."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.forecasting.frames import Frame, make_frame
+from fluxutils_py.forecasting.history import History, Steps, forecasts
+from fluxutils_py.forecasting.panel import Panel, read_steps
+
+
+def shape_of(array: Any) -> tuple[int, int] | None:
+    """Features and series of an array; None for frames."""
+    return None if array is None else (int(array.shape[0]), int(array.shape[1]))
+
+
+def column_names(fc: Any) -> list[str]:
+    return [fc.alias, *(f"{fc.alias}-q{q:g}" for q in sorted(map(float, fc.quantiles)))]
+
+
+def warn_of_short(fc: Any, history: History) -> None:
+    """Say which series are too short for what the forecasts build on."""
+    season = fc.features_.season
+    short = np.flatnonzero(history.lengths <= season)
+    if len(short):
+        first = short[0]
+        name = repr(history.panel.ids[first]) if history.panel is not None else f"number {first}"
+        warnings.warn(
+            f"{len(short)} of {history.n_series} series have no more steps than a season of {season} (series {name} "
+            f"has {history.lengths[first]}): where the season before is not known, they are forecast from their last "
+            "value",
+            stacklevel=3,
+        )
+
+
+def forecast_values(fc: Any, history: History, ahead: np.ndarray) -> np.ndarray:
+    """Forecasts (N, 1 + quantiles, h); ``ahead`` are the covariates known ahead, (C, N, h)."""
+    K, h = history.tail.shape[2], fc.features_.h
+    tail = np.concatenate([history.tail, np.full((*history.tail.shape[:2], h), np.nan)], axis=2)
+    if len(ahead):
+        tail[-len(ahead) :, :, K:] = ahead
+    windows = fc._tail_windows(tail, history.static, history.codes)
+    at = np.full(history.n_series, K - 1)
+    found = forecasts(fc.models_, windows, at, history.states, len(fc.quantiles))
+    unknown = np.flatnonzero(np.isnan(found).any((1, 2)))
+    if len(unknown):
+        first = unknown[0]
+        name = repr(history.panel.ids[first]) if history.panel is not None else f"number {first}"
+        warnings.warn(
+            f"{len(unknown)} series have no value in their last {fc.features_.memory} steps (the first is {name}): "
+            "their forecasts are missing",
+            stacklevel=4,
+        )
+    return found
+
+
+def forecast_frame(fc: Any, history: History, shape: tuple[int, int] | None, futr_df: Any) -> Any:
+    """What ``Forecaster.predict`` returns."""
+    ahead = future_covariates(fc, history, futr_df)
+    found = forecast_values(fc, history, ahead)
+    names = column_names(fc)
+    if shape is not None:
+        arrays = {name: found[:, i].reshape(*shape, -1) for i, name in enumerate(names)}
+        return arrays if len(arrays) > 1 else arrays[names[0]]
+    columns, types = _keys(fc, history)
+    columns.update({name: found[:, i].ravel() for i, name in enumerate(names)})
+    return make_frame(columns, types, _panel(history).backend)
+
+
+def future_frame(fc: Any, history: History) -> Any:
+    columns, types = _keys(fc, history)
+    return make_frame(columns, types, _panel(history).backend)
+
+
+def _panel(history: History) -> Panel:
+    if history.panel is None:
+        raise DataError("the forecaster was fitted on an array, whose series have no ids and times")
+    return history.panel
+
+
+def _keys(fc: Any, history: History) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The id and time columns of the h steps after the end of each series, and their types."""
+    panel, h = _panel(history), fc.features_.h
+    series = np.repeat(np.arange(panel.n_series), h)
+    steps = panel.lengths[series] + np.tile(np.arange(h), panel.n_series)
+    return {fc.id_col: panel.ids[series], fc.time_col: panel.times(series, steps)}, panel.types
+
+
+def future_covariates(fc: Any, history: History, futr_df: Any) -> np.ndarray:
+    """The channels of covariates known ahead at the next h steps: (C, N, h).
+
+    Raises
+    ------
+    DataError
+        If a row is missing or holds a missing value; it is named.
+    """
+    h, n = fc.features_.h, history.n_series
+    covariates = fc.covariates_.futr
+    if not covariates:
+        if futr_df is not None:
+            raise DataError("futr_df is given, but futr_exog_list names no covariates")
+        return np.empty((0, n, h))
+    if futr_df is None:
+        raise DataError(
+            f"futr_exog_list names {', '.join(c.name for c in covariates)}: give their values at the times that are "
+            "forecast, predict(futr_df=...); make_future_dataframe() has the rows"
+        )
+    panel = _panel(history)
+    frame = Frame(futr_df, "futr_df")
+    frame.require(fc._columns.arguments(False, True, False))
+    series, steps = read_steps(frame, fc._columns, panel)
+    k = steps - panel.lengths[np.maximum(series, 0)]
+    use = (series >= 0) & (k >= 0) & (k < h)
+    there = np.zeros((n, h), bool)
+    there[series[use], k[use]] = True
+    if not there.all():
+        i, step = (int(v) for v in np.argwhere(~there)[0])
+        at = panel.times(np.array([i]), np.array([panel.lengths[i] + step]))[0]
+        raise DataError(
+            f"futr_df has no row of series {panel.ids[i]!r} at {at} (column {fc.time_col!r}); it needs the {h} steps "
+            "after the end of each series, see make_future_dataframe()"
+        )
+    parts = []
+    for covariate in covariates:
+        channels = covariate.channels(_column(frame, covariate.name))
+        found = np.empty((len(channels), n, h))
+        found[:, series[use], k[use]] = channels[:, use]
+        parts.append(found)
+    return np.concatenate(parts)
+
+
+def score_of(fc: Any, df: Any) -> float:
+    """What ``Forecaster.score`` returns."""
+    history = fc._history
+    panel = _panel(history)
+    h, n = fc.features_.h, history.n_series
+    frame = Frame(df, "df")
+    frame.require(fc._columns.arguments(True, True, False))
+    series, steps = read_steps(frame, fc._columns, panel)
+    k = steps - panel.lengths[np.maximum(series, 0)]
+    use = (series >= 0) & (k >= 0) & (k < h)
+    truth = frame.numbers(fc.target_col, missing=True)
+    use &= ~np.isnan(truth)
+    if not use.any():
+        raise DataError(
+            f"df has no row of the {h} steps after the ends of the series that the forecaster was fitted on, to score"
+        )
+    ahead = np.zeros((fc.channels_.futr, n, h))
+    if fc.channels_.futr:
+        rows = [c.channels(_column(frame, c.name)) for c in fc.covariates_.futr]
+        ahead[:, series[use], k[use]] = np.concatenate(rows)[:, use]
+    found = forecast_values(fc, history, ahead)[series[use], 0, k[use]]
+    tail = history.tail[0]
+    season = min(fc.features_.season, tail.shape[1] - 1)
+    change = np.abs(tail[:, season:] - tail[:, :-season])
+    there = ~np.isnan(change)
+    scale = np.where(there, change, 0).sum(1) / np.maximum(there.sum(1), 1)
+    scale = np.maximum(scale, 1e-6 * max(fc.features_.unit, 1e-12))
+    return -float(np.mean(np.abs(found - truth[use]) / scale[series[use]]))
+
+
+def _column(frame: Any, name: str) -> np.ndarray:
+    found: np.ndarray = frame.labels(name) if frame.is_category(name) else frame.numbers(name, missing=False)
+    return found
+
+
+# -- what came later -----------------------------------------------------------------------------------
+
+
+def further_steps(fc: Any, panel: Panel) -> Steps:
+    """A panel as steps after the end of the series that a forecaster knows."""
+    old = _panel(fc._history)
+    number = {label: i for i, label in enumerate(old.ids)}
+    fresh = [label for label in panel.ids if label not in number]
+    number.update({label: old.n_series + i for i, label in enumerate(fresh)})
+    series = np.array([number[label] for label in panel.ids])
+    known = series < old.n_series
+    start = np.zeros(panel.n_series, int)
+    where = series[known]
+    begin, whole = panel.frequency.steps_between(old.first[where], panel.first[known])
+    gap = begin - fc._history.lengths[where]
+    bad = np.flatnonzero((gap < 0) | ~whole)
+    if len(bad):
+        i = int(np.flatnonzero(known)[bad[0]])
+        at = panel.times(np.array([i]), np.array([0]))[0]
+        last = old.times(where[bad[:1]], fc._history.lengths[where[bad[:1]]] - 1)[0]
+        raise DataError(
+            f"series {panel.ids[i]!r} has a row at {at} (column {fc.time_col!r}), and is known until {last} already; "
+            "update takes the rows that follow, predict(df) whole series"
+        )
+    start[known] = gap
+    lengths = start + panel.lengths
+    covariates = (fc.covariates_.steps(panel, kind) for kind in ("hist", "futr"))
+    values = np.concatenate([panel.values[fc.target_col][None], *covariates])
+    out = np.full((len(values), int(lengths.sum())), np.nan)
+    ends, stops = np.cumsum(lengths), np.cumsum(panel.lengths)
+    for end, stop, n in zip(ends, stops, panel.lengths, strict=True):
+        out[:, end - n : end] = values[:, stop - n : stop]
+    ids = np.concatenate([old.ids, np.array(fresh, dtype=object)]) if fresh else old.ids
+    total = np.concatenate([fc._history.lengths, np.zeros(len(fresh), int)])
+    total[series] += lengths
+    first = np.concatenate([old.first, np.zeros(len(fresh), np.int64)])
+    first[series[~known]] = panel.first[~known]
+    made = replace(old, ids=ids, first=first, lengths=total)
+    return Steps(series, lengths, out, fc.covariates_.static(panel), fc.covariates_.codes(panel), made)
+
+
+def array_steps(fc: Any, array: Any) -> Steps:
+    """The next steps (F, N, T) of all series of an array."""
+    if shape_of(array) != fc._shape:
+        raise ShapeError(f"df has shape {tuple(array.shape)}; expected (F, N, T) with {fc._shape} features and series")
+    n, length = fc._history.n_series, int(array.shape[2])
+    values = np.asarray(array[:, :, :], np.float64).reshape(1, -1)
+    return Steps(np.arange(n), np.full(n, length), values, fc._history.static, fc._history.codes)

@@ -1,0 +1,189 @@
+"""Inputs and targets of a forecasting network as arrays that are computed window by window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fluxutils_py.data.indexing import DuckArray, parse_index
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.forecasting.features import Features, Past
+from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Which channels of an input belong together, in this order.
+
+    Attributes
+    ----------
+    history, hist, stat, futr : int
+        The series' own past; past covariates; static ones; those known ahead, at the step itself.
+    categories : tuple of int
+        Of each categorical covariate, how many values it has; each is one channel, of numbers from 0 (not seen before).
+    ahead : int
+        Covariates known ahead, ``h`` steps of each, and as many at the steps that the seasonal naive forecast repeats.
+    base : bool
+        Whether the seasonal naive forecast comes along, divided by the scale; of logarithms, less the level.
+        Last comes the scale, always.
+    """
+
+    h: int
+    history: int
+    hist: int = 0
+    stat: int = 0
+    futr: int = 0
+    categories: tuple[int, ...] = ()
+    base: bool = False
+
+    @property
+    def numeric(self) -> int:
+        return self.history + self.hist + self.stat + self.futr
+
+    @property
+    def ahead(self) -> int:
+        return 2 * self.h * self.futr
+
+    @property
+    def total(self) -> int:
+        return self.numeric + len(self.categories) + self.ahead + self.h * self.base + 1
+
+
+@dataclass
+class PanelWindows:
+    """Cuts windows of inputs and targets out of a panel.
+
+    Parameters
+    ----------
+    source : PackedSeries or ArraySource
+        The series: channel 0 is the target, in its own units; then ``hist``, then ``futr`` covariates, scaled.
+        Covariates known ahead may reach ``h`` steps beyond the target, in ``ahead``.
+    features : Features
+    channels : Channels
+    static : ndarray of shape (N, stat), optional
+    codes : ndarray of int, shape (N, len(categories)), optional
+    ahead : PackedSeries, optional
+        Covariates known ahead with ``h`` steps more than the series.
+    """
+
+    source: PackedSeries | ArraySource
+    features: Features
+    channels: Channels
+    static: np.ndarray | None = None
+    codes: np.ndarray | None = None
+    ahead: PackedSeries | None = None
+    _last: tuple[Any, int, int, np.ndarray, Past] | None = field(default=None, repr=False)
+
+    @property
+    def n_series(self) -> int:
+        return self.source.n_series
+
+    def inputs(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+        """Inputs at steps ``start`` to ``stop`` of each row, counted from its own start: (B, S, channels), float32."""
+        values, past = self._cut(rows, start, stop)
+        c, features = self.channels, self.features
+        n_steps = stop - start
+        out = np.empty((len(rows), n_steps, c.total), np.float32)
+        features.inputs(past, out[:, :, : c.history])
+        at = c.history
+        for channel in range(1, 1 + c.hist):
+            out[:, :, at] = values[channel, :, past.steps]
+            at += 1
+        if c.stat:
+            assert self.static is not None
+            out[:, :, at : at + c.stat] = self.static[rows.series][:, None]
+            at += c.stat
+        if c.futr:
+            assert self.ahead is not None
+            known = self.ahead.cut(rows.series, rows.start + start - features.lookback, values.shape[2] + c.h)
+            numbers, ahead, back = at, at + c.futr + len(c.categories), np.arange(1, c.h + 1)
+            for f in range(c.futr):
+                out[:, :, numbers + f] = known[f][:, past.steps]
+                for offsets in (back, features.counterparts()):
+                    for k, offset in enumerate(offsets):
+                        first = past.steps.start + int(offset)
+                        out[:, :, ahead + k] = known[f][:, first : first + n_steps]
+                    ahead += c.h
+            at += c.futr
+        if c.categories:
+            assert self.codes is not None
+            out[:, :, at : at + len(c.categories)] = self.codes[rows.series][:, None]
+        if c.base:
+            base = past.naive - past.level[:, :, None] if features.log else past.naive
+            out[:, :, -1 - c.h : -1] = base / past.scale[:, :, None]
+        out[:, :, -1] = past.scale
+        np.nan_to_num(out, copy=False)
+        return out
+
+    def targets(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+        """What the network is to give at these steps: (B, S, h), float32; NaN where a value is not known."""
+        values, past = self._cut(rows, start, stop)
+        features, n_steps = self.features, stop - start
+        z = features.forward(values[0])
+        out = np.full((len(rows), n_steps, features.h), np.nan, np.float32)
+        later = features.forward(self.source.cut(rows.series, rows.start + stop, features.h)[0])
+        both = np.concatenate([z[:, past.steps], later], axis=1)  # (B, S + h)
+        for k in range(1, features.h + 1):
+            out[:, :, k - 1] = (both[:, k : k + n_steps] - past.naive[:, :, k - 1]) / past.scale
+        out[~past.known] = np.nan
+        return out
+
+    def past(self, rows: Segments, start: int, stop: int) -> Past:
+        return self._cut(rows, start, stop)[1]
+
+    def _cut(self, rows: Segments, start: int, stop: int) -> tuple[np.ndarray, Past]:
+        """The values of a stretch and what lies before it, and what is known there; those of the last call are kept."""
+        last = self._last
+        if last is not None and last[0] is rows and last[1:3] == (start, stop):
+            return last[3], last[4]
+        lookback = self.features.lookback
+        values = self.source.cut(rows.series, rows.start + start - lookback, stop - start + lookback)
+        past = self.features.past(self.features.forward(values[0]), stop - start)
+        self._last = rows, start, stop, values, past
+        return values, past
+
+
+class WindowArray(DuckArray):
+    """Inputs or targets of a panel as an (F, N, T) array, of which only what is asked for is computed.
+
+    Parameters
+    ----------
+    panel : PanelWindows
+    what : "inputs" or "targets"
+    warmup : ndarray of int, shape (N,), optional
+        Before which step of each series there are no targets.
+    n_steps : int, optional
+        T; by default that of the longest series.
+    """
+
+    def __init__(
+        self, panel: PanelWindows, what: str, warmup: np.ndarray | None = None, n_steps: int | None = None
+    ) -> None:
+        self.panel, self.what, self.warmup = panel, what, warmup
+        size = panel.channels.total if what == "inputs" else panel.features.h
+        self.shape = (size, panel.n_series, int(panel.source.lengths.max()) if n_steps is None else n_steps)
+        self.dtype = np.dtype(np.float32)
+        self.nonblocking = panel.source.in_memory
+
+    def read_segments(self, rows: Segments, start: int, stop: int) -> np.ndarray:
+        """Steps ``start`` to ``stop`` of any rows: (S, B, F)."""
+        if self.what == "inputs":
+            return self.panel.inputs(rows, start, stop).transpose(1, 0, 2)
+        out = self.panel.targets(rows, start, stop)
+        if self.warmup is not None:
+            steps = rows.start[:, None] + np.arange(start, stop)
+            out[steps < self.warmup[rows.series][:, None]] = np.nan
+        return out.transpose(1, 0, 2)
+
+    def __getitem__(self, key: Any) -> Any:
+        f, n, t = parse_index(key, self.shape)
+        series, steps = np.atleast_1d(np.asarray(n)), np.atleast_1d(np.asarray(t))
+        rows = Segments(series, np.zeros(len(series), int), np.full(len(series), self.shape[2]))
+        first, last = int(steps.min()), int(steps.max()) + 1
+        block = self.read_segments(rows, first, last).transpose(2, 1, 0)[:, :, steps - first]
+        return block[np.atleast_1d(np.asarray(f))][tuple(0 if isinstance(p, int) else slice(None) for p in (f, n, t))]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self[...], dtype)

@@ -1,0 +1,122 @@
+"""What a forecaster chooses from the data it is fitted on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.estimator.spec import check_int, check_positive
+from fluxutils_py.forecasting.features import TRANSFORMS, Features
+from fluxutils_py.forecasting.forecast_loss import LOSSES
+from fluxutils_py.forecasting.frequency import DAY, Frequency
+from fluxutils_py.forecasting.model_fitting import cell_of
+from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
+
+POSITIVE_INTEGERS = ("h", "hidden_size", "num_layers", "n_models", "max_steps", "batchsize", "seqsize")
+SAMPLED = 256, 2048  # series and last steps that are looked at
+MOST_SEASONS = 8  # of a long season
+GAIN = 0.95  # the long season must be at least so much better than the season
+HOUR = DAY // 24
+
+
+def check_settings(fc: Any) -> None:
+    """Raise SpecError on a parameter of a forecaster that cannot be, by its name."""
+    for name in POSITIVE_INTEGERS:
+        check_int(name, getattr(fc, name), 1)
+    check_int("season_length", fc.season_length, 1, optional=True)
+    check_int("input_size", fc.input_size, 1, optional=True)
+    check_positive("lr", fc.lr)
+    if fc.lag not in ("auto", None):
+        check_int("lag", fc.lag, 1)
+    if fc.transform not in ("auto", *TRANSFORMS):
+        raise SpecError(f"transform must be 'auto', 'log' or 'none', got {fc.transform!r}")
+    if fc.loss != "auto" and fc.loss not in LOSSES and (isinstance(fc.loss, str | type) or not callable(fc.loss)):
+        raise SpecError(f"loss must be 'auto', {', '.join(map(repr, LOSSES))} or a criterion of torch, got {fc.loss!r}")
+    numbers = [q for q in fc.quantiles if isinstance(q, float | np.floating) and 0 < q < 1]
+    if len(numbers) < len(fc.quantiles) or len(set(numbers)) < len(numbers):
+        raise SpecError(f"quantiles must be different numbers between 0 and 1, got {fc.quantiles!r}")
+    for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list"):
+        if isinstance(getattr(fc, name), str):
+            raise SpecError(f"{name} must be a list of columns, got {getattr(fc, name)!r}")
+    if fc.model is None:
+        cell_of(fc.cell)
+
+
+def season_of(frequency: Frequency | None) -> int:
+    """The usual season of a frequency: a day of hours, a week of days, a year of weeks, months or quarters."""
+    if frequency is None or frequency.kind == "integer":
+        return 1
+    if frequency.kind == "months":
+        return max(1, 12 // frequency.size)
+    if frequency.kind == "business":
+        return 5 if frequency.size == 1 else 1
+    if frequency.kind == "days":
+        return {DAY: 7, 7 * DAY: 52}.get(frequency.size, 1)
+    return DAY // frequency.size if DAY % frequency.size == 0 else 1
+
+
+def sample(source: PackedSeries | ArraySource) -> np.ndarray:
+    """The last steps of some of the series, evenly spaced: (B, K), NaN before a series' first step."""
+    n, k = SAMPLED
+    series = np.unique(np.linspace(0, source.n_series - 1, min(n, source.n_series)).astype(int))
+    k = min(k, int(source.lengths[series].max()))
+    return source.cut(series, source.lengths[series] - k, k)[0]
+
+
+def all_positive(source: PackedSeries | ArraySource, some: np.ndarray) -> bool:
+    values = source.values[0] if isinstance(source, PackedSeries) else some
+    there = values[~np.isnan(values)]
+    return bool(len(there)) and bool((there > 0).all())
+
+
+def choose_features(
+    source: PackedSeries | ArraySource, h: int, season: int, lag: Any, input_size: int | None, transform: str
+) -> Features:
+    """Transform, long season and unit from the data, where the user leaves them open.
+
+    Raises
+    ------
+    DataError
+        If there is no value at all, or logarithms are asked for of what is not positive.
+    """
+    some = sample(source)
+    if np.isnan(some).all() and (not isinstance(source, PackedSeries) or np.isnan(source.values[0]).all()):
+        raise DataError("there is no value to learn from: the target is missing everywhere")
+    positive = all_positive(source, some)
+    if transform == "log" and not positive:
+        raise DataError(
+            f"transform='log' needs positive values, the smallest is {np.nanmin(some):g}; take transform='none'"
+        )
+    log = positive if transform == "auto" else transform == "log"
+    z = np.log(some) if log else some
+    unit = 1.0 if log else float(np.nanmean(np.abs(z))) if not np.isnan(z).all() else 1.0
+    if lag == "auto":
+        lag = choose_lag(z, season)
+    elif lag is None:
+        lag = season
+    if lag % season:
+        raise SpecError(f"lag must be a multiple of the season of {season} steps, got {lag}")
+    size = int(input_size or min(max(season, 12), 48))
+    return Features(h, season, int(lag), size, log, unit if unit > 0 else 1.0)
+
+
+def choose_lag(z: np.ndarray, season: int) -> int:
+    """The multiple of the season after which values differ least, over that of one season; of (B, K)."""
+    if season == 1:
+        return 1
+    best, least = season, GAIN
+    change = np.abs(z[:, season:] - z[:, :-season])
+    size = np.nanmean(change) if change.size and not np.isnan(change).all() else 0.0
+    for n in range(2, MOST_SEASONS + 1):
+        lag = n * season
+        if 3 * lag > z.shape[1] or size == 0:
+            break
+        later = np.abs(z[:, lag:] - z[:, :-lag])
+        both = ~np.isnan(later) & ~np.isnan(change[:, lag - season :])
+        ours, base = (np.where(both, a, 0.0).sum(1) for a in (later, change[:, lag - season :]))
+        ratio = float(np.median((ours / np.maximum(base, 1e-12))[both.any(1)])) if both.any() else np.inf
+        if ratio < least:
+            best, least = lag, ratio
+    return best

@@ -1,0 +1,80 @@
+"""Where the values of a panel of series lie, and how stretches of them are cut out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+class PackedSeries:
+    """Series of any lengths, one after the other in one array.
+
+    Parameters
+    ----------
+    values : ndarray of shape (C, total)
+        C channels, one column per step; those of series ``n`` begin at column ``offsets[n]``. NaN where missing.
+    lengths : ndarray of int, shape (N,)
+
+    Attributes
+    ----------
+    n_channels, n_series : int
+    offsets : ndarray of int, shape (N,)
+    """
+
+    in_memory = True
+
+    def __init__(self, values: np.ndarray, lengths: np.ndarray) -> None:
+        self.values, self.lengths = values, np.asarray(lengths)
+        self.offsets = np.concatenate([[0], np.cumsum(self.lengths)[:-1]]).astype(int)
+        self.n_channels, self.n_series = len(values), len(self.lengths)
+
+    def cut(self, series: np.ndarray, start: np.ndarray, n_steps: int) -> np.ndarray:
+        """Steps ``start[b]`` to ``start[b] + n_steps`` of the series ``series[b]``.
+
+        Returns
+        -------
+        ndarray of shape (C, B, n_steps), float64
+            A copy. NaN before a series' first step, and behind its last one.
+        """
+        steps = start[:, None] + np.arange(n_steps)  # (B, K)
+        outside = (steps < 0) | (steps >= self.lengths[series][:, None])
+        at = self.offsets[series][:, None] + np.where(outside, 0, steps)
+        out = self.values.take(np.minimum(at, self.values.shape[1] - 1), axis=1).astype(np.float64, copy=False)
+        if outside.any():
+            out[:, outside] = np.nan
+        return out
+
+
+class ArraySource:
+    """Each feature of each series of an (F, N, T) array as a series of its own: number ``f * N + n``.
+
+    Parameters
+    ----------
+    array : array of shape (F, N, T)
+        A NumPy array, a memory map, an h5py dataset, or anything that takes three slices. Only what is cut is read.
+    """
+
+    n_channels = 1
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+        n_features, self.n_per_feature, self.n_steps = (int(n) for n in array.shape)
+        self.n_series = n_features * self.n_per_feature
+        self.lengths = np.full(self.n_series, self.n_steps)
+        self.in_memory = type(array) is np.ndarray
+
+    def cut(self, series: np.ndarray, start: np.ndarray, n_steps: int) -> np.ndarray:
+        """As :meth:`PackedSeries.cut`; neighbours that start together are read in one piece."""
+        out = np.full((1, len(series), n_steps), np.nan)
+        feature, n = np.divmod(series, self.n_per_feature)
+        new = (np.diff(series) != 1) | (np.diff(feature) != 0) | (np.diff(start) != 0)
+        for run in np.split(np.arange(len(series)), np.flatnonzero(new) + 1):
+            b, first = run[0], int(start[run[0]])
+            begin, stop = max(first, 0), min(first + n_steps, self.n_steps)
+            if begin >= stop:
+                continue
+            f, where = int(feature[b]), slice(int(n[b]), int(n[b]) + len(run))
+            block = np.asarray(self.array[f : f + 1, where, begin:stop])
+            out[:, run, begin - first : stop - first] = block
+        return out
