@@ -1,12 +1,15 @@
-"""Matrix products over a batch axis that comes last, and the contraction of two arrays.
+"""Products of batches of matrices with the batch axis last, and the contraction of two arrays.
 
-In FluxUtils.jl the batch is the last axis of an array, in :func:`torch.bmm` the first. The functions here keep the
-reference's axes, so that formulas carry over as they stand. For three axes of equal length both readings are valid
-and give different numbers, so nothing is ever guessed from the shapes: they only serve the error messages.
+FluxUtils.jl keeps the batch in the last axis, :func:`torch.bmm` in the first. These functions keep the order of
+FluxUtils.jl, so that its formulas can be copied as they are. Nothing is guessed from shapes: for three axes of equal
+length both orders are valid and give different results.
+
+All of them take tensors or NumPy arrays. The result is a NumPy array if no argument is a tensor.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,36 +19,32 @@ __all__ = ["batched_gemm", "batched_gemm_", "bmm", "contract"]
 
 Trans = Literal["N", "T", "C"]
 
-_TO_FIRST = (2, 0, 1)  # (m, n, b) -> (b, m, n)
-_TO_LAST = (1, 2, 0)  # (b, m, n) -> (m, n, b)
 
-
-def bmm(A: Tensor, B: Tensor, *, batch_first: bool = False) -> Tensor:
+def bmm(A: Any, B: Any, *, batch_first: bool = False) -> Any:
     """Multiply two batches of matrices, with the batch axis last.
 
     Parameters
     ----------
-    A : tensor of shape (m, k, b)
-        ``b`` matrices of ``m`` rows and ``k`` columns. Any dtype that torch multiplies, any memory order.
-    B : tensor of shape (k, n, b)
-        As many matrices of ``k`` rows and ``n`` columns, of the dtype of ``A``. A batch of one is not broadcast.
+    A : tensor or array of shape (m, k, b)
+        ``b`` matrices of ``m`` rows and ``k`` columns, of any dtype and in any memory order.
+    B : tensor or array of shape (k, n, b)
+        ``b`` matrices of the dtype of ``A``. A batch of one is not broadcast.
     batch_first : bool, default False
         Read ``A`` as (b, m, k) and ``B`` as (b, k, n), as :func:`torch.bmm` does.
 
     Returns
     -------
-    tensor of shape (m, n, b), or (b, m, n) if ``batch_first``
-        New memory, differentiable in ``A`` and ``B``. In memory the batch is the slowest axis either way.
+    tensor or array of shape (m, n, b), or (b, m, n) if ``batch_first``
+        New memory, differentiable in ``A`` and ``B``.
 
     Raises
     ------
     ShapeError
-        If an argument has not three axes, or if the inner or batch sizes differ.
+        If an argument does not have three axes, or if the inner or batch sizes differ.
 
     Notes
     -----
-    ``bmm`` of FluxUtils.jl v0.1.5. For ``m = k = n = b`` the result of :func:`torch.bmm` has the same shape but other
-    values.
+    ``bmm`` of FluxUtils.jl v0.1.5.
 
     Examples
     --------
@@ -55,103 +54,85 @@ def bmm(A: Tensor, B: Tensor, *, batch_first: bool = False) -> Tensor:
     >>> bmm(A, B)[:, :, 0].equal(A[:, :, 0] @ B[:, :, 0])
     True
     """
-    for name, X in (("A", A), ("B", B)):
-        _check_axes("bmm", name, X, batch_first)
-    left, right = (A, B) if batch_first else (A.permute(_TO_FIRST), B.permute(_TO_FIRST))
-    problem = _mismatch(left, right)
-    if problem:
-        # read the other way round, would the shapes fit?
-        if batch_first and A.shape[1] == B.shape[0] and A.shape[2] == B.shape[2]:
-            way_out = "the shapes fit with the batch axis last: leave out batch_first=True"
-        elif not batch_first and A.shape[2] == B.shape[1] and A.shape[0] == B.shape[0]:
-            way_out = "the shapes fit with the batch axis first: pass batch_first=True"
-        else:
-            way_out = "expected (b, m, k) and (b, k, n)" if batch_first else "expected (m, k, b) and (k, n, b)"
-        raise ShapeError(f"bmm: A has shape {tuple(A.shape)}, B has shape {tuple(B.shape)}: {problem}; {way_out}")
-    product = torch.bmm(left, right)
-    return product if batch_first else product.permute(_TO_LAST)
+    product = _multiply("bmm", _tensor(A), _tensor(B), batch_first=batch_first)
+    return _like(product if batch_first else product.permute(1, 2, 0), A, B)
 
 
-def batched_gemm(transA: Trans, transB: Trans, A: Tensor, B: Tensor, alpha: complex = 1.0) -> Tensor:
+def batched_gemm(transA: Trans, transB: Trans, *operands: Any) -> Any:
     """Compute ``alpha * op(A) @ op(B)`` for each matrix of a batch, with the batch axis last.
+
+    Call it as ``batched_gemm(transA, transB, alpha, A, B)`` or ``batched_gemm(transA, transB, A, B)``, as in Julia.
 
     Parameters
     ----------
     transA, transB : {"N", "T", "C"}
-        What ``op`` does to each matrix, in the letters of BLAS: nothing, transpose, or conjugate transpose (which for
-        real numbers is the transpose).
-    A : tensor of shape (m, k, b), or (k, m, b) if transposed
-        Any dtype that torch multiplies, any memory order.
-    B : tensor of shape (k, n, b), or (n, k, b) if transposed
-        As many matrices, of the dtype of ``A``. A batch of one is not broadcast.
-    alpha : number, default 1.0
-        A plain number, not a tensor. Other than 1 it turns an integer product into a float one if it is a float.
+        What ``op`` does to each matrix, in the letters of BLAS: nothing, transpose, or conjugate transpose.
+    alpha : number or 0-d tensor, default 1
+        A float ``alpha`` turns an integer product into a float one.
+    A : tensor or array of shape (m, k, b), or (k, m, b) if transposed
+    B : tensor or array of shape (k, n, b), or (n, k, b) if transposed
+        ``b`` matrices of the dtype of ``A``. A batch of one is not broadcast.
 
     Returns
     -------
-    tensor of shape (m, n, b)
-        New memory, differentiable in ``A`` and ``B``.
+    tensor or array of shape (m, n, b)
+        New memory, differentiable in ``alpha``, ``A`` and ``B``.
 
     Raises
     ------
     ShapeError
-        If an argument has not three axes, or if the inner or batch sizes differ.
+        If ``A`` or ``B`` does not have three axes, or if the inner or batch sizes differ.
     ValueError
         If ``transA`` or ``transB`` is another letter.
 
     Notes
     -----
-    ``batched_gemm`` of FluxUtils.jl v0.1.5, whose letters and order of arguments it keeps.
+    ``batched_gemm`` of FluxUtils.jl v0.1.5.
 
     Examples
     --------
     >>> A, B = torch.ones(3, 2, 5), torch.ones(3, 4, 5)
-    >>> batched_gemm("T", "N", A, B, 0.5).shape
+    >>> batched_gemm("T", "N", 0.5, A, B).shape
     torch.Size([2, 4, 5])
     """
-    product = torch.bmm(*_operands("batched_gemm", transA, transB, A, B)).permute(_TO_LAST)
-    return product if alpha == 1 else alpha * product
+    if len(operands) not in (2, 3):
+        raise TypeError(
+            f"batched_gemm: expected (alpha, A, B) or (A, B) after the letters, got {len(operands)} operands"
+        )
+    alpha, A, B = operands if len(operands) == 3 else (1, *operands)
+    product = _multiply("batched_gemm", _tensor(A), _tensor(B), transA, transB)
+    return _like(alpha * product.permute(1, 2, 0), A, B)
 
 
-def batched_gemm_(
-    transA: Trans, transB: Trans, alpha: complex, A: Tensor, B: Tensor, beta: complex, C: Tensor
-) -> Tensor:
+def batched_gemm_(transA: Trans, transB: Trans, alpha: Any, A: Any, B: Any, beta: Any, C: Any) -> Any:
     """Write ``alpha * op(A) @ op(B) + beta * C`` into ``C``, for each matrix of a batch, with the batch axis last.
 
     Parameters
     ----------
-    transA, transB : {"N", "T", "C"}
-        As in :func:`batched_gemm`.
-    alpha : number
-        Factor of the product.
-    A, B : tensors
-        As in :func:`batched_gemm`. They may share memory with ``C``: they are read before ``C`` is written.
-    beta : number
-        Factor of what ``C`` holds. With 0, ``C`` is not read, so it may be uninitialised or NaN.
-    C : tensor of shape (m, n, b)
-        Written in place, through any view (a slice, a transpose), in its own dtype, which is that of ``A`` and ``B``.
+    transA, transB, alpha, A, B
+        As in :func:`batched_gemm`. ``A`` and ``B`` may share memory with ``C``.
+    beta : number or 0-d tensor
+        With 0, ``C`` is not read, so it may be uninitialised or NaN.
+    C : tensor or array of shape (m, n, b)
+        Written in place, through any view, in its own dtype.
 
     Returns
     -------
-    tensor of shape (m, n, b)
-        ``C`` itself. Autograd follows the write as it does any in-place operation, and refuses it on a leaf that
-        requires a gradient.
+    tensor or array of shape (m, n, b)
+        ``C`` itself. Autograd follows the write as it follows any in-place operation.
 
     Raises
     ------
     ShapeError
-        If an argument has not three axes, if the inner or batch sizes differ, or if ``C`` has another shape than the
-        product. ``C`` is then as it was.
+        If shapes do not match. ``C`` is then unchanged.
     TypeError
-        If ``alpha`` or ``beta`` is not a number of the kind that ``C`` holds (a float for integers, a complex number
-        for floats), where torch would cut it off without a word.
+        If ``alpha`` or ``beta`` does not fit into the dtype of ``C``, such as a float for integers.
     ValueError
         If ``transA`` or ``transB`` is another letter.
 
     Notes
     -----
-    ``batched_gemm!`` of FluxUtils.jl v0.1.5. The product goes through memory of its own, as large as ``C``: torch's
-    ``baddbmm_`` into a ``C`` that shares memory with ``A`` or ``B`` gives wrong numbers without an error.
+    ``batched_gemm!`` of FluxUtils.jl v0.1.5.
 
     Examples
     --------
@@ -161,41 +142,39 @@ def batched_gemm_(
     >>> C.unique().tolist()
     [13.0]
     """
-    left, right = _operands("batched_gemm_", transA, transB, A, B)
-    _check_axes("batched_gemm_", "C", C, batch_first=False)
-    expected = (left.shape[1], right.shape[2], left.shape[0])
-    if tuple(C.shape) != expected:
+    out = C if isinstance(C, Tensor) else torch.from_numpy(C)
+    product = _multiply("batched_gemm_", _tensor(A), _tensor(B), transA, transB).permute(1, 2, 0)
+    if out.shape != product.shape:
         raise ShapeError(
-            f"batched_gemm_: C has shape {tuple(C.shape)}, the product has shape {expected}; "
-            f"allocate C as A.new_empty({expected})"
+            f"batched_gemm_: C has shape {tuple(out.shape)}, the product has shape {tuple(product.shape)}; "
+            f"allocate C as A.new_empty({tuple(product.shape)})"
         )
     for name, factor in (("alpha", alpha), ("beta", beta)):
-        if torch.result_type(C, factor) != C.dtype:
+        if torch.result_type(out, factor) != out.dtype:
             raise TypeError(
-                f"batched_gemm_: {name}={factor!r} does not fit into C of dtype {C.dtype}; "
+                f"batched_gemm_: {name}={factor!r} does not fit into C of dtype {out.dtype}; "
                 "use tensors of a wider dtype, or batched_gemm, which returns a new tensor"
             )
-    result = torch.baddbmm(C.permute(_TO_FIRST), left, right, beta=beta, alpha=alpha)
-    return C.copy_(result.permute(_TO_LAST))
+    out.copy_(alpha * product if beta == 0 else alpha * product + beta * out)
+    return C
 
 
-def contract(A: Tensor, B: Tensor) -> Tensor:
+def contract(A: Any, B: Any) -> Any:
     """Sum the products of ``A`` and ``B`` over the last axis of ``A`` and the first of ``B``.
 
-    The matrix product for arrays of any number of axes: ``out[i..., j...] = sum_k A[i..., k] * B[k, j...]``. Unlike
-    ``A @ B``, no axis is a batch axis.
+    The matrix product for any number of axes: ``out[i..., j...] = sum_k A[i..., k] * B[k, j...]``. Unlike ``A @ B``, it
+    treats no axis as a batch axis.
 
     Parameters
     ----------
-    A : tensor of shape (..., k)
-        At least one axis. Any memory order.
-    B : tensor of shape (k, ...)
-        At least one axis, of the dtype of ``A``. A ``k`` of one is not broadcast.
+    A : tensor or array of shape (..., k)
+    B : tensor or array of shape (k, ...)
+        Of the dtype of ``A``. A ``k`` of one is not broadcast.
 
     Returns
     -------
-    tensor of shape ``A.shape[:-1] + B.shape[1:]``
-        New memory, differentiable in ``A`` and ``B``; without axes if both arguments are vectors.
+    tensor or array of shape ``A.shape[:-1] + B.shape[1:]``
+        New memory, differentiable in ``A`` and ``B``.
 
     Raises
     ------
@@ -204,58 +183,57 @@ def contract(A: Tensor, B: Tensor) -> Tensor:
 
     Notes
     -----
-    The operator ``*ᶜ`` of FluxUtils.jl v0.1.5; :func:`torch.tensordot` with ``dims=1``, which broadcasts a contracted
-    axis of length one without an error.
+    The operator ``*ᶜ`` of FluxUtils.jl v0.1.5. :func:`torch.tensordot` with ``dims=1`` broadcasts a contracted axis of
+    length one; this function raises an error.
 
     Examples
     --------
     >>> contract(torch.ones(2, 3, 4), torch.ones(4, 5)).shape
     torch.Size([2, 3, 5])
     """
-    for name, X in (("A", A), ("B", B)):
+    left, right = _tensor(A), _tensor(B)
+    for name, X in (("A", left), ("B", right)):
         if X.ndim == 0:
             raise ShapeError(f"contract: {name} has no axes, expected at least one; multiply by a scalar with *")
-    if A.shape[-1] != B.shape[0]:
+    if left.shape[-1] != right.shape[0]:
         raise ShapeError(
-            f"contract: A has shape {tuple(A.shape)}, B has shape {tuple(B.shape)}: the last axis of A has length "
-            f"{A.shape[-1]}, the first of B {B.shape[0]}; bring the axes to sum over there with movedim"
+            f"contract: A has shape {tuple(left.shape)}, B has shape {tuple(right.shape)}: the last axis of A has "
+            f"length {left.shape[-1]}, the first of B {right.shape[0]}; bring the axes to sum over there with movedim"
         )
-    return torch.tensordot(A, B, dims=1)
+    return _like(torch.tensordot(left, right, dims=1), A, B)
 
 
-def _operands(caller: str, transA: Trans, transB: Trans, A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
-    """Views op(A) of shape (b, m, k) and op(B) of shape (b, k, n), checked."""
+def _multiply(
+    caller: str, A: Tensor, B: Tensor, transA: Trans = "N", transB: Trans = "N", batch_first: bool = False
+) -> Tensor:
+    """``op(A) @ op(B)`` of shape (b, m, n), after checks."""
     views = []
     for name, trans, X in (("A", transA, A), ("B", transB, B)):
         if trans not in ("N", "T", "C"):
             raise ValueError(f"{caller}: trans{name} is {trans!r}, expected 'N', 'T' or 'C'")
-        _check_axes(caller, name, X, batch_first=False)
-        view = X.permute(_TO_FIRST)
+        if X.ndim != 3:
+            raise ShapeError(
+                f"{caller}: {name} has shape {tuple(X.shape)}, expected three axes with the batch "
+                f"{'first' if batch_first else 'last'}; add one to a single matrix with "
+                f"{name}.unsqueeze({0 if batch_first else -1})"
+            )
+        view = X if batch_first else X.permute(2, 0, 1)
         views.append(view if trans == "N" else view.mT if trans == "T" else view.mH)
     left, right = views
-    problem = _mismatch(left, right)
-    if problem:
-        raise ShapeError(
-            f"{caller}: A has shape {tuple(A.shape)}, B has shape {tuple(B.shape)}, transA={transA!r}, "
-            f"transB={transB!r}: {problem}; expected op(A) of shape (m, k, b) and op(B) of shape (k, n, b)"
-        )
-    return left, right
+    for what, a, b in (("inner", left.shape[2], right.shape[1]), ("batch", left.shape[0], right.shape[0])):
+        if a != b:
+            expected = "(b, m, k) and (b, k, n)" if batch_first else "(m, k, b) and (k, n, b)"
+            raise ShapeError(
+                f"{caller}: A has shape {tuple(A.shape)}, B has shape {tuple(B.shape)}: the {what} sizes {a} and {b} "
+                f"differ; expected {expected}" + (f" after {transA!r}, {transB!r}" if "gemm" in caller else "")
+            )
+    return torch.bmm(left, right)
 
 
-def _check_axes(caller: str, name: str, X: Tensor, batch_first: bool) -> None:
-    if X.ndim != 3:
-        which = "first" if batch_first else "last"
-        axis = 0 if batch_first else -1
-        raise ShapeError(
-            f"{caller}: {name} has shape {tuple(X.shape)}, expected three axes with the batch {which}; "
-            f"add a batch axis to a single matrix with {name}.unsqueeze({axis})"
-        )
+def _tensor(X: Any) -> Tensor:
+    return X if isinstance(X, Tensor) else torch.from_numpy(np.array(X))  # a copy: torch takes no reversed axes
 
 
-def _mismatch(left: Tensor, right: Tensor) -> str:
-    """What keeps (b, m, k) and (b, k, n) from being multiplied; empty if nothing does."""
-    if left.shape[2] != right.shape[1]:
-        return f"the inner sizes {left.shape[2]} and {right.shape[1]} differ"
-    if left.shape[0] != right.shape[0]:
-        return f"the batch sizes {left.shape[0]} and {right.shape[0]} differ"
-    return ""
+def _like(result: Tensor, *arguments: Any) -> Any:
+    """A NumPy array if no argument is a tensor."""
+    return result if any(isinstance(X, Tensor) for X in arguments) else result.resolve_conj().numpy()

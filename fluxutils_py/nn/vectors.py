@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.parameters import module_of
 
-__all__ = ["net2grad", "net2vec", "vec2net", "windices"]
+__all__ = ["grad2net", "net2grad", "net2vec", "vec2net", "windices"]
 
 M = TypeVar("M")
 
@@ -58,16 +58,9 @@ def vec2net(m: M, v: Any) -> M:
     Source: ``vec2net!`` of FluxUtils.jl (which ignores surplus values, as does
     ``torch.nn.utils.vector_to_parameters``, which also leaves the model sharing memory with the vector).
     """
-    params = list(module_of(m).parameters())
-    v = torch.as_tensor(v)
-    n = sum(p.numel() for p in params)
-    if v.ndim != 1:
-        raise ShapeError(f"vec2net: expected a vector of shape ({n},), got shape {tuple(v.shape)}")
-    if v.numel() != n:
-        raise ShapeError(f"vec2net: vector has {v.numel()} values, the model has {n} parameters")
     with torch.no_grad():
-        for p, part in zip(params, v.split([p.numel() for p in params]), strict=True):
-            p.copy_(part.view_as(p))
+        for p, part in _split("vec2net", m, v):
+            p.copy_(part)
     return m
 
 
@@ -113,6 +106,28 @@ def net2grad(m: Any, dtype: torch.dtype | None = None) -> Tensor:
     return _flat((g.detach() for g in dense_gradients(module_of(m).parameters())), dtype)
 
 
+def grad2net(m: M, v: Any) -> M:
+    """Set the gradients of all parameters from a vector, as :func:`net2grad` made it, and return ``m``.
+
+    ``v`` is a tensor, or anything that ``torch.as_tensor`` takes, of shape ``(P,)``. It is copied; each gradient has
+    the type and device of its parameter. An optimizer's next ``step`` then uses these gradients.
+
+    Raises
+    ------
+    ShapeError
+        If ``v`` is not a vector of exactly as many values as the model has parameters. Nothing is changed then.
+
+    Examples
+    --------
+    >>> model = nn.Linear(2, 1)
+    >>> grad2net(model, [1.0, 2.0, 3.0]).weight.grad
+    tensor([[1., 2.]])
+    """
+    for p, part in _split("grad2net", m, v):
+        p.grad = part.to(p, copy=True)
+    return m
+
+
 def dense_gradients(params: Iterable[nn.Parameter]) -> list[Tensor]:
     """The gradient of each parameter, dense, not copied if it is already; zeros where there is none."""
     found = []
@@ -127,6 +142,19 @@ def dense_gradients(params: Iterable[nn.Parameter]) -> list[Tensor]:
 def flatten_into(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
     """Lay tensors one after another into the vector ``out``; one kernel, no allocation."""
     return torch.cat([t.reshape(-1) for t in tensors], out=out)
+
+
+def _split(caller: str, m: Any, v: Any) -> list[tuple[nn.Parameter, Tensor]]:
+    """Each parameter of a model with its part of the vector, in its shape."""
+    params = list(module_of(m).parameters())
+    v = torch.as_tensor(v)
+    n = sum(p.numel() for p in params)
+    if v.ndim != 1:
+        raise ShapeError(f"{caller}: expected a vector of shape ({n},), got shape {tuple(v.shape)}")
+    if v.numel() != n:
+        raise ShapeError(f"{caller}: vector has {v.numel()} values, the model has {n} parameters")
+    parts = v.detach().split([p.numel() for p in params])
+    return [(p, part.view_as(p)) for p, part in zip(params, parts, strict=True)]
 
 
 def _flat(tensors: Iterable[Tensor], dtype: torch.dtype | None) -> Tensor:

@@ -85,7 +85,7 @@ def test_bmm_gradient_equals_the_formula():
 def test_batched_gemm_equals_einsum(transA, transB, dtype, alpha):
     A, B = stored(transA, 2, 3, 5, dtype=dtype), stored(transB, 3, 4, 5, dtype=dtype)
     expected = alpha * np.einsum("mkb,knb->mnb", op(transA, A.numpy()), op(transB, B.numpy()))
-    out = batched_gemm(transA, transB, A, B, alpha)
+    out = batched_gemm(transA, transB, alpha, A, B)
     assert out.dtype == dtype
     np.testing.assert_allclose(out.resolve_conj().numpy(), expected, rtol=0, atol=1e-13)
 
@@ -94,13 +94,59 @@ def test_batched_gemm_equals_einsum(transA, transB, dtype, alpha):
 def test_batched_gemm_gradients(transA, transB):
     A = stored(transA, 2, 3, 5, dtype=torch.complex128, requires_grad=True)
     B = stored(transB, 3, 4, 5, dtype=torch.complex128, requires_grad=True)
-    assert gradcheck(lambda A, B: batched_gemm(transA, transB, A, B, 2.0), (A, B))
+    assert gradcheck(lambda A, B: batched_gemm(transA, transB, 2.0, A, B), (A, B))
+
+
+@pytest.mark.parametrize("alpha", [torch.tensor(0.5), np.float64(0.5)])
+def test_alpha_may_be_a_scalar_of_any_kind(alpha):
+    A, B = torch.randn(2, 3, 5, dtype=torch.float64), torch.randn(3, 4, 5, dtype=torch.float64)
+    expected = 0.5 * np.einsum("mkb,knb->mnb", A.numpy(), B.numpy())
+    C = torch.zeros(2, 4, 5, dtype=torch.float64)
+    np.testing.assert_allclose(batched_gemm("N", "N", alpha, A, B).numpy(), expected, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(batched_gemm_("N", "N", alpha, A, B, alpha, C).numpy(), expected, rtol=0, atol=1e-13)
+
+
+def test_alpha_gets_a_gradient():
+    alpha = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    A, B = torch.randn(2, 3, 5, dtype=torch.float64), torch.randn(3, 4, 5, dtype=torch.float64)
+    assert gradcheck(lambda a: batched_gemm("N", "T", a, A, B.transpose(0, 1)), (alpha,))
+
+
+def test_too_few_operands_are_an_error():
+    with pytest.raises(
+        TypeError, match=r"^batched_gemm: expected \(alpha, A, B\) or \(A, B\) after the letters, got 1 op"
+    ):
+        batched_gemm("N", "N", torch.ones(2, 3, 5))
+
+
+def test_numpy_arrays_in_any_order_give_numpy_arrays(rng):
+    A, B = rng.normal(size=(5, 3, 2)).transpose(2, 1, 0)[:, ::-1], rng.normal(size=(3, 4, 5))
+    A.flags.writeable = False  # as a memory map opened for reading
+    expected = np.einsum("mkb,knb->mnb", A, B)
+    vector = rng.normal(size=2)
+    results = {
+        "bmm": (bmm(A, B), expected),
+        "batch first": (bmm(A.transpose(2, 0, 1), B.transpose(2, 0, 1), batch_first=True), expected.transpose(2, 0, 1)),
+        "gemm": (batched_gemm("C", "N", 2.0, A.swapaxes(0, 1), B), 2 * expected),
+        "contract": (contract(vector, A), np.tensordot(vector, A, 1)),
+    }
+    for name, (result, wanted) in results.items():
+        assert type(result) is np.ndarray, name
+        np.testing.assert_allclose(result, wanted, rtol=0, atol=1e-13, err_msg=name)
+    C = np.ones((2, 4, 5))
+    assert batched_gemm_("N", "N", 2.0, A, B, 3.0, C) is C
+    np.testing.assert_allclose(C, 2 * expected + 3, rtol=0, atol=1e-13)
+
+
+def test_an_array_beside_a_tensor_gives_a_tensor(rng):
+    A, B = rng.normal(size=(2, 3, 5)), torch.randn(3, 4, 5, dtype=torch.float64)
+    assert bmm(A, B).equal(bmm(torch.from_numpy(A), B))
 
 
 def test_batched_gemm_of_integers_stays_integer_unless_scaled_by_a_float():
     ones = torch.ones(2, 2, 3, dtype=torch.int64)
     assert batched_gemm("N", "N", ones, ones).equal(2 * ones)
-    assert batched_gemm("N", "N", ones, ones, 0.5).equal(torch.ones(2, 2, 3))
+    assert batched_gemm("N", "N", 0.5, ones, ones).equal(torch.ones(2, 2, 3))
 
 
 @pytest.mark.parametrize(("transA", "transB"), LETTERS)
@@ -186,12 +232,12 @@ ZEROS = torch.zeros
         (
             lambda: bmm(ZEROS(2, 3), ZEROS(3, 4, 5)),
             "bmm: A has shape (2, 3), expected three axes with the batch last; "
-            "add a batch axis to a single matrix with A.unsqueeze(-1)",
+            "add one to a single matrix with A.unsqueeze(-1)",
         ),
         (
             lambda: bmm(ZEROS(5, 2, 3), ZEROS(3, 4), batch_first=True),
             "bmm: B has shape (3, 4), expected three axes with the batch first; "
-            "add a batch axis to a single matrix with B.unsqueeze(0)",
+            "add one to a single matrix with B.unsqueeze(0)",
         ),
         (
             lambda: bmm(ZEROS(2, 3, 5), ZEROS(4, 2, 5)),
@@ -206,12 +252,12 @@ ZEROS = torch.zeros
         (
             lambda: bmm(ZEROS(5, 2, 3), ZEROS(5, 3, 4)),
             "bmm: A has shape (5, 2, 3), B has shape (5, 3, 4): the inner sizes 2 and 5 differ; "
-            "the shapes fit with the batch axis first: pass batch_first=True",
+            "expected (m, k, b) and (k, n, b)",
         ),
         (
             lambda: bmm(ZEROS(2, 3, 5), ZEROS(3, 4, 5), batch_first=True),
             "bmm: A has shape (2, 3, 5), B has shape (3, 4, 5): the inner sizes 5 and 4 differ; "
-            "the shapes fit with the batch axis last: leave out batch_first=True",
+            "expected (b, m, k) and (b, k, n)",
         ),
         (
             lambda: bmm(ZEROS(2, 3, 5), ZEROS(2, 4, 5), batch_first=True),
@@ -220,13 +266,13 @@ ZEROS = torch.zeros
         ),
         (
             lambda: batched_gemm("T", "N", ZEROS(2, 3, 5), ZEROS(3, 4, 5)),
-            "batched_gemm: A has shape (2, 3, 5), B has shape (3, 4, 5), transA='T', transB='N': "
-            "the inner sizes 2 and 3 differ; expected op(A) of shape (m, k, b) and op(B) of shape (k, n, b)",
+            "batched_gemm: A has shape (2, 3, 5), B has shape (3, 4, 5): the inner sizes 2 and 3 differ; "
+            "expected (m, k, b) and (k, n, b) after 'T', 'N'",
         ),
         (
             lambda: batched_gemm("N", "N", ZEROS(2, 3, 5), ZEROS(3, 4)),
             "batched_gemm: B has shape (3, 4), expected three axes with the batch last; "
-            "add a batch axis to a single matrix with B.unsqueeze(-1)",
+            "add one to a single matrix with B.unsqueeze(-1)",
         ),
         (
             lambda: batched_gemm_("N", "N", 1.0, ZEROS(2, 3, 5), ZEROS(3, 4, 5), 0.0, ZEROS(4, 2, 5)),

@@ -11,7 +11,7 @@ from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import GRU, LSTM
 from fluxutils_py.nn.parameters import weights
 from fluxutils_py.nn.states import reset
-from fluxutils_py.nn.vectors import dense_gradients, flatten_into, net2grad, net2vec, vec2net, windices
+from fluxutils_py.nn.vectors import dense_gradients, flatten_into, grad2net, net2grad, net2vec, vec2net, windices
 
 
 def small():
@@ -216,3 +216,31 @@ def test_indices_by_unit_pick_the_rows_of_the_weights():
     vector = net2vec(model)
     picked = [vector[i].tolist() for i in windices(model, maxnorm=True)]
     assert picked == [row.reshape(-1).tolist() for w in weights(model) for row in w.detach()]
+
+
+def test_grad2net_is_the_inverse_of_net2grad():
+    model, other = (nn.Sequential(nn.Linear(3, 2), GRU(2, 2)).double() for _ in range(2))
+    model(torch.randn(5, 4, 3, dtype=torch.float64)).square().mean().backward()
+    vector = net2grad(model)
+    assert grad2net(other, vector) is other
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert q.grad.equal(p.grad)
+    vector.zero_()
+    assert net2grad(other).equal(net2grad(model))  # a copy
+
+
+def test_an_optimizer_uses_the_gradients_that_grad2net_sets():
+    tied = nn.Linear(2, 2, bias=False)
+    model = nn.Sequential(tied, nn.Tanh(), tied)  # a shared parameter counts once
+    before = net2vec(model)
+    grad2net(model, np.arange(4, dtype="float64"))
+    assert tied.weight.grad.dtype == torch.float32
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
+    torch.testing.assert_close(net2vec(model), before - 0.5 * torch.arange(4.0))
+
+
+def test_grad2net_refuses_a_vector_of_another_length():
+    model = nn.Linear(3, 2)
+    with pytest.raises(ShapeError, match=r"^grad2net: vector has 9 values, the model has 8 parameters$"):
+        grad2net(model, torch.zeros(9))
+    assert model.weight.grad is None
