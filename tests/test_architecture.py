@@ -1,10 +1,13 @@
-"""The house: which part of the package may import which, what importing it loads, and how long its files are.
+"""The rules of the house: imports, names of files, their length and their tests, and how much is public.
 
 Imports are read from the source, wherever in a file they stand: one inside a function or under ``TYPE_CHECKING``
 counts too.
 """
 
 import ast
+import graphlib
+import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +18,10 @@ import pytest
 NAME = "fluxutils_py"
 PACKAGE = Path(__file__).resolve().parents[1] / NAME
 FILES = sorted(PACKAGE.rglob("*.py"))
-MAX_LINES = 460
+TESTS = Path(__file__).resolve().parent
+MAX_LINES = 400
+MAX_NAMES = {"": 40}  # in an ``__all__``, of the top level; of any other package:
+MAX_NAMES_OF_A_PACKAGE = 25
 
 # From top to bottom: a part imports from itself and from parts further down. A new folder or top-level file gets its
 # place here before it can be imported. "" is the package's own __init__.py, the public door.
@@ -148,6 +154,73 @@ def test_imports_point_down():
 def test_the_check_sees(path, source, objection):
     own_modules = {f"{NAME}.{m}" for m in ("errors", "training", "training.loop", "utils")}
     assert objections(path, source, own_modules) == ([f"{path}:{objection}"] if objection else [])
+
+
+def import_graph(sources: dict[str, str]) -> dict[str, set[str]]:
+    """For each module of the package, the others that it imports. ``sources`` is keyed by path inside the package."""
+    names = {path: module_name(PACKAGE / path) for path in sources}
+    modules = set(names.values())
+    graph: dict[str, set[str]] = {}
+    for path, source in sources.items():
+        here = names[path]
+        package = here if path.endswith("__init__.py") else here.rpartition(".")[0]
+        graph[here] = {module for _, module in imports(source, package, modules)} & modules - {here}
+    return graph
+
+
+def find_cycle(sources: dict[str, str]) -> list[str]:
+    """Modules that import each other in a circle; empty if there are none."""
+    try:
+        graphlib.TopologicalSorter(import_graph(sources)).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_modules_import_each_other():
+    assert find_cycle({f.relative_to(PACKAGE).as_posix(): f.read_text("utf-8") for f in FILES}) == []
+
+
+def test_a_cycle_through_a_function_is_seen():
+    sources = {
+        "nn/a.py": "from fluxutils_py.nn.b import f",
+        "nn/b.py": "def f():\n    from fluxutils_py.nn import c",
+        "nn/c.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from fluxutils_py.nn.a import g",
+    }
+    assert set(find_cycle(sources)) == {"fluxutils_py.nn.a", "fluxutils_py.nn.b", "fluxutils_py.nn.c"}
+    assert find_cycle(sources | {"nn/c.py": ""}) == []
+
+
+def test_no_two_files_have_one_name():
+    by_name: dict[str, list[str]] = {}
+    for f in FILES:
+        if f.name != "__init__.py":
+            by_name.setdefault(f.name, []).append(f.relative_to(PACKAGE).as_posix())
+    assert {name: paths for name, paths in by_name.items() if len(paths) > 1} == {}
+
+
+def test_every_module_has_a_test_file_that_names_it():
+    # by the file's name, at the same place in the tree, or by naming the module in what it imports
+    texts = {f: f.read_text("utf-8") for f in TESTS.rglob("*.py")}
+    without = []
+    for f in FILES:
+        module = module_name(f)
+        if f.name == "__init__.py":
+            continue
+        mirrored = TESTS / f.relative_to(PACKAGE).parent / f"test_{f.stem.strip('_')}.py"
+        named = re.compile(rf"{re.escape(module)}\b|from {re.escape(module.rpartition('.')[0])} import .*\b{f.stem}\b")
+        if mirrored not in texts and not any(named.search(text) for text in texts.values()):
+            without.append(module)
+    assert without == []
+
+
+def test_few_names_are_public():
+    for init in PACKAGE.rglob("__init__.py"):
+        module = importlib.import_module(module_name(init))
+        names = module.__all__
+        assert len(names) <= MAX_NAMES.get(module.__name__.removeprefix(NAME), MAX_NAMES_OF_A_PACKAGE), module.__name__
+        assert len(set(names)) == len(names), module.__name__
+        assert all(hasattr(module, name) for name in names), module.__name__
 
 
 def test_import_loads_nothing_optional():

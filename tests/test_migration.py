@@ -1,0 +1,81 @@
+"""The tables of the pages for users of other systems: every row's call runs, with what its module offers.
+
+A row is ``| name there | `call` | `module` | what differs |``. Its call sees what the page's programs above it
+define, and beside that only names of its module: both the call and the place of its name are as the page says.
+"""
+
+import ast
+import functools
+import importlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted(DOCS.glob("from_*.md"))
+PROGRAM_OR_ROW = re.compile(r"^```python\n(?P<program>.*?)^```|^\|(?P<row> [^\n]*)\|$", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Row:
+    page: Path
+    number: int
+    programs: tuple[tuple[int, str], ...]  # the page's programs above it, with their lines
+    there: str
+    call: str
+    module: str
+
+
+def rows_of(page):
+    """The rows of a page's tables, without their headers."""
+    text = page.read_text("utf-8")
+    programs, rows = [], []
+    for part in PROGRAM_OR_ROW.finditer(text):
+        line = text[: part.start()].count("\n") + 1
+        if part["program"] is not None:
+            programs.append((line, part["program"]))
+            continue
+        cells = [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", part["row"])]
+        if cells[1:3] != ["here", "module"]:
+            rows.append(Row(page, line, tuple(programs), cells[0], *(cell.strip("`") for cell in cells[1:3])))
+    return rows
+
+
+ROWS = [row for page in PAGES for row in rows_of(page)]
+
+
+@functools.cache
+def defined(page, programs, folder):
+    """What the programs define; run once in each process."""
+    names = {"__name__": page.stem}
+    for line, program in programs:
+        exec(compile("\n" * line + program, page.name, "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where programs and calls write, such as the files that a later call reads."""
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.page.stem}-{row.number}")
+def test_the_call_of_a_row_runs(row, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    names = dict(defined(row.page, row.programs, folder))
+    module = importlib.import_module(row.module)
+    code = ast.parse(row.call)
+    loaded = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
+    offered = {name: getattr(module, name) for name in loaded & set(getattr(module, "__all__", dir(module)))}
+    known = [names[name] for name in loaded & set(names)]
+    classes = {cls.__name__ for value in known for cls in (*type(value).__mro__, *getattr(value, "__mro__", ()))}
+    if not (offered or any(value is module for value in known) or classes & set(dir(module))):
+        pytest.fail(f"{row.module} offers nothing of {row.call}")
+    exec(compile("\n" * row.number + row.call, row.page.name, "exec"), names | offered)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_have_rows(page):
+    assert sum(row.page == page for row in ROWS) >= 20
