@@ -30,7 +30,7 @@ from fluxutils_py.nn.losses import seqloss
 from fluxutils_py.nn.ops import bmm
 from fluxutils_py.nn.parameters import namedparams, notrack, weights
 from fluxutils_py.nn.states import loadstates, reset, states, truncate
-from fluxutils_py.nn.vectors import net2grad, net2vec, vec2net
+from fluxutils_py.nn.vectors import grad2net, net2grad, net2vec, vec2net
 from fluxutils_py.versions import show_versions
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "WinsorScaler",
     "bmm",
     "flatten_steps",
+    "grad2net",
     "h5concat",
     "h5create",
     "h5mmap",

@@ -1,24 +1,20 @@
 """The pages of the documentation: their Python blocks run, page by page, each page as one program.
 
-A block of ``>>>`` lines is checked as a docstring's example is, any other is run. Shell commands and Julia are not.
+A block of ``>>>`` lines is checked as a docstring's example is, any other is run. Shell commands and Julia are not. The
+pages for users of other systems run in test_migration.py, with their tables.
 """
 
 import doctest
-import functools
-import importlib
-import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 
-import fluxutils_py
-
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [p for p in PAGES if not p.stem.startswith("from_")], ids=lambda page: page.stem)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = page.read_text("utf-8")
@@ -40,25 +36,3 @@ def test_linked_files_exist(page):
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
         if "://" not in target:
             assert (DOCS / target).exists(), target
-
-
-def public_names():
-    """What the package, its folders and its files list in ``__all__``."""
-    inner = [
-        importlib.import_module(info.name)
-        for info in pkgutil.walk_packages(fluxutils_py.__path__, "fluxutils_py.")
-        if not info.name.rpartition(".")[2].startswith("_")
-    ]
-    return {name: getattr(module, name) for module in [fluxutils_py, *inner] for name in getattr(module, "__all__", ())}
-
-
-@pytest.mark.parametrize("page", [p for p in PAGES if p.stem.startswith("from_")], ids=lambda page: page.stem)
-def test_names_in_tables_exist(page):
-    rows = re.findall(r"^\|(?: [^|]*(?:\\\|[^|]*)*)\| ([^|]*) \|", page.read_text("utf-8"), re.MULTILINE)
-    found = [name for cell in rows for name in re.findall(r"`([^`]+)`", cell)]
-    assert len(found) >= 6
-    known = public_names()
-    for name in found:
-        first, *rest = name.split(".")
-        assert first in known, name
-        assert functools.reduce(lambda thing, part: getattr(thing, part, None), rest, known[first]) is not None, name

