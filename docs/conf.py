@@ -52,7 +52,7 @@ def public_modules() -> Iterator[ModuleType]:
     """The package, its folders, and its files that list what is public."""
     yield fluxutils_py
     for info in pkgutil.walk_packages(fluxutils_py.__path__, "fluxutils_py."):
-        if not info.name.startswith("fluxutils_py._"):
+        if "._" not in info.name:
             module = importlib.import_module(info.name)
             if hasattr(module, "__all__") and info.name not in _INTERNAL:
                 yield module
