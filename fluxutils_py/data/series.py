@@ -219,6 +219,11 @@ def as_three_axes(array: Any, name: str) -> Any:
     return array
 
 
+def to_numpy(array: Any) -> Any:
+    """A torch tensor as the NumPy array that shares its memory; anything else as it is."""
+    return array.detach().cpu().numpy() if type(array).__module__.split(".")[0] == "torch" else array
+
+
 def reject_masked(array: Any, name: str, fill: str = "np.nan") -> None:
     """Raise DataError if an array is masked: most of what would be done to it drops the mask silently."""
     if isinstance(array, np.ma.MaskedArray):

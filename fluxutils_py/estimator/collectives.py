@@ -19,8 +19,8 @@ from fluxutils_py.training.tensor_batches import rank_slice
 CHUNK = 1 << 23  # values that are passed on together
 
 
-def require_same_fit(fit: Any) -> None:
-    """Raise on every rank unless all ranks have built the same :class:`Fit`; then give all the model of rank 0.
+def require_same_fit(training: Any) -> None:
+    """Raise on every rank unless all ranks have assembled the same fit; then give all the model of rank 0.
 
     A rank is told apart by what it would compute: model, optimizer, spec, sizes and a sample of the data, versions.
 
@@ -29,22 +29,22 @@ def require_same_fit(fit: Any) -> None:
     RankError
         Naming the first thing that differs, and what it is on each rank.
     """
-    ranks = fit.ranks
+    ranks, data, model = training.ranks, training.data, training.model
     if ranks.is_single:
         return
     ranks.require_equal(
         {
             "the version of fluxutils_py": _version(),
             "the version of torch": torch.__version__,
-            "the epochs so far": getattr(fit.est, "n_iter_", 0) if fit.resume else 0,
-            **shared_identity(fit),
-            **sample_digests(fit),
-            "the scale of the targets": None if fit.target_scale is None else fit.target_scale.plain(),
-            "hooks that all ranks need": [type(w).__name__ for w in (fit.validation, fit.scheduler) if w is not None],
+            "the epochs so far": training.loop.epoch,
+            **shared_identity(training),
+            **sample_digests(data),
+            "the scale of the targets": None if data.codec.scale is None else data.codec.scale.as_dict(),
+            "hooks that all ranks need": [data.validation is not None, training.scheduler is not None],
         }
     )
-    ranks.broadcast(list(fit.model.parameters()) + list(fit.model.buffers()))
-    n = len(fit.windows.rows)
+    ranks.broadcast(list(model.parameters()) + list(model.buffers()))
+    n = len(data.windows.segments)
     if n < ranks.size and ranks.rank == 0:
         warnings.warn(f"{ranks.size} ranks share {n} series: some have nothing to do", UserWarning, stacklevel=5)
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
 from typing import Any, Self
 
+from sklearn.base import BaseEstimator
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
+from torch.optim import Optimizer
 
-from fluxutils_py.estimator.base import EstimatorBase
 from fluxutils_py.estimator.fitting import run_fit
+from fluxutils_py.estimator.html_repr import HtmlReprMixin
+from fluxutils_py.estimator.inputs import InputLayout, InputSchema
 from fluxutils_py.estimator.persistence import load_estimator, save_estimator
 from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.scoring import run_score
+from fluxutils_py.estimator.settings import Settings
 from fluxutils_py.estimator.streaming import EstimatorStream
+from fluxutils_py.estimator.target_codec import TargetCodec
 from fluxutils_py.parallel import get_communicator
 
 
-class Estimator(EstimatorBase):
+class Estimator(HtmlReprMixin, BaseEstimator):
     """A stateful sequence model with a scikit-learn face, trained by truncated backpropagation through time.
 
     Parameters
@@ -132,6 +139,9 @@ class Estimator(EstimatorBase):
     >>> folder.cleanup()
     """
 
+    _layout: InputLayout  # of the inputs of the first fit
+    _codec: TargetCodec
+
     # scikit-learn's routing of metadata takes any other name than X for metadata
     __metadata_request__fit = {"x": UNUSED}  # noqa: RUF012  the protocol wants a dict
     __metadata_request__partial_fit = {"x": UNUSED}  # noqa: RUF012
@@ -230,8 +240,18 @@ class Estimator(EstimatorBase):
         attributes. Without an earlier fit, or going on from it (``warm_start``, ``partial_fit``), what was learnt
         until then stays, as after ``KeyboardInterrupt``; an error before the first update changes nothing.
         """
-        holds_out = validation_data is None and self._uses_holdout()
-        run_fit(self, x, y, sample_weight, validation_data, lengths, starts, epochs, self.warm_start, holds_out)
+        run_fit(
+            self,
+            x,
+            y,
+            sample_weight,
+            validation_data,
+            lengths=lengths,
+            starts=starts,
+            epochs=epochs,
+            resume=self.warm_start,
+            can_hold_out=True,
+        )
         return self
 
     def partial_fit(
@@ -294,11 +314,9 @@ class Estimator(EstimatorBase):
         ValueError
             If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` holds single NaNs or infinities.
         """
-        how = {"state": state, "return_state": return_state, "lengths": lengths, "starts": starts}
-        result, end = run_predict(self, x, out, "predict", **how)
-        if out is None and self._y_ndim == 1 and getattr(result, "ndim", 0) == 2 and result.shape[1] == 1:
-            result = result[:, 0]
-        return (result, end) if return_state else result
+        return run_predict(
+            self, x, out, "predict", state=state, return_state=return_state, lengths=lengths, starts=starts
+        )
 
     def stream(
         self, n_series: int = 1, state: list[Tensor] | None = None, *, method: str = "predict"
@@ -375,3 +393,34 @@ class Estimator(EstimatorBase):
             If the file is no estimator, or its parameters do not fit the model; each mismatch is named.
         """
         return load_estimator(cls, path, arguments)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _resolved_params(self) -> Settings:
+        """The constructor's arguments, with defaults in place of None."""
+        return Settings.from_estimator(self)
+
+    def _input_schema(self, fitted: bool = True) -> InputSchema:
+        """What inputs must look like."""
+        return InputSchema(
+            type(self).__name__, getattr(self, "n_timesteps", None), fitted=self._layout if fitted else None
+        )
+
+    @classmethod
+    @cache
+    def _get_param_names(cls) -> list[str]:  # at each call of predict: 50 us where the signature is read again
+        names: list[str] = super()._get_param_names()
+        return names
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.target_tags.required = True
+        tags.target_tags.multi_output = True
+        return tags
+
+    def __sklearn_clone__(self) -> Self:
+        made = super().__sklearn_clone__()
+        if isinstance(getattr(self, "opt", None), Optimizer):  # one copy: it stays bound to the model
+            made.model, made.opt = copy.deepcopy((self.model, self.opt))
+        return made

@@ -13,6 +13,7 @@ from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.digest import digest_arrays, digest_sample, digest_series, digest_weight
 from fluxutils_py.estimator.building import build_optimizer
 from fluxutils_py.estimator.describing import describe, describe_modules, text
+from fluxutils_py.estimator.fit_data import FitData
 from fluxutils_py.optim import ChainedOptimizer
 
 NOT_COMPARED = ("params", "initial_lr", "fused", "foreach", "capturable")  # in a group: as device and schedule have it
@@ -20,63 +21,66 @@ DETAILS = ("loss.", "model", "the code of")
 LISTED = 5  # differences that a message lists
 
 
-def shared_identity(fit: Any) -> dict[str, str]:
+def shared_identity(training: Any) -> dict[str, str]:
     """What ranks that fit together must have in common, as texts by name: all but the details of :func:`identity`.
 
     What is within a loss or a module may be a rank's own, such as its device or its log.
     """
-    return {name: found for name, found in identity(fit).items() if not name.startswith(DETAILS)}
+    return {name: found for name, found in identity(training).items() if not name.startswith(DETAILS)}
 
 
-def identity(fit: Any) -> dict[str, str]:
-    """The settings of a :class:`Fit` and the sizes of its data, as texts by name; see :func:`describe`.
+def identity(training: Any) -> dict[str, str]:
+    """The settings of a fit and the sizes of its data, as texts by name; see :func:`describe`.
 
     Not of its own: epochs, device, threads, callbacks, verbosity, the weights that the model starts from.
     """
-    spec = {f.name: getattr(fit.spec, f.name) for f in dataclasses.fields(fit.spec) if f.name != "epochs"}
+    data, model = training.data, training.model
+    classes, scale = data.codec.classes, data.codec.scale
+    spec = {f.name: getattr(data.spec, f.name) for f in dataclasses.fields(data.spec) if f.name != "epochs"}
     return {
         **{key: found for name, value in spec.items() for key, found in describe(f"spec.{name}", value).items()},
-        **describe("loss", fit.loss),
-        **_sizes(fit),
-        "scale_target": str(fit.target_scale is not None),
-        "the classes": "none" if fit.classes is None else str(fit.classes.tolist()),
-        **describe_modules("model", fit.model),
-        **_parameters(fit.model),
-        **_describe_optimizer(fit.optimizer, fit.groups, fit.model),
+        **describe("loss", data.loss),
+        **_sizes(data),
+        "scale_target": str(scale is not None),
+        "the classes": "none" if classes is None else str(classes.tolist()),
+        **describe_modules("model", model),
+        **_parameters(model),
+        **_describe_optimizer(training.optimizer, training.groups, model),
     }
 
 
-def requested_identity(fit: Any) -> dict[str, str]:
+def requested_identity(training: Any) -> dict[str, str]:
     """As :func:`identity`, with the optimizer as the estimator's arguments say; schedules and hooks change it later."""
-    found = {**identity(fit), "random_state": _describe_seed(fit.settings.random_state)}
-    if fit.resume:
+    settings, model = training.data.settings, training.model
+    found = {**identity(training), "random_state": _describe_seed(settings.random_state)}
+    if training.resume:
         try:
-            asked = build_optimizer(fit.settings.opt, fit.settings.model, fit.model)
+            asked = build_optimizer(settings.opt, settings.model, model)
         except (TypeError, ValueError):  # it was loaded from a file that does not hold what makes it
             return found
-        for name in _describe_optimizer(fit.optimizer, fit.groups, fit.model):
+        for name in _describe_optimizer(training.optimizer, training.groups, model):
             del found[name]
-        found.update(_describe_optimizer(asked, asked.param_groups, fit.model))
+        found.update(_describe_optimizer(asked, asked.param_groups, model))
     return found
 
 
-def sample_digests(fit: Any) -> dict[str, str]:
+def sample_digests(data: FitData) -> dict[str, str]:
     """Digests of the corners of the data: enough to see that ranks were each given data of their own."""
     return {
-        f"the values of {name} (digest of some)": digest_sample(s, w.segments, places=2) for name, s, w in _arrays(fit)
+        f"the values of {name} (digest of some)": digest_sample(s, w.segments, places=2) for name, s, w in _arrays(data)
     }
 
 
-def data_digests(fit: Any) -> dict[str, tuple[str | None, str]]:
+def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
     """Digests of the data of a fit: of all values, if they are in memory or in a small file, and of some."""
     found: dict[str, tuple[str | None, str]] = {
         f"the values of {name}": (digest_series(s, w.segments), digest_sample(s, w.segments))
-        for name, s, w in _arrays(fit)
+        for name, s, w in _arrays(data)
     }
-    for what, windows in _windows(fit):
+    for what, windows in _windows(data):
         weight = digest_weight(windows.weight, windows.segments)
         found[f"the values of {what}sample_weight"] = weight, weight or "none"
-    scale = None if fit.target_scale is None else digest_arrays(fit.target_scale.mean, fit.target_scale.scale)
+    scale = None if data.codec.scale is None else digest_arrays(data.codec.scale.mean, data.codec.scale.scale)
     found["the scale of the targets"] = scale, scale or "none"
     return found
 
@@ -138,23 +142,23 @@ def _parameters(model: torch.nn.Module) -> dict[str, str]:
     return {**found, **buffers}
 
 
-def _windows(fit: Any) -> list[tuple[str, SequenceWindows]]:
-    return [("", fit.windows), *([] if fit.validation is None else [("validation ", fit.validation.batches.windows)])]
+def _windows(data: FitData) -> list[tuple[str, SequenceWindows]]:
+    return [("", data.windows), *([] if data.validation is None else [("validation ", data.validation)])]
 
 
-def _arrays(fit: Any) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]:
-    for what, windows in _windows(fit):
+def _arrays(data: FitData) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]:
+    for what, windows in _windows(data):
         for kind, arrays in (("x", windows.x), ("y", windows.y)):
             for i, s in enumerate(arrays):
                 yield f"{what}{kind}" + (f"[{i}]" if len(arrays) > 1 else ""), s, windows
 
 
-def _sizes(fit: Any) -> dict[str, str]:
+def _sizes(data: FitData) -> dict[str, str]:
     found: dict[str, str] = {}
-    for name, s, _ in _arrays(fit):
+    for name, s, _ in _arrays(data):
         found[f"the shape of {name}"] = str((s.F, s.N, s.T))
         found[f"the dtype of {name}"] = str(s.dtype.newbyteorder("="))
-    for what, windows in _windows(fit):
+    for what, windows in _windows(data):
         found[f"the starts and lengths of {what}series"] = digest_arrays(
             windows.segments.series, windows.segments.start, windows.segments.length
         )

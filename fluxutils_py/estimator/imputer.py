@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils._param_validation import StrOptions
-from sklearn.utils.metadata_routing import UNUSED
 from torch import Tensor
 
 from fluxutils_py.data import SeriesArray
@@ -17,7 +14,7 @@ from fluxutils_py.data.filling import ForwardFilled, forward_fill
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.inputs import Inputs
 from fluxutils_py.estimator.moments import empty_result, moments
-from fluxutils_py.estimator.transformer_base import SequenceTransformer, read_numbers, read_single_input
+from fluxutils_py.estimator.transformer_base import SequenceTransformer, read_numbers
 
 SERIES = 1024  # filled in together: what is needed beside the result stays small
 
@@ -67,61 +64,34 @@ class SequenceImputer(SequenceTransformer):
     """
 
     statistics_: np.ndarray
-    _parameter_constraints: ClassVar = {
-        "strategy": [StrOptions({"mean", "constant", "ffill"})],
-        "fill_value": [numbers.Real, "array-like", None],
-    }
-    __metadata_request__fit: ClassVar = {"x": UNUSED}
 
     def __init__(self, strategy: str = "mean", *, fill_value: Any = None) -> None:
         self.strategy = strategy
         self.fill_value = fill_value
 
-    def fit(self, x: Any, y: Any = None) -> Self:
-        """Learn what stands for missing values.
-
-        Parameters
-        ----------
-        x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
-            As :class:`fluxutils_py.Estimator` takes it, but not several inputs; NaN is a value that is missing.
-        y : None
-            Ignored.
-
-        Returns
-        -------
-        SequenceImputer
-            Itself.
-
-        Raises
-        ------
-        ValueError
-            On infinite values, several inputs, or arguments of wrong shapes; nothing is changed.
-        """
-        self._validate_params()
-        inputs, series = read_single_input(x, self, fitted=False)
+    def _statistics(self, series: SeriesArray, inputs: Inputs) -> dict[str, Any]:
+        if self.strategy not in ("mean", "constant", "ffill"):
+            raise ValueError(f"strategy must be 'mean', 'constant' or 'ffill', got {self.strategy!r}")
         if self.strategy == "ffill" and inputs.form == "rows":
             raise ShapeError(
                 "strategy='ffill' fills in from the step before, but the rows of a matrix are series of one step; give "
                 "an array (F, N, T), or timesteps(x) of one"
             )
-        statistics = self._statistics(series, inputs)
-        self._remember(inputs)
-        self.statistics_ = statistics
-        return self
-
-    def _statistics(self, series: SeriesArray, inputs: Inputs) -> np.ndarray:
         if self.fill_value is None and self.strategy != "constant":
-            return moments(read_numbers(series, inputs, self), series.F)[1]
+            return {"statistics_": moments(read_numbers(series, inputs, type(self).__name__), series.F)[1]}
         if self.strategy == "mean":
             raise ValueError("fill_value is for strategy='constant' and 'ffill'; strategy='mean' takes the mean")
-        value = np.asarray(0.0 if self.fill_value is None else self.fill_value, float)
+        try:
+            value = np.asarray(0.0 if self.fill_value is None else self.fill_value, float)
+        except (TypeError, ValueError):
+            value = np.array(np.nan)
         if value.shape not in ((), (series.F,)) or not np.isfinite(value).all():
             raise ShapeError(
-                f"fill_value must be a number, or {series.F} numbers, one per feature; got {value.tolist()}"
+                f"fill_value must be a number, or {series.F} numbers, one per feature; got {self.fill_value!r}"
             )
-        return np.array(np.broadcast_to(value, series.F))
+        return {"statistics_": np.array(np.broadcast_to(value, series.F))}
 
-    def _function(self, n_features: int, inverse: bool) -> Any:
+    def _block_function(self) -> FillBlock | ForwardFillBlock:
         return (ForwardFillBlock if self.strategy == "ffill" else FillBlock)(self.statistics_)
 
 

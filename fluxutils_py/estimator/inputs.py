@@ -12,21 +12,21 @@ form           rows are                                 targets, predictions
 
 from __future__ import annotations
 
-import copy
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from sklearn.utils import check_array, get_tags
-from sklearn.utils.validation import _check_sample_weight, validate_data
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_array
+from sklearn.utils.validation import validate_data
 
 from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView, as_series
 from fluxutils_py.data.featurenames import get_feature_names
 from fluxutils_py.data.ragged import RaggedArray, as_ragged, is_list_of_series
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.data.series import check_aligned, reject_masked
+from fluxutils_py.data.series import check_aligned, reject_masked, to_numpy
 from fluxutils_py.data.views import SequenceView, Stretch
 from fluxutils_py.errors import DataError, ShapeError
 
@@ -71,6 +71,12 @@ class Inputs:
         """Whether each series is an array of its own."""
         return isinstance(self.series[0].array, RaggedArray)
 
+    @property
+    def layout(self) -> InputLayout:
+        """What later inputs must have in common with these."""
+        kinds = tuple(s.kind for s in self.series)
+        return InputLayout(self.form, feature_counts(self.series), self.columns, kinds, self.names)
+
     def segments(self) -> Segments:
         """What is walked through from the zero state, in training: series, or the stretches between gaps in time."""
         if not isinstance(self._view, TimestepsView):
@@ -91,8 +97,8 @@ class Inputs:
         return [s._replace(array=(s.array,)) for s in self._view.stretches()]
 
     def to_rows(self, array: np.ndarray) -> np.ndarray:
-        """An (G, N, T) array as rows like those of the inputs; native ones stay."""
-        if self.form == "native":
+        """A (G, N, T) array as rows like those of the inputs; native ones, and what are rows already, stay."""
+        if self.form == "native" or array.ndim < 3:
             return array
         return (TimestepsView if self.form == "timesteps" else SamplesView).to_rows(array)
 
@@ -100,10 +106,54 @@ class Inputs:
 # -- inputs --------------------------------------------------------------------------------------------
 
 
-def read_inputs(x: Any, est: Any, *, fitted: bool, name: str = "x", starts: Any = None, lengths: Any = None) -> Inputs:
-    """Inputs of whatever form, checked; with ``fitted``, to have the features that the estimator was fitted on.
+@dataclass(frozen=True)
+class InputLayout:
+    """The layout of the inputs that an estimator was fitted on.
 
-    The estimator is left as it is.
+    Attributes
+    ----------
+    form : "native", "rows", "samples" or "timesteps"
+    features : int, or tuple of int for several inputs
+        Per step.
+    columns : int, or tuple of int for several inputs
+        What scikit-learn calls the number of features.
+    kinds : tuple of "float" or "int"
+        One for each input.
+    names : ndarray of str, optional
+        Of the features, or of the columns of a data frame.
+    """
+
+    form: str
+    features: Any
+    columns: Any
+    kinds: tuple[str, ...]
+    names: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class InputSchema:
+    """What :func:`read_inputs` requires of inputs.
+
+    Attributes
+    ----------
+    estimator : str
+        The name of the estimator's class, for messages.
+    n_timesteps : int, optional
+        Steps in each row of a matrix.
+    allow_nan : bool
+        Whether a matrix may hold NaN.
+    fitted : InputLayout, optional
+        The layout that the inputs must have; None before the first fit.
+    """
+
+    estimator: str
+    n_timesteps: int | None = None
+    allow_nan: bool = False
+    fitted: InputLayout | None = None
+
+
+def read_inputs(x: Any, schema: InputSchema, *, name: str = "x", starts: Any = None, lengths: Any = None) -> Inputs:
+    """Inputs in any form, checked; after a fit, that they have its features.
 
     Raises
     ------
@@ -116,23 +166,25 @@ def read_inputs(x: Any, est: Any, *, fitted: bool, name: str = "x", starts: Any 
     elif is_native(x):
         series = as_series(as_ragged(x, name), name)
         names = get_feature_names(x) if len(series) == 1 and hasattr(x, "shape") else None
-        lengths_ = _own_lengths(series, name)
-        inputs = Inputs(series, "native", feature_counts(series), _as_names(names), lengths=lengths_)
+        inputs = Inputs(
+            series, "native", feature_counts(series), _as_names(names), lengths=_lengths_of_lists(series, name)
+        )
     else:
-        inputs = _read_rows(x, est, fitted, name)
-    if fitted and feature_counts(inputs.series) != est._n_inputs:
+        inputs = _read_rows(x, schema, name)
+    fitted = schema.fitted
+    if fitted is not None and feature_counts(inputs.series) != fitted.features:
         raise ShapeError(
-            f"{name} has {feature_counts(inputs.series)} features per step, but {type(est).__name__} was fitted on "
-            f"{est._n_inputs}; if a splitter cut it, note that arrays of shape (F, N, T) are cut along F: hand "
+            f"{name} has {feature_counts(inputs.series)} features per step, but {schema.estimator} was fitted on "
+            f"{fitted.features}; if a splitter cut it, note that arrays of shape (F, N, T) are cut along F: hand "
             "samples(x) or timesteps(x) to whatever splits"
         )
-    known = getattr(est, "feature_names_in_", None) if fitted else None
+    known = None if fitted is None else fitted.names
     if known is not None and inputs.names is not None and not np.array_equal(known, inputs.names):
         raise DataError(
-            f"the features of {name} are {', '.join(inputs.names)}, but {type(est).__name__} was fitted on "
+            f"the features of {name} are {', '.join(inputs.names)}, but {schema.estimator} was fitted on "
             f"{', '.join(known)}; bring them into that order"
         )
-    return within(inputs, starts, lengths)
+    return restrict_steps(inputs, starts, lengths)
 
 
 def _as_names(names: tuple[str, ...] | None) -> np.ndarray | None:
@@ -149,21 +201,22 @@ def require_array(value: Any, name: str, forms: str) -> None:
 
 
 def is_native(x: Any) -> bool:
+    """Whether this is an (F, N, T) array, a list of series, or a tuple of such."""
     if isinstance(x, tuple):
         return any(n_axes(a) == 3 or is_list_of_series(a) for a in x) or not x
     return n_axes(x) >= 3 or is_list_of_series(x)
 
 
-def _own_lengths(series: tuple[SeriesArray, ...], name: str) -> np.ndarray | None:
-    """The lengths of the arrays of a list."""
-    found = [s.array.lengths for s in series if isinstance(s.array, RaggedArray)]
-    if found and len(found) < len(series):
+def _lengths_of_lists(series: tuple[SeriesArray, ...], name: str) -> np.ndarray | None:
+    """The lengths of the series, if they are arrays of a list."""
+    lengths = [s.array.lengths for s in series if isinstance(s.array, RaggedArray)]
+    if lengths and len(lengths) < len(series):
         raise ShapeError(f"some of the {len(series)} arrays of {name} are lists of series; give all as lists, or none")
-    return found[0] if found else None
+    return lengths[0] if lengths else None
 
 
 def n_axes(x: Any) -> int:
-    """Of an array, or of nested lists."""
+    """The number of axes of an array or of nested lists."""
     if hasattr(x, "shape"):
         try:
             return len(x.shape)
@@ -184,53 +237,61 @@ def _read_view(view: SequenceView, name: str) -> Inputs:
     return Inputs((SeriesArray(view.native, name),), form, view.shape[1], _as_names(view.feature_names), view)
 
 
-def _read_rows(x: Any, est: Any, fitted: bool, name: str) -> Inputs:
-    """A matrix: rows are samples of one step, or, where series of more steps are expected, flat series."""
-    if type(x).__module__.split(".")[0] == "torch":
-        x = x.detach().cpu().numpy()
+def _read_rows(x: Any, schema: InputSchema, name: str) -> Inputs:
+    """A matrix: its rows are samples of one step or, where more steps are expected, flattened series."""
+    x, fitted = to_numpy(x), schema.fitted
     if n_axes(x) == 1 and not hasattr(x, "iloc"):
         raise ShapeError(
             f"{name} has one axis, of {len(x)} values. Reshape your data: x[None, None] if they are one feature of one "
             "series (F, N, T), x.reshape(-1, 1) if a matrix of one feature, x.reshape(1, -1) if one of a single sample"
         )
+    if fitted is not None and fitted.form in ("samples", "timesteps"):
+        return _read_flat_view(x, schema, fitted, name)
     shape: Any = getattr(x, "shape", ())
-    if fitted and est._form == "native" and len(shape) == 2 and shape[1] != est.n_features_in_:
+    if fitted is not None and fitted.form == "native" and len(shape) == 2 and shape[1] != fitted.columns:
         raise ShapeError(
-            f"X has {shape[1]} features, but {type(est).__name__} is expecting {est.n_features_in_} features as input; "
+            f"X has {shape[1]} features, but {schema.estimator} is expecting {fitted.columns} features as input; "
             f"the rows of a matrix are series of one step: if {name} is of one series or of one feature, add the "
             "missing axis: x[:, None] or x[None]"
         )
-    asked = getattr(est, "n_timesteps", None)
-    finite = "allow-nan" if get_tags(est).input_tags.allow_nan else True
-    form = est._form if fitted else "rows"
-    if form in ("samples", "timesteps"):
-        # the matrix that a view looks like to scikit-learn
-        x = check_array(x, dtype=FLOATS, ensure_all_finite=finite, estimator=est, input_name="X")
-        n_features, names = int(est._n_inputs), None
-        if x.shape[1] % n_features or (form == "timesteps" and x.shape[1] != est.n_features_in_):
-            raise ValueError(
-                f"X has {x.shape[1]} features, but {type(est).__name__} is expecting {est.n_features_in_} features as "
-                f"input: {n_features} features at each of {est.n_features_in_ // n_features} "
-                + ("series" if form == "timesteps" else "steps")
-            )
-        if form == "timesteps":
-            array = TimestepsView.from_rows(x, n_features)
-            return Inputs((SeriesArray(array, name),), form, x.shape[1], None, TimestepsView(array))
-    else:
-        probe = copy.copy(est)  # takes what validate_data leaves behind
-        x = validate_data(probe, x, dtype=FLOATS, ensure_all_finite=finite, reset=not fitted)
-        names = getattr(probe, "feature_names_in_", None)
-        n_steps = 1 if asked is None else int(asked)
-        if x.shape[1] % n_steps:
-            raise ShapeError(
-                f"X has {x.shape[1]} columns, which are not {n_steps} steps (n_timesteps) of any number of features"
-            )
-        n_features = x.shape[1] // n_steps
-    array = SamplesView.from_rows(x, n_features)
-    return Inputs((SeriesArray(array, name),), "rows" if form == "native" else form, x.shape[1], names)
+    x, names = validate_matrix(x, schema)
+    n_steps = schema.n_timesteps or 1
+    if x.shape[1] % n_steps:
+        raise ShapeError(
+            f"X has {x.shape[1]} columns, which are not {n_steps} steps (n_timesteps) of any number of features"
+        )
+    array = SamplesView.from_rows(x, x.shape[1] // n_steps)
+    return Inputs((SeriesArray(array, name),), "rows", x.shape[1], names)
 
 
-def within(inputs: Inputs, starts: Any, lengths: Any) -> Inputs:
+def _read_flat_view(x: Any, schema: InputSchema, fitted: InputLayout, name: str) -> Inputs:
+    """The matrix that a view looks like to scikit-learn."""
+    finite = "allow-nan" if schema.allow_nan else True
+    x = check_array(x, dtype=FLOATS, ensure_all_finite=finite, estimator=schema.estimator, input_name="X")
+    n_features, over_time = int(fitted.features), fitted.form == "timesteps"
+    if x.shape[1] % n_features or (over_time and x.shape[1] != fitted.columns):
+        raise ValueError(
+            f"X has {x.shape[1]} features, but {schema.estimator} is expecting {fitted.columns} features as input: "
+            f"{n_features} features at each of {fitted.columns // n_features} {'series' if over_time else 'steps'}"
+        )
+    array = (TimestepsView if over_time else SamplesView).from_rows(x, n_features)
+    view = TimestepsView(array) if over_time else None
+    return Inputs((SeriesArray(array, name),), fitted.form, x.shape[1], None, view)
+
+
+def validate_matrix(x: Any, schema: InputSchema) -> tuple[np.ndarray, np.ndarray | None]:
+    """A matrix that passes scikit-learn's checks, and the names of its columns."""
+    keeper: Any = type(schema.estimator, (BaseEstimator,), {})()  # validate_data keeps what it finds on an estimator
+    if schema.fitted is not None:
+        keeper.n_features_in_ = schema.fitted.columns
+        if schema.fitted.names is not None:
+            keeper.feature_names_in_ = schema.fitted.names
+    finite = "allow-nan" if schema.allow_nan else True
+    x = validate_data(keeper, x, dtype=FLOATS, ensure_all_finite=finite, reset=schema.fitted is None)
+    return x, getattr(keeper, "feature_names_in_", None)
+
+
+def restrict_steps(inputs: Inputs, starts: Any, lengths: Any) -> Inputs:
     """The inputs with series that have the steps ``starts[n]`` to ``starts[n] + lengths[n]``.
 
     Raises
@@ -288,10 +349,13 @@ def read_weight(sample_weight: Any, inputs: Inputs) -> SampleWeight | None:
     if inputs.is_list and isinstance(w, list) and w and not all(np.ndim(a) == 0 for a in w):
         return _read_weights_of_list(w, inputs)
     reject_masked(w, "sample_weight", fill="0")
-    if type(w).__module__.split(".")[0] == "torch":
-        w = w.detach().cpu().numpy()
-    if inputs.form == "rows" and inputs.T == 1:
-        w = _check_sample_weight(w, np.empty((inputs.N, 1)), dtype=np.float64, ensure_non_negative=True)
+    w = to_numpy(w)
+    if isinstance(w, int | float):
+        w = np.full(inputs.N, float(w))
+    elif inputs.form == "rows" and inputs.T == 1:
+        w = check_array(w, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+        if not w.any():
+            raise DataError("sample_weight is zero for all samples: there is nothing to learn from")
     w = w if hasattr(w, "shape") and not hasattr(w, "iloc") else np.asarray(w)
     if inputs.form == "timesteps":  # one row per step
         if w.shape == (inputs.T,):

@@ -12,6 +12,7 @@ import torch
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.building import NotStored, build_model, optimizer_class
+from fluxutils_py.estimator.inputs import InputLayout
 from fluxutils_py.estimator.serialization import (
     PLAIN,
     deserialize_loss,
@@ -27,19 +28,18 @@ from fluxutils_py.estimator.serialization import (
     serialize_optimizer,
     serialize_spec,
 )
-from fluxutils_py.estimator.target_scale import TargetScale
+from fluxutils_py.estimator.target_codec import TargetCodec, TargetScale
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.optim import ChainedOptimizer, load_optimizer_state
 from fluxutils_py.training.plain_files import read_file, write_file
 
-KIND, FORMAT = "fluxutils_py estimator", 1
+KIND, FORMAT = "fluxutils_py estimator", 2
 NO_SETTINGS = ("model", "loss", "opt", "spec", "device", "callbacks")  # code, or for another machine
 CODE = ("cell",)  # settings that may be classes: their names only
 FITTED = (
     *("loss_", "loss_curve_", "validation_loss_curve_", "n_iter_", "history_"),
-    *("n_features_in_", "n_outputs_", "_n_steps", "_n_inputs", "_form", "_per_series", "_y_ndim", "_input_kinds"),
+    *("n_features_in_", "n_outputs_", "_n_steps"),
 )
-ARRAYS = ("classes_", "feature_names_in_")  # of numbers or strings, if there
 
 
 def save_estimator(est: Any, path: Any) -> None:
@@ -61,8 +61,12 @@ def save_estimator(est: Any, path: Any) -> None:
         "settings": {k: v for k in est._get_param_names() if k not in NO_SETTINGS and _is_plain(v := getattr(est, k))},
         "code": {k: full_name(v) for k in CODE if callable(v := getattr(est, k, None))},
         "fitted": {k: plain_value(getattr(est, k)) for k in FITTED},
-        "arrays": {k: (_kind(a), a.tolist()) for k in ARRAYS if (a := getattr(est, k, None)) is not None},
-        "target_scale": None if est._target_scale is None else est._target_scale.plain(),
+        "layout": {**vars(est._layout), "names": _array_to_list(est._layout.names)},
+        "codec": {
+            **vars(est._codec),
+            "classes": _array_to_list(est._codec.classes),
+            "scale": None if est._codec.scale is None else est._codec.scale.as_dict(),
+        },
         "grad": est.grad_,
         "generator": plain_value(est._rng.bit_generator.state),
         "scheduler": None if est._scheduler is None else plain_value(est._scheduler.state_dict()),
@@ -91,25 +95,37 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
         }
         stored = {k: v for k, v in stored.items() if k in known}
         fitted = {k: c["fitted"][k] for k in FITTED}
+        layout = InputLayout(**{**c["layout"], "names": _list_to_array(c["layout"]["names"])})
+        scale = c["codec"]["scale"]
+        codec = TargetCodec(
+            **{
+                **c["codec"],
+                "classes": _list_to_array(c["codec"]["classes"]),
+                "scale": None if scale is None else TargetScale.from_dict(scale),
+            }
+        )
         generator, dtype = _generator(c["generator"]), getattr(torch, c["dtype"])
         if not isinstance(dtype, torch.dtype):
             raise LoadError(f"{path} is damaged (no dtype: {c['dtype']!r})")
     est = cls(**{**stored, **arguments})
-    asked = est._resolved_params()
-    if isinstance(asked.model, NotStored):
+    settings = est._resolved_params()
+    if isinstance(settings.model, NotStored):
         raise LoadError(
             f"{path} holds the parameters of a model of its author's own, {c['model_name']}, not its code: "
             f"give the model too, {cls.__name__}.load(path, model=...)"
         )
     with seeded(0):
-        model = build_model(asked.model, fitted["_n_inputs"], fitted["n_outputs_"], dtype, asked.device)
+        model = build_model(settings.model, layout.features, fitted["n_outputs_"], dtype, settings.device)
     with _reading(path):
         compare_parameters(c["parameters"], model.state_dict(), path)
         model.load_state_dict(c["parameters"])
         est.model_ = model.eval()
         vars(est).update(fitted)
-        vars(est).update({k: np.array(v, dtype=d) for k, (d, v) in c["arrays"].items() if k in ARRAYS})
-        est._target_scale = None if c["target_scale"] is None else TargetScale.from_plain(c["target_scale"])
+        est._layout, est._codec = layout, codec
+        if layout.names is not None:
+            est.feature_names_in_ = layout.names
+        if codec.classes is not None:
+            est.classes_ = codec.classes
         est.grad_ = c["grad"].to(next(model.parameters()).device)
         est._rng = generator
         _restore_optimizer(est, c, "opt" in arguments)
@@ -176,8 +192,13 @@ def _made(build: Callable[[Any], Any], recipe: Any, argument: str, name: str) ->
     return NotStored(argument, name) if recipe is None else build(recipe)
 
 
-def _kind(array: np.ndarray) -> str:
-    return "O" if array.dtype.kind in "OT" else array.dtype.str
+def _array_to_list(array: np.ndarray | None) -> tuple[str, list[Any]] | None:
+    """An array of numbers or strings as its type and its values."""
+    return None if array is None else ("O" if array.dtype.kind in "OT" else array.dtype.str, array.tolist())
+
+
+def _list_to_array(stored: tuple[str, list[Any]] | None) -> np.ndarray | None:
+    return None if stored is None else np.array(stored[1], dtype=stored[0])
 
 
 def _is_plain(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,10 @@ from fluxutils_py.estimator.collectives import gather_rows, require_same_inputs
 from fluxutils_py.estimator.inputs import Inputs, read_inputs
 from fluxutils_py.estimator.output import PredictionWriter
 from fluxutils_py.estimator.spec import Spec, read_spec
+from fluxutils_py.estimator.target_codec import Transform
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.predictor import Prediction, Predictor
 from fluxutils_py.training.tensor_batches import rank_slice
-
-Transform = Callable[[np.ndarray], np.ndarray]
 
 
 def run_predict(
@@ -35,32 +34,31 @@ def run_predict(
     lengths: Any = None,
     starts: Any = None,
     return_state: bool = False,
-) -> tuple[Any, list[Tensor] | None]:
-    """Predictions in the form that the inputs have, of all ranks; and, if asked for, the state at the end.
+) -> Any:
+    """Predictions in the form of the inputs, of all ranks; with ``return_state``, a pair of these and the state.
 
-    Arguments as of ``Estimator.predict``; ``method`` is what the outputs are for: "predict", "predict_proba", ...
+    ``method`` is "predict", or of classifiers "predict_proba", ...; other arguments as of ``Estimator.predict``.
     """
     settings = est._resolved_params()
     with RankGroup.from_comm(settings.comm, "predict") as ranks:
         check_is_fitted(est, "model_")
-        inputs = read_inputs(x, est, fitted=True, starts=starts, lengths=lengths)
-        transform, spec = est._output_transforms()[method], read_spec(settings.spec)
-        found = BlockPredictor(est.model_, inputs, spec, state, transform, ranks, return_state)
-        if est._per_series and inputs.form != "timesteps":
+        inputs, codec = read_inputs(x, est._input_schema(), starts=starts, lengths=lengths), est._codec
+        spec, decode = read_spec(settings.spec), codec.decoders()[method]
+        predictor = BlockPredictor(est.model_, inputs, spec, state, decode, ranks, return_state)
+        if codec.per_series and inputs.form != "timesteps":
             if out is not None:
                 raise ValueError("out is for predictions of every step, but this estimator predicts one per series")
-            result: Any = found.last_steps()
+            result: Any = predictor.last_steps()
         else:
-            output = PredictionWriter(
-                out, inputs.N, inputs.T, inputs.starts, inputs.lengths if inputs.is_list else None
-            )
-            for prediction in found:
-                output.write(prediction)
-            output.complete(ranks)
-            result = output.result()
-            if out is None and isinstance(result, np.ndarray):
-                result = inputs.to_rows(result)
-        return result, found.state() if return_state else None
+            lengths = inputs.lengths if inputs.is_list else None
+            writer = PredictionWriter(out, inputs.N, inputs.T, inputs.starts, lengths)
+            for prediction in predictor:
+                writer.write(prediction)
+            writer.complete(ranks)
+            result = writer.result()
+        if out is None and isinstance(result, np.ndarray):
+            result = codec.as_vector(inputs.to_rows(result), method)
+        return (result, predictor.state()) if return_state else result
 
 
 class BlockPredictor:

@@ -16,12 +16,13 @@ from fluxutils_py.estimator.fingerprint import (
     join_differences,
     requested_identity,
 )
-from fluxutils_py.training import Checkpointer, Loop
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.training import Checkpointer
 from fluxutils_py.training.generator_state import RandomGenerators
 
 
-def with_checkpoints(callbacks: list[Any], fit: Any, loop: Loop) -> list[Any]:
-    """The callbacks, each :class:`Checkpointer` being another one that tracks what a fit is made of.
+def with_checkpoints(callbacks: list[Any], training: Any, attributes: Any) -> list[Any]:
+    """The callbacks, with each :class:`Checkpointer` replaced by one that tracks everything that a fit consists of.
 
     Raises
     ------
@@ -30,7 +31,7 @@ def with_checkpoints(callbacks: list[Any], fit: Any, loop: Loop) -> list[Any]:
     """
     if not any(isinstance(c, Checkpointer) for c in callbacks):
         return callbacks
-    if not fit.ranks.is_single and any(
+    if not training.ranks.is_single and any(
         isinstance(c, Checkpointer) and c.trigger and c.trigger.by_clock for c in callbacks
     ):
         raise ValueError(
@@ -38,33 +39,33 @@ def with_checkpoints(callbacks: list[Any], fit: Any, loop: Loop) -> list[Any]:
             "goes by steps, such as ForEachNSteps(100)"
         )
     things = {
-        "fit": _Fit(fit, loop),  # first: what is of another job is refused before anything is looked at
-        "model": fit.model,
-        "buffers": _Buffers(fit.model),
-        "optimizer": fit.optimizer,
-        "loop": loop,
-        "batches": fit.batches,
-        "step": fit.step,
-        "random": RandomGenerators(fit.device, rng=fit.rng),
+        "fit": _Fit(training, attributes),  # first: what is of another job is refused before anything is looked at
+        "model": training.model,
+        "buffers": _Buffers(training.model),
+        "optimizer": training.optimizer,
+        "loop": training.loop,
+        "batches": training.batches,
+        "step": training.step,
+        "random": RandomGenerators(training.batches.device, rng=training.rng),
     }
     return [c.with_tracked(**things) if isinstance(c, Checkpointer) else c for c in callbacks]
 
 
-def restore_newest(callbacks: list[Any], fit: Any) -> bool:
-    """Have a fit go on where the newest checkpoint is, if there is one; whether there was."""
-    found = [c for c in callbacks if isinstance(c, Checkpointer)]
-    if not found:
+def restore_newest(callbacks: list[Any], ranks: RankGroup) -> bool:
+    """Restore the newest checkpoint of these callbacks; return whether there was one."""
+    checkpointers = [c for c in callbacks if isinstance(c, Checkpointer)]
+    if not checkpointers:
         return False
-    steps = fit.ranks.allgather(fit.ranks.guard(lambda: [c.latest_step() for c in found]))[0]
-    return found[steps.index(max(steps))].restore(fit.ranks)
+    steps = ranks.allgather(ranks.guard(lambda: [c.latest_step() for c in checkpointers]))[0]
+    return checkpointers[steps.index(max(steps))].restore(ranks)
 
 
 class _Fit:
     """What a fit is of, so that no other goes on from its checkpoints; and the last epoch's mean gradient."""
 
-    def __init__(self, fit: Any, loop: Loop) -> None:
-        self.est, self.loop, self.device = fit.est, loop, fit.device
-        self.of, self.data = requested_identity(fit), data_digests(fit)
+    def __init__(self, training: Any, attributes: Any) -> None:
+        self.est, self.loop, self.device = attributes.est, training.loop, training.batches.device
+        self.of, self.data = requested_identity(training), data_digests(training.data)
 
     def state_dict(self) -> dict[str, Any]:
         return {"of": self.of, "data": self.data, "hooks": list(self.loop.hooks.state_dict()), "grad": self.est.grad_}

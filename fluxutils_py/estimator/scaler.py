@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -12,9 +12,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.estimator.inputs import read_weight
+from fluxutils_py.estimator.inputs import InputLayout, read_weight
 from fluxutils_py.estimator.moments import Standardize, merge_moments, moments, safe_scale
-from fluxutils_py.estimator.transformer_base import SequenceTransformer, read_numbers, read_single_input
+from fluxutils_py.estimator.transformer_base import SequenceTransformer, read_numbers
 
 
 class SequenceScaler(SequenceTransformer):
@@ -71,7 +71,6 @@ class SequenceScaler(SequenceTransformer):
     mean_: np.ndarray
     var_: np.ndarray
     n_samples_seen_: np.ndarray
-    _parameter_constraints: ClassVar = {"with_mean": ["boolean"], "with_std": ["boolean"]}
     # scikit-learn's routing of metadata takes any other name than X for metadata
     __metadata_request__partial_fit: ClassVar = {"x": UNUSED}
     __metadata_request__inverse_transform: ClassVar = {"x": UNUSED}
@@ -102,11 +101,11 @@ class SequenceScaler(SequenceTransformer):
         ValueError
             On infinite values, several inputs, or arguments of wrong shapes; nothing is changed.
         """
-        return self._learn(x, sample_weight, onward=False)
+        return self._update(x, sample_weight, None)
 
     def partial_fit(self, x: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Learn from more data of the same features, to what ``fit`` on all of them together gives; see :meth:`fit`."""
-        return self._learn(x, sample_weight, onward=hasattr(self, "mean_"))
+        return self._update(x, sample_weight, getattr(self, "_layout", None))
 
     def inverse_transform(self, x: Any, *, features: Sequence[int | str] | None = None) -> Any:
         """Multiply by the scale and add the mean.
@@ -129,53 +128,54 @@ class SequenceScaler(SequenceTransformer):
             If ``x`` has other features.
         """
         check_is_fitted(self)
-        part = copy.copy(self)
-        part.__dict__.pop("feature_names_in_", None)  # predictions have no names of columns
+        layout, n_features = self._layout, self._layout.features
+        places = list(range(n_features)) if features is None else self._feature_indices(features)
         is_native = len(getattr(x, "shape", ())) == 3
         given = x.n_features if isinstance(x, SequenceView) else x.shape[0] if is_native else None
-        if features is not None:
-            part._keep(self._places(features), self._n_inputs)
-        elif given not in (None, self._n_inputs):
+        if features is None and given not in (None, n_features):
             raise ShapeError(
-                f"x has {given} features per step, but {type(self).__name__} was fitted on {self._n_inputs}; of some "
+                f"x has {given} features per step, but {type(self).__name__} was fitted on {n_features}; of some "
                 f"of them, say which: inverse_transform(x, features={list(range(given))})"
             )
-        return part._apply(x.to_numpy() if hasattr(x, "to_numpy") else x, part, inverse=True)
+        columns = layout.columns // n_features * len(places)
+        layout = replace(layout, features=len(places), columns=columns, names=None)  # predictions have no names
+        x = x.to_numpy() if hasattr(x, "to_numpy") else x
+        mean, scale = self._mean_and_scale()
+        return self._apply(x, Standardize(mean[places], scale[places], inverse=True), layout)
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _learn(self, x: Any, sample_weight: Any, onward: bool) -> Self:
-        self._validate_params()
-        inputs, series = read_single_input(x, self, fitted=onward)
+    def _update(self, x: Any, sample_weight: Any, layout: InputLayout | None) -> Self:
+        """Learn from data: anew, or to what was learnt from data of this layout."""
+        for name in ("with_mean", "with_std"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        inputs, series = self._read(x, layout)
         weight = read_weight(sample_weight, inputs)
         if weight is not None:
             weight.normalize(inputs.whole(), ())  # checks it: the scale of weights does not matter
-        count, mean, squares = moments(read_numbers(series, inputs, self, weight), series.F)
-        if onward:
+        count, mean, squares = moments(read_numbers(series, inputs, type(self).__name__, weight), series.F)
+        if layout is None:
+            self._remember(inputs)
+        else:
             n = self.n_samples_seen_
             count, mean, squares = merge_moments(n, self.mean_, self.var_ * n, count, mean, squares)
-        else:
-            self._remember(inputs)
         self.n_samples_seen_, self.mean_, self.var_ = count, mean, squares / np.where(count > 0, count, 1)
         self.scale_ = safe_scale(mean, self.var_) if self.with_std else None
         return self
 
-    def _places(self, features: Sequence[int | str]) -> list[int]:
-        names = list(getattr(self, "feature_names_in_", ()))
-        found = [names.index(f) if f in names else f for f in features]
-        if not all(isinstance(f, int | np.integer) and 0 <= f < self._n_inputs for f in found):
+    def _feature_indices(self, features: Sequence[int | str]) -> list[int]:
+        names, n_features = list(getattr(self, "feature_names_in_", ())), self._layout.features
+        places = [names.index(f) if f in names else f for f in features]
+        if not all(isinstance(f, int | np.integer) and 0 <= f < n_features for f in places):
             raise ShapeError(
-                f"features must be {len(found)} places or names among the {self._n_inputs} features, got "
-                f"{list(features)}"
+                f"features must be {len(places)} places or names among the {n_features} features, got {list(features)}"
             )
-        return [int(f) for f in found]
+        return [int(f) for f in places]
 
-    def _keep(self, places: list[int], n_features: int) -> None:
-        """Be the scaler of some features only."""
-        self.n_features_in_ = self.n_features_in_ // n_features * len(places)
-        self._n_inputs, self.mean_ = len(places), self.mean_[places]
-        self.scale_ = None if self.scale_ is None else self.scale_[places]
+    def _mean_and_scale(self) -> tuple[np.ndarray, np.ndarray]:
+        mean = self.mean_ if self.with_mean else np.zeros_like(self.mean_)
+        return mean, np.ones_like(mean) if self.scale_ is None else self.scale_
 
-    def _function(self, n_features: int, inverse: bool) -> Any:
-        mean = self.mean_ if self.with_mean else np.zeros(n_features)
-        return Standardize(mean, np.ones(n_features) if self.scale_ is None else self.scale_, inverse)
+    def _block_function(self) -> Standardize:
+        return Standardize(*self._mean_and_scale(), inverse=False)

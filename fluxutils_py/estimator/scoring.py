@@ -12,6 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.estimator.fit_data import encode_targets
 from fluxutils_py.estimator.inputs import read_inputs, read_weight
 from fluxutils_py.estimator.moments import merge_moments
 from fluxutils_py.estimator.predicting import BlockPredictor
@@ -23,21 +24,24 @@ from fluxutils_py.training.predictor import Prediction
 
 def run_score(est: Any, x: Any, y: Any, sample_weight: Any, lengths: Any, starts: Any) -> float:
     """The score of an estimator's predictions, of all ranks; arguments as of ``Estimator.score``."""
-    with RankGroup.from_comm(est._resolved_params().comm, "score") as ranks:
+    settings = est._resolved_params()
+    with RankGroup.from_comm(settings.comm, "score") as ranks:
         check_is_fitted(est, "model_")
-        inputs = read_inputs(x, est, fitted=True, starts=starts, lengths=lengths)
-        predictions = BlockPredictor(est.model_, inputs, read_spec(est._resolved_params().spec), comm=ranks)
-        classes = getattr(est, "classes_", None)
-        targets = est._read_targets(y, inputs, classes, unknown=-1, per_series=est._per_series).series
-        rows = inputs.whole()
+        schema, codec = est._input_schema(), est._codec
+        inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
+        predictions = BlockPredictor(est.model_, inputs, read_spec(settings.spec), comm=ranks)
+        targets = encode_targets(
+            y, inputs, settings, codec.classes, estimator=schema.estimator, per_series=codec.per_series, unknown=-1
+        ).series
+        segments = inputs.whole()
         weight = read_weight(sample_weight, inputs)
         if weight is not None:
-            weight.normalize(rows, targets, mask_per_output=True)
-        loss = as_loss(est._resolved_params().loss)
+            weight.normalize(segments, targets, mask_per_output=True)
+        loss = as_loss(settings.loss)
         if isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int":
-            return pooled_accuracy(predictions, targets, rows, weight, loss.ignore_index, ranks)
-        predictions.transform = est._decode_outputs
-        return pooled_r2(predictions, targets, rows, weight, ranks)
+            return pooled_accuracy(predictions, targets, segments, weight, loss.ignore_index, ranks)
+        predictions.transform = codec.decoders()["predict"]
+        return pooled_r2(predictions, targets, segments, weight, ranks)
 
 
 def pooled_r2(

@@ -5,23 +5,20 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
 from torch import nn
 
-from fluxutils_py.data import SampleWeight
-from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import adamw, require_single_input_and_output
 from fluxutils_py.estimator.estimator import Estimator
-from fluxutils_py.estimator.labels import ClassWeightArray
+from fluxutils_py.estimator.settings import Settings
 from fluxutils_py.estimator.spec import Spec, check_int, check_positive, read_spec
-from fluxutils_py.estimator.target_scale import TargetScale
-from fluxutils_py.estimator.targets import Targets
+from fluxutils_py.estimator.target_codec import TargetCodec, TargetScale
 from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.nn import (
     FLSTM,
@@ -98,24 +95,39 @@ def network(
     return nn.Sequential(cell(n_in, hidden_size, num_layers, dropout), nn.Linear(hidden_size, n_out))
 
 
-class _Sequence(Estimator):
-    """What both ready-made estimators do."""
+@dataclass(eq=False, repr=False)  # makes a constructor with an explicit signature, as scikit-learn wants it
+class _SequenceEstimator(Estimator):
+    """The parameters that both ready-made estimators have, and what they make of them."""
 
-    cell: Any
-    lr: float
-    weight_decay: float
-    early_stopping: bool
-    n_iter_no_change: int
+    hidden_size: int = 32
+    num_layers: int = 1
+    cell: Any = "lstm"
+    _: KW_ONLY
+    dropout: float = 0.0
+    lr: float = 1e-2
+    weight_decay: float = 0.01
+    epochs: int = 100
+    batchsize: int = 256
+    seqsize: int | None = None
+    shuffle: bool = False
+    overlap: int = 0
+    burn_in: int = 0
+    clip: float | None = None
+    rebatch: bool | str = "auto"
+    n_timesteps: int | None = None
+    target: str = "auto"
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    n_iter_no_change: int = 10
+    comm: Any = "auto"
+    n_jobs: int | None = None
+    device: Any = None
+    callbacks: Any = None
+    warm_start: bool = False
+    random_state: Any = None
+    verbose: Any = "auto"
 
-    def _set(self, parameters: dict[str, Any]) -> None:
-        """Keep the arguments of the constructor, as scikit-learn wants it: each by its name, as it is."""
-        for name in self._get_param_names():
-            setattr(self, name, parameters[name])
-
-    def _uses_holdout(self) -> bool:
-        return bool(self.early_stopping)
-
-    def _resolved_params(self) -> Any:
+    def _resolved_params(self) -> Settings:
         name = CLASSES.get(self.cell, self.cell) if isinstance(self.cell, type) else self.cell
         cell = CELLS.get(name) if isinstance(name, str) else name
         if not callable(cell):
@@ -132,28 +144,28 @@ class _Sequence(Estimator):
             value = getattr(self, name, False)
             if not isinstance(value, bool | np.bool_):
                 raise SpecError(f"{name} must be True or False, got {value!r}")
-        own = ("cell", "hidden_size", "num_layers", "dropout")
-        names = ("epochs", "batchsize", "seqsize", "shuffle", "overlap", "burn_in", "clip", "rebatch")
         # without early stopping, given validation data are only looked at
         patience = int(self.n_iter_no_change) if self.early_stopping else None
-        spec = Spec(**{name: getattr(self, name) for name in names}, patience=patience)
+        in_spec = {f.name: getattr(self, f.name) for f in fields(Spec) if hasattr(self, f.name)}
         try:
-            spec = read_spec(spec)
-        except SpecError as error:  # the arguments are ours here
+            spec = read_spec(Spec(**in_spec, patience=patience))
+        except SpecError as error:  # here they are arguments of the estimator
             raise SpecError(str(error).removeprefix("spec.")) from None
-        return SimpleNamespace(
-            model=partial(network, **{name: getattr(self, name) for name in own} | {"cell": cell}),
-            loss=self._default_loss(),
+        own = {name: getattr(self, name) for name in ("hidden_size", "num_layers", "dropout")}
+        is_classifier = isinstance(self, EstimatorClassifier)
+        return Settings.from_estimator(
+            self,
+            model=partial(network, cell=cell, **own),
+            loss=F.cross_entropy if is_classifier else None,
             opt=partial(adamw, lr=self.lr, weight_decay=self.weight_decay),
             spec=spec,
-            **{k: v for k, v in self.get_params(deep=False).items() if k not in (*own, *names)},
+            is_classifier=is_classifier,
+            validation_fraction=self.validation_fraction if self.early_stopping else None,
         )
 
-    def _default_loss(self) -> Any:
-        return None
 
-
-class SequenceRegressor(_Sequence, EstimatorRegressor):
+@dataclass(eq=False, repr=False, kw_only=True)
+class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
     __doc__ = f"""A recurrent network for regression, ready to be used.
 
     Parameters
@@ -188,38 +200,7 @@ class SequenceRegressor(_Sequence, EstimatorRegressor):
     (40,)
     """
 
-    def __init__(
-        self,
-        hidden_size: int = 32,
-        num_layers: int = 1,
-        cell: Any = "lstm",
-        *,
-        dropout: float = 0.0,
-        lr: float = 1e-2,
-        weight_decay: float = 0.01,
-        epochs: int = 100,
-        batchsize: int = 256,
-        seqsize: int | None = None,
-        shuffle: bool = False,
-        overlap: int = 0,
-        burn_in: int = 0,
-        clip: float | None = None,
-        rebatch: bool | str = "auto",
-        n_timesteps: int | None = None,
-        target: str = "auto",
-        scale_target: bool = True,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        comm: Any = "auto",
-        n_jobs: int | None = None,
-        device: Any = None,
-        callbacks: Any = None,
-        warm_start: bool = False,
-        random_state: Any = None,
-        verbose: Any = "auto",
-    ) -> None:
-        self._set(locals())
+    scale_target: bool = True
 
     @property
     def target_mean_(self) -> np.ndarray:
@@ -232,16 +213,14 @@ class SequenceRegressor(_Sequence, EstimatorRegressor):
         return self._fitted_scale().scale
 
     def _fitted_scale(self) -> TargetScale:
-        scale: TargetScale | None = getattr(self, "_target_scale", None)
-        if scale is None:
+        codec: TargetCodec | None = getattr(self, "_codec", None)
+        if codec is None or codec.scale is None:
             raise AttributeError("there is no mean and scale of targets before fit, and with scale_target=False")
-        return scale
-
-    def _decode_outputs(self, outputs: np.ndarray) -> np.ndarray:
-        return outputs if self._target_scale is None else self._target_scale.undone(outputs)
+        return codec.scale
 
 
-class SequenceClassifier(_Sequence, EstimatorClassifier):
+@dataclass(eq=False, repr=False, kw_only=True)
+class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
     __doc__ = f"""A recurrent network for classification, ready to be used.
 
     Parameters
@@ -265,46 +244,4 @@ class SequenceClassifier(_Sequence, EstimatorClassifier):
     ((60, 2), array(['down', 'up'], dtype='<U4'))
     """
 
-    def __init__(
-        self,
-        hidden_size: int = 32,
-        num_layers: int = 1,
-        cell: Any = "lstm",
-        *,
-        dropout: float = 0.0,
-        lr: float = 1e-2,
-        weight_decay: float = 0.01,
-        epochs: int = 100,
-        batchsize: int = 256,
-        seqsize: int | None = None,
-        shuffle: bool = False,
-        overlap: int = 0,
-        burn_in: int = 0,
-        clip: float | None = None,
-        rebatch: bool | str = "auto",
-        class_weight: Any = None,
-        n_timesteps: int | None = None,
-        target: str = "auto",
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        n_iter_no_change: int = 10,
-        comm: Any = "auto",
-        n_jobs: int | None = None,
-        device: Any = None,
-        callbacks: Any = None,
-        warm_start: bool = False,
-        random_state: Any = None,
-        verbose: Any = "auto",
-    ) -> None:
-        self._set(locals())
-
-    def _default_loss(self) -> Any:
-        return F.cross_entropy
-
-    def _apply_class_weight(
-        self, weight: SampleWeight | None, targets: Targets, classes: np.ndarray | None, rows: Segments
-    ) -> SampleWeight | None:
-        if self.class_weight is None or classes is None:
-            return weight
-        (codes,) = targets.series
-        return SampleWeight(ClassWeightArray(self.class_weight, classes, codes.array, weight, rows), codes.N, codes.T)
+    class_weight: Any = None

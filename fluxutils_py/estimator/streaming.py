@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.spec import check_int, read_spec
+from fluxutils_py.estimator.target_codec import Transform
 from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.training.tensors import to_tensor
 
@@ -104,17 +105,17 @@ class EstimatorStream:
     def __init__(self, est: Any, n_series: int = 1, state: Any = None, method: str = "predict") -> None:
         check_is_fitted(est, "model_")
         check_int("n_series", n_series, 1)
-        est = copy.copy(est)  # what it makes of the outputs stays, if the estimator is fitted again
         self.n_series = int(n_series)
-        self.transforms: list[Callable[[np.ndarray], np.ndarray]] = [_transform(est, method)]
-        sizes = est._n_inputs if isinstance(est._n_inputs, tuple) else (est._n_inputs,)
-        self._shapes = [(int(n), self.n_series) for n in sizes]
+        self.transforms: list[Transform] = [_decoder(est, method)]
+        layout = est._layout
+        features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
+        self._shapes = [(int(n), self.n_series) for n in features]
         first = next(est.model_.parameters(), torch.empty(0))
         self._dtype, self._device = first.dtype, first.device
 
         def sample() -> list[Tensor]:
-            dtypes = [torch.int64 if kind == "int" else self._dtype for kind in est._input_kinds]
-            pairs = zip(sizes, dtypes, strict=True)
+            dtypes = [torch.int64 if kind == "int" else self._dtype for kind in layout.kinds]
+            pairs = zip(features, dtypes, strict=True)
             return [torch.zeros(3, min(4, self.n_series), n, dtype=d, device=self._device) for n, d in pairs]
 
         self._session = InferenceSession(est.model_, sample, int(read_spec(est._resolved_params().spec).overlap))
@@ -317,8 +318,8 @@ def _transformer_stream(transformer: Any, name: str, n_series: int) -> Any:
     return transformer.stream(n_series) if hasattr(transformer, "stream") else _RowsStream(transformer, name)
 
 
-def _transform(est: Any, method: str) -> Callable[[np.ndarray], np.ndarray]:
-    known = est._output_transforms()
-    if method not in known:
-        raise ValueError(f"method must be {' or '.join(map(repr, known))} for {type(est).__name__}, got {method!r}")
-    return known[method]
+def _decoder(est: Any, method: str) -> Transform:
+    decoders: dict[str, Transform] = est._codec.decoders()
+    if method not in decoders:
+        raise ValueError(f"method must be {' or '.join(map(repr, decoders))} for {type(est).__name__}, got {method!r}")
+    return decoders[method]

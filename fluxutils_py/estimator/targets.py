@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sklearn.utils import check_consistent_length, column_or_1d
-from sklearn.utils.validation import _check_y, assert_all_finite
+from sklearn.utils import assert_all_finite, check_array, check_consistent_length, column_or_1d
 
 from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView, as_series
 from fluxutils_py.data.indexing import parse_index
 from fluxutils_py.data.ragged import RaggedArray, as_ragged
-from fluxutils_py.data.series import as_three_axes, check_aligned, reject_masked
+from fluxutils_py.data.series import as_three_axes, check_aligned, reject_masked, to_numpy
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.inputs import Inputs, feature_counts, is_native, n_axes, require_array
@@ -38,14 +37,15 @@ class Targets:
 def read_targets(
     y: Any,
     inputs: Inputs,
-    est: Any,
     *,
     kind: str = "numbers",
     encode: Callable[[np.ndarray], np.ndarray] | None = None,
-    name: str = "y",
+    target: str = "auto",
     per_series: bool | None = None,
+    estimator: str = "Estimator",
+    name: str = "y",
 ) -> Targets:
-    """Targets of whatever form, aligned with the inputs.
+    """Targets in any form, aligned with the inputs.
 
     Parameters
     ----------
@@ -53,11 +53,15 @@ def read_targets(
         Integers are for losses that want them; labels are of any type, one per step or series.
     encode : callable, optional
         Makes integers of labels.
+    target : "auto", "step" or "series"
+        What a matrix holds, see :class:`fluxutils_py.Estimator`.
     per_series : bool, optional
-        What a matrix is taken for that may hold one target per series or all steps. None: told by its shape.
+        What a matrix holds if ``target`` is "auto" and its shape fits both; None: decided by the shape.
+    estimator : str
+        The name of the estimator's class, for messages.
     """
     if y is None:
-        raise ValueError(f"This {type(est).__name__} estimator requires y to be passed, but the target y is None.")
+        raise ValueError(f"This {estimator} estimator requires y to be passed, but the target y is None.")
     require_array(y, name, "(G, N, T), samples(y) or timesteps(y) of one, or a vector or matrix with the rows of x")
     if isinstance(y, SequenceView):
         _require_same_view(y, inputs)
@@ -75,7 +79,7 @@ def read_targets(
         read = tuple(_encoded(a, encode) for a in arrays)
         targets = Targets(as_series(read if isinstance(y, tuple) else read[0], name), False, 3)
     else:
-        targets = _read_plain_targets(y, inputs, est, kind, encode, name, per_series)
+        targets = _read_plain_targets(y, inputs, kind, encode, target, per_series, name)
     if inputs.form == "rows" and targets.series[0].T != inputs.T:
         raise ShapeError(
             f"the rows of the matrix {inputs.series[0].name} are series of {inputs.T} step{'s' * (inputs.T > 1)}, but "
@@ -87,8 +91,7 @@ def read_targets(
     if kind == "labels" and any(s.F != 1 for s in targets.series):
         raise ShapeError(
             f"{name} has {feature_counts(targets.series)} labels per step; a classifier learns one, of shape "
-            "(1, N, T): "
-            "take an Estimator with a loss of your own for several"
+            "(1, N, T): take an Estimator with a loss of your own for several"
         )
     return targets
 
@@ -107,8 +110,7 @@ def _encoded(a: Any, encode: Callable[[np.ndarray], np.ndarray] | None) -> Any:
         return a.map(lambda series: _encoded(series, encode), fill=MISSING_LABEL)
     if not hasattr(a, "shape"):
         a = np.asarray(a)
-    if type(a).__module__.split(".")[0] == "torch":
-        a = a.detach().cpu().numpy()
+    a = to_numpy(a)
     return encode(a) if type(a) is np.ndarray else EncodedLabels(a, encode)
 
 
@@ -126,17 +128,17 @@ class EncodedLabels:
 
 
 def _read_plain_targets(
-    y: Any, inputs: Inputs, est: Any, kind: str, encode: Any, name: str, per_series: bool | None
+    y: Any, inputs: Inputs, kind: str, encode: Any, target: str, per_series: bool | None, name: str
 ) -> Targets:
     """A vector or matrix: one row per series, or per time step of a view of time steps."""
-    if type(y).__module__.split(".")[0] == "torch":
-        y = y.detach().cpu().numpy()
+    y = to_numpy(y)
     ndim = max(1, n_axes(y))
     n_rows = inputs.T if inputs.form == "timesteps" else inputs.N
     if kind == "labels":
         array = _labels(y, inputs, name)
     else:
-        array = _check_y(y, multi_output=True, y_numeric=True, estimator=est)
+        array = check_array(y, accept_sparse="csr", ensure_2d=False, dtype=None, input_name="y")
+        array = array.astype(np.float64) if array.dtype.kind == "O" else array
         check_consistent_length(np.empty(n_rows), array)
     array = array.reshape(n_rows, -1)
     if encode is not None:
@@ -148,16 +150,16 @@ def _read_plain_targets(
                 f"{name} has {columns} columns, which are not the targets of {inputs.N} series; use timesteps({name})"
             )
         return Targets((SeriesArray(TimestepsView.from_rows(array, columns // inputs.N), name),), False, ndim)
-    if _is_of_steps(array.shape, inputs, est._resolved_params().target, kind, name, per_series):
+    if _has_target_per_step(array.shape, inputs, target, kind, name, per_series):
         return Targets((SeriesArray(SamplesView.from_rows(array, columns // inputs.T), name),), False, ndim)
     whole = inputs.whole()
     last = whole.start + whole.length - 1
-    if array.dtype.kind in "iub" and kind == "numbers":  # NaN says where there is none
+    if array.dtype.kind in "iub" and kind == "numbers":  # NaN marks the steps without a target
         array = array.astype(float)
     return Targets((SeriesArray(LastStepTargets(array, inputs.T, last), name),), True, ndim)
 
 
-def _is_of_steps(
+def _has_target_per_step(
     shape: tuple[int, ...], inputs: Inputs, target: str, kind: str, name: str, per_series: bool | None
 ) -> bool:
     """Whether a matrix of one row per series holds the targets of all its steps.

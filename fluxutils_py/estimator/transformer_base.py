@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
@@ -18,7 +18,7 @@ from fluxutils_py.data.series import in_memory
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.estimator.inputs import Inputs, feature_counts, read_inputs
+from fluxutils_py.estimator.inputs import InputLayout, Inputs, InputSchema, read_inputs
 from fluxutils_py.estimator.spec import check_int
 from fluxutils_py.estimator.streaming import series_indices
 
@@ -28,6 +28,8 @@ class _Transforming:
 
     It would make a data frame of a view, by reading all of it.
     """
+
+    _layout: InputLayout
 
     def transform(self, x: Any) -> Any:
         """Transform the features of each step.
@@ -52,7 +54,8 @@ class _Transforming:
         ValueError
             If ``x`` has other features, or is an infinite matrix.
         """
-        found = self._apply(x, self)
+        check_is_fitted(self)
+        found = self._apply(x, self._block_function(), self._layout)
         is_matrix = isinstance(found, np.ndarray) and found.ndim == 2
         if not is_matrix or found.shape[1] != len(self.get_feature_names_out()):  # type: ignore[attr-defined]
             return found
@@ -62,23 +65,36 @@ class _Transforming:
         """``fit`` with these arguments, then ``transform(x)``."""
         return self.fit(x, y, *args, **settings).transform(x)  # type: ignore[attr-defined]  # of the classes below
 
-    def _apply(self, x: Any, est: Any, inverse: bool = False) -> Any:
-        check_is_fitted(self)
-        inputs, series = read_single_input(x, est, fitted=True)
-        function = self._function(series.F, inverse)
+    def _read(self, x: Any, layout: InputLayout | None) -> tuple[Inputs, SeriesArray]:
+        """An input of any form that is one array, with the fitted layout if there is one.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As :func:`fluxutils_py.estimator.inputs.read_inputs`.
+        """
+        name = type(self).__name__
+        inputs = read_inputs(x, InputSchema(name, allow_nan=True, fitted=layout))
+        if len(inputs.series) > 1:
+            raise ShapeError(
+                f"{name} takes one array of shape (F, N, T), got a tuple of {len(inputs.series)}; give each a "
+                "transformer of its own"
+            )
+        return inputs, inputs.series[0]
+
+    def _apply(self, x: Any, function: Any, layout: InputLayout) -> Any:
+        """A function of blocks on an input of any form."""
+        inputs, series = self._read(x, layout)
         if isinstance(x, SequenceView):
             return x.replace(function.over) if depends_on_past(function) else x.map(function)
         if inputs.is_list:
             return [_of_one_series(function, a) for a in series.array.arrays]
         if not series.in_memory and inputs.form == "native":
-            return (
-                function.over(series.array)
-                if depends_on_past(function)
-                else LazyArray(series.array, functions=(function,))
-            )
+            lazy = depends_on_past(function)
+            return function.over(series.array) if lazy else LazyArray(series.array, functions=(function,))
         return inputs.to_rows(function(series.array))
 
-    def _function(self, n_features: int, inverse: bool) -> Any:
+    def _block_function(self) -> Any:
         """What is done to blocks of shape (F, n, t): a function that can be pickled.
 
         One that looks at earlier steps is given whole series, and has
@@ -109,6 +125,34 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
     __metadata_request__fit: ClassVar = {"x": UNUSED}
     __metadata_request__transform: ClassVar = {"x": UNUSED}
 
+    def fit(self, x: Any, y: Any = None) -> Self:
+        """Learn what the transformation needs from the data.
+
+        Parameters
+        ----------
+        x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
+            As :class:`fluxutils_py.Estimator` takes it, but not several inputs. NaN marks missing values.
+        y : None
+            Ignored.
+
+        Returns
+        -------
+        SequenceTransformer
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            If the values cannot be used, on several inputs, or on arguments of wrong shapes; nothing is changed.
+        """
+        inputs, series = self._read(x, None)
+        self._remember(inputs, **self._statistics(series, inputs))
+        return self
+
+    def _statistics(self, series: SeriesArray, inputs: Inputs) -> dict[str, Any]:
+        """The attributes that a fit sets."""
+        raise NotImplementedError
+
     def stream(self, n_series: int = 1, state: Sequence[Tensor] | None = None) -> TransformerStream:
         """Transform step by step, as data come in.
 
@@ -126,8 +170,8 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
         """
         check_is_fitted(self)
         check_int("n_series", n_series, 1)
-        n_features = int(self._n_inputs)
-        return TransformerStream(self._function(n_features, inverse=False), (n_features, int(n_series)), state)
+        n_features = int(self._layout.features)
+        return TransformerStream(self._block_function(), (n_features, int(n_series)), state)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Names of the features that come out: those that went in.
@@ -147,9 +191,10 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
             return np.asarray(names)
         return super().get_feature_names_out(input_features)
 
-    def _remember(self, inputs: Inputs) -> None:
-        """Set the attributes that say what was fitted."""
-        self.n_features_in_, self._n_inputs, self._form = inputs.columns, feature_counts(inputs.series), inputs.form
+    def _remember(self, inputs: Inputs, **statistics: Any) -> None:
+        """Set the attributes of a fit."""
+        self.__dict__.update(statistics)
+        self.n_features_in_, self._layout = inputs.columns, inputs.layout
         self.__dict__.pop("feature_names_in_", None)
         if inputs.names is not None:
             self.feature_names_in_ = inputs.names
@@ -209,23 +254,6 @@ class TransformerStream:
             )
 
 
-def read_single_input(x: Any, est: Any, fitted: bool) -> tuple[Inputs, SeriesArray]:
-    """An input of any form that is one array.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As of :func:`fluxutils_py.estimator.inputs.read_inputs`.
-    """
-    inputs = read_inputs(x, est, fitted=fitted)
-    if len(inputs.series) > 1:
-        raise ShapeError(
-            f"{type(est).__name__} takes one array of shape (F, N, T), got a tuple of {len(inputs.series)}; give each "
-            "a transformer of its own"
-        )
-    return inputs, inputs.series[0]
-
-
 def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, slice, np.ndarray]]:
     """A pass over all series and steps: which ones, and their values (F, B, S), NaN where a series has ended."""
     rows = inputs.whole()
@@ -238,7 +266,7 @@ def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, sl
 
 
 def read_numbers(
-    series: SeriesArray, inputs: Inputs, est: Any, weight: SampleWeight | None = None
+    series: SeriesArray, inputs: Inputs, name: str, weight: SampleWeight | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """A pass over the values (F, B, S), none of which must be infinite, and their weights (B, S)."""
     for n, t, block in read_blocks(series, inputs):
@@ -247,6 +275,6 @@ def read_numbers(
             f, i, j = np.argwhere(odd)[0]
             raise DataError(
                 f"{series.name} is infinite at feature {f}, series {n.start + i}, step {t.start + j}; "
-                f"{type(est).__name__} takes numbers, and NaN for what is missing"
+                f"{name} takes numbers, and NaN for what is missing"
             )
         yield block, None if weight is None else weight.block(n, t)

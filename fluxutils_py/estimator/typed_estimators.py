@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self
 
-import numpy as np
-import torch
 import torch.nn.functional as F
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.metadata_routing import UNUSED
 from torch import Tensor
 
-from fluxutils_py.data import SampleWeight
-from fluxutils_py.errors import DataError
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.fitting import run_fit
-from fluxutils_py.estimator.inputs import Inputs
-from fluxutils_py.estimator.labels import LabelEncoder, find_classes
-from fluxutils_py.estimator.predicting import Transform, run_predict
-from fluxutils_py.estimator.targets import Targets, read_labels, read_targets
+from fluxutils_py.estimator.predicting import run_predict
+from fluxutils_py.estimator.settings import Settings
+
+
+def _output_method(name: str, doc: str) -> Callable[..., Any]:
+    """A method like ``Estimator.predict`` that gives something else for each step."""
+
+    def method(
+        self: Any,
+        x: Any,
+        out: Any = None,
+        *,
+        state: list[Tensor] | None = None,
+        return_state: bool = False,
+        lengths: Any = None,
+        starts: Any = None,
+    ) -> Any:
+        return run_predict(self, x, out, name, state=state, return_state=return_state, lengths=lengths, starts=starts)
+
+    method.__name__, method.__qualname__, method.__doc__ = name, f"EstimatorClassifier.{name}", doc
+    return method
 
 
 class EstimatorRegressor(RegressorMixin, Estimator):
@@ -79,62 +93,21 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
 
         ``classes`` are all labels that there will ever be; to be given at the first call if ``y`` does not hold them.
         """
-        self._declared_classes = None if classes is None else np.unique(classes)
-        try:
-            run_fit(self, x, y, sample_weight, lengths=lengths, starts=starts, epochs=1, resume=True)
-        finally:
-            del self._declared_classes
+        run_fit(self, x, y, sample_weight, lengths=lengths, starts=starts, classes=classes, epochs=1, resume=True)
         return self
 
-    def predict_proba(
-        self,
-        x: Any,
-        out: Any = None,
-        *,
-        state: list[Tensor] | None = None,
-        return_state: bool = False,
-        lengths: Any = None,
-        starts: Any = None,
-    ) -> Any:
+    predict_proba = _output_method(
+        "predict_proba",
         """Probabilities of the classes, in the order of ``classes_``.
 
         See :class:`EstimatorClassifier` for shapes, and :meth:`Estimator.predict` for parameters.
-        """
-        how = {"state": state, "return_state": return_state, "lengths": lengths, "starts": starts}
-        found, end = run_predict(self, x, out, "predict_proba", **how)
-        return (found, end) if return_state else found
-
-    def predict_log_proba(
-        self,
-        x: Any,
-        out: Any = None,
-        *,
-        state: list[Tensor] | None = None,
-        return_state: bool = False,
-        lengths: Any = None,
-        starts: Any = None,
-    ) -> Any:
-        """Logarithms of :meth:`predict_proba`."""
-        how = {"state": state, "return_state": return_state, "lengths": lengths, "starts": starts}
-        found, end = run_predict(self, x, out, "predict_log_proba", **how)
-        return (found, end) if return_state else found
-
-    def decision_function(
-        self,
-        x: Any,
-        out: Any = None,
-        *,
-        state: list[Tensor] | None = None,
-        return_state: bool = False,
-        lengths: Any = None,
-        starts: Any = None,
-    ) -> Any:
-        """Scores of the classes before the softmax; of two classes, how far the second's is above the first's."""
-        how = {"state": state, "return_state": return_state, "lengths": lengths, "starts": starts}
-        found, end = run_predict(self, x, out, "decision_function", **how)
-        if out is None and len(self.classes_) == 2 and isinstance(found, np.ndarray) and found.ndim == 2:
-            found = found[:, 0] if found.shape[1] == 1 else found
-        return (found, end) if return_state else found
+        """,
+    )
+    predict_log_proba = _output_method("predict_log_proba", """Logarithms of :meth:`predict_proba`.""")
+    decision_function = _output_method(
+        "decision_function",
+        """Scores of the classes before the softmax; of two classes, the second's score minus the first's.""",
+    )
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -143,63 +116,6 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         tags.target_tags.multi_output = False
         return tags
 
-    def _resolved_params(self) -> Any:
-        settings = super()._resolved_params()
-        if settings.loss is None:
-            settings.loss = F.cross_entropy
-        return settings
-
-    def _read_targets(
-        self,
-        y: Any,
-        inputs: Inputs,
-        classes: np.ndarray | None,
-        unknown: int | None = None,
-        name: str = "y",
-        per_series: bool | None = None,
-    ) -> Targets:
-        encode = None if classes is None else LabelEncoder(classes, unknown, name)
-        return read_targets(y, inputs, self, kind="labels", encode=encode, name=name, per_series=per_series)
-
-    def _collect_classes(self, y: Any, inputs: Inputs, weight: SampleWeight | None, resume: bool) -> np.ndarray | None:
-        announced = getattr(self, "_declared_classes", None)
-        if resume:
-            if announced is not None and not np.array_equal(announced, self.classes_):
-                raise ValueError(
-                    f"classes={announced.tolist()}, but the first call had {self.classes_.tolist()}; they cannot change"
-                )
-            return self.classes_
-        if announced is not None:
-            return announced
-        labels, weight = read_labels(y, inputs, weight)
-        return find_classes(labels, weight, inputs.whole() if labels.shape[1:] == (inputs.N, inputs.T) else None)
-
-    def _decode_outputs(self, outputs: np.ndarray) -> np.ndarray:
-        self._require_scores(outputs)
-        return self.classes_[outputs.argmax(-1)][:, :, None]
-
-    def _output_transforms(self) -> dict[str, Transform]:
-        return {
-            "predict": self._decode_outputs,
-            "predict_proba": self._probabilities,
-            "predict_log_proba": self._log_probabilities,
-            "decision_function": self._margins,
-        }
-
-    def _probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        return np.exp(self._log_probabilities(outputs))
-
-    def _log_probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        self._require_scores(outputs)
-        return torch.log_softmax(torch.from_numpy(np.ascontiguousarray(outputs)), -1).numpy()
-
-    def _margins(self, outputs: np.ndarray) -> np.ndarray:
-        self._require_scores(outputs)
-        return outputs[:, :, 1:] - outputs[:, :, :1] if len(self.classes_) == 2 else outputs
-
-    def _require_scores(self, outputs: np.ndarray) -> None:
-        if outputs.shape[-1] != len(self.classes_):
-            raise DataError(
-                f"the model gives {outputs.shape[-1]} scores for {len(self.classes_)} classes; a class or function as "
-                "model is told their number as n_out"
-            )
+    def _resolved_params(self) -> Settings:
+        loss = F.cross_entropy if self.loss is None else self.loss
+        return Settings.from_estimator(self, loss=loss, is_classifier=True)

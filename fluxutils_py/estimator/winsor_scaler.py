@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Self
+from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.metadata_routing import UNUSED
 
+from fluxutils_py.data import SeriesArray
+from fluxutils_py.estimator.inputs import Inputs
 from fluxutils_py.estimator.moments import empty_result
-from fluxutils_py.estimator.transformer_base import SequenceTransformer, read_blocks, read_single_input
+from fluxutils_py.estimator.transformer_base import SequenceTransformer, read_blocks
 from fluxutils_py.nn.winsor import winsor_statistics
 
 
@@ -49,42 +50,18 @@ class WinsorScaler(SequenceTransformer):
     upper_: np.ndarray
     mean_: np.ndarray
     scale_: np.ndarray
-    __metadata_request__fit: ClassVar = {"x": UNUSED}
 
-    def fit(self, x: Any, y: Any = None) -> Self:
-        """Learn bounds, means and scales.
-
-        Parameters
-        ----------
-        x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
-            As :class:`fluxutils_py.Estimator` takes it, but not several inputs; NaN is a value that is missing.
-        y : None
-            Ignored.
-
-        Returns
-        -------
-        WinsorScaler
-            Itself.
-
-        Raises
-        ------
-        ValueError
-            On several inputs, arguments of wrong shapes, or a feature more than a hundredth of which is infinite;
-            nothing is changed.
-        """
-        inputs, series = read_single_input(x, self, fitted=False)
+    def _statistics(self, series: SeriesArray, inputs: Inputs) -> dict[str, Any]:
         kind = np.float32 if series.dtype.kind == "f" and series.dtype.itemsize <= 4 else np.float64
-        found = winsor_statistics(
+        statistics = winsor_statistics(
             lambda: (
                 torch.from_numpy(np.array(block, kind, order="C").reshape(series.F, -1))
                 for *_, block in read_blocks(series, inputs)
             )
         )
-        self._remember(inputs)
-        self.lower_, self.upper_, self.mean_, self.scale_ = (v.numpy() for v in found)
-        return self
+        return dict(zip(("lower_", "upper_", "mean_", "scale_"), (v.numpy() for v in statistics), strict=True))
 
-    def _function(self, n_features: int, inverse: bool) -> Any:
+    def _block_function(self) -> WinsorizeBlock:
         return WinsorizeBlock(self.lower_, self.upper_, self.mean_, self.scale_)
 
 

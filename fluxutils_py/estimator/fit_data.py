@@ -1,0 +1,316 @@
+"""Prepare a fit: read and check its arguments, and cut the data into windows. Nothing is trained or changed here."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fluxutils_py.data import SampleWeight, SequenceWindows
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.weights import block_slices
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.estimator.building import require_stored
+from fluxutils_py.estimator.inputs import Inputs, InputSchema, feature_counts, read_inputs, read_weight
+from fluxutils_py.estimator.labels import ClassWeightArray, LabelEncoder, find_classes
+from fluxutils_py.estimator.settings import Settings
+from fluxutils_py.estimator.spec import Spec, check_int, read_spec
+from fluxutils_py.estimator.target_codec import TargetCodec, TargetScale
+from fluxutils_py.estimator.targets import MISSING_LABEL, Targets, read_labels, read_targets
+from fluxutils_py.estimator.validation_split import hold_out, intersect
+from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
+
+MIN_WINDOWS_PER_FOLD = 8  # fewer windows in a piece of a series, and its state would mean nothing
+
+
+@dataclass(frozen=True)
+class FitData:
+    """What a fit learns from, checked, as plain data.
+
+    Attributes
+    ----------
+    settings : Settings
+    spec : Spec
+    loss : callable
+    inputs : Inputs
+    targets : Targets
+    codec : TargetCodec
+        How the targets are encoded; with the classes and the scale of the first fit, if this one continues it.
+    windows : SequenceWindows
+        The minibatches of an epoch, of all ranks.
+    validation : SequenceWindows or None
+    """
+
+    settings: Settings
+    spec: Spec
+    loss: Loss
+    inputs: Inputs
+    targets: Targets
+    codec: TargetCodec
+    windows: SequenceWindows
+    validation: SequenceWindows | None
+
+    @property
+    def n_outputs(self) -> Any:
+        """How many outputs the model needs: an int, or a tuple of them for several arrays of targets."""
+        (y, *others) = self.targets.series
+        if self.codec.classes is not None:
+            return len(self.codec.classes)
+        if not others and isinstance(self.loss, SeqLoss) and self.loss.classes and y.kind == "int":
+            return 1 + max(int(np.asarray(y.array[:, n, t]).max()) for n, t in block_slices(y.N, y.T, y.F))
+        return feature_counts(self.targets.series)
+
+
+def prepare(
+    settings: Settings,
+    schema: InputSchema,
+    x: Any,
+    y: Any,
+    sample_weight: Any = None,
+    validation_data: Any = None,
+    *,
+    lengths: Any = None,
+    starts: Any = None,
+    epochs: int | None = None,
+    classes: Any = None,
+    codec: TargetCodec | None = None,
+    split_seed: int | None = None,
+    n_ranks: int = 1,
+) -> FitData:
+    """The arguments of ``fit`` as checked, plain data.
+
+    Parameters
+    ----------
+    settings, schema
+        Of the estimator.
+    x, y, sample_weight, validation_data, lengths, starts, epochs
+        As in ``Estimator.fit``.
+    classes : array-like, optional
+        All labels, where ``y`` may lack some; as in ``EstimatorClassifier.partial_fit``.
+    codec : TargetCodec, optional
+        That of the fit which this one continues.
+    split_seed : int, optional
+        Where to hold out validation data, if the settings ask for it: seed of the split. None: hold out nothing.
+    n_ranks : int
+        A minibatch has ``batchsize`` series for each rank.
+    """
+    require_stored(spec=settings.spec, loss=settings.loss)
+    if settings.target not in ("auto", "step", "series"):
+        raise ValueError(f"target must be 'auto', 'step' or 'series', got {settings.target!r}")
+    spec = read_spec(settings.spec)
+    if epochs is not None:
+        check_int("epochs", epochs, 1)
+        spec = dataclasses.replace(spec, epochs=int(epochs))
+    loss = as_loss(settings.loss)
+    inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
+    weight = read_weight(sample_weight, inputs)
+    labels = None
+    if settings.is_classifier and y is not None:
+        labels = _find_labels(y, inputs, weight, classes, codec)
+    # labels that are not among those found have no weight
+    unknown = MISSING_LABEL if labels is not None and codec is None and classes is None else None
+    per_series = None if codec is None else codec.per_series
+    targets = encode_targets(
+        y, inputs, settings, labels, estimator=schema.estimator, per_series=per_series, unknown=unknown
+    )
+    training = held_out = None
+    if split_seed is not None and validation_data is None and settings.validation_fraction is not None:
+        training, held_out = hold_out(inputs, targets, settings.validation_fraction, split_seed, labels is not None)
+    if codec is None:
+        scale = None
+        if settings.scale_target and len(targets.series) == 1:
+            scale = TargetScale.of(targets.series[0], training or inputs.whole(), weight)
+        codec = TargetCodec(labels, scale, targets.per_series, targets.ndim)
+    else:
+        codec = dataclasses.replace(codec, per_series=targets.per_series, ndim=targets.ndim)
+    maker = WindowMaker(settings, spec, loss, codec, int(spec.batchsize) * n_ranks)
+    windows = maker.windows(inputs, targets, weight, training)
+    validation = None
+    if held_out is not None:
+        weight = read_weight(sample_weight, inputs)  # to be normalized for itself
+        validation = maker.windows(inputs, targets, weight, held_out, training=False)
+    elif validation_data is not None:
+        validation = maker.validation_windows(validation_data, inputs, targets, schema)
+    return FitData(settings, spec, loss, inputs, targets, codec, windows, validation)
+
+
+def encode_targets(
+    y: Any,
+    inputs: Inputs,
+    settings: Settings,
+    classes: np.ndarray | None,
+    *,
+    estimator: str,
+    per_series: bool | None = None,
+    unknown: int | None = None,
+    name: str = "y",
+) -> Targets:
+    """Targets as numbers: labels as their places among the classes.
+
+    ``unknown`` is what becomes of labels that are none of the classes; None: an error. Other arguments as of
+    :func:`read_targets`.
+    """
+    loss = as_loss(settings.loss)
+    kind = (
+        "labels" if settings.is_classifier else "integers" if isinstance(loss, SeqLoss) and loss.classes else "numbers"
+    )
+    encode = None if classes is None else LabelEncoder(classes, unknown, name)
+    return read_targets(
+        y,
+        inputs,
+        kind=kind,
+        encode=encode,
+        target=settings.target,
+        per_series=per_series,
+        estimator=estimator,
+        name=name,
+    )
+
+
+def _find_labels(
+    y: Any, inputs: Inputs, weight: SampleWeight | None, declared: Any, codec: TargetCodec | None
+) -> np.ndarray:
+    """The classes: those of the first fit, or those that were declared, or those that occur."""
+    if codec is not None and codec.classes is not None:
+        if declared is not None and not np.array_equal(np.unique(declared), codec.classes):
+            raise ValueError(
+                f"classes={np.unique(declared).tolist()}, but the first call had {codec.classes.tolist()}; they cannot "
+                "change"
+            )
+        return codec.classes
+    if declared is not None:
+        return np.unique(declared)
+    labels, weight = read_labels(y, inputs, weight)
+    return find_classes(labels, weight, inputs.whole() if labels.shape[1:] == (inputs.N, inputs.T) else None)
+
+
+@dataclass(frozen=True)
+class WindowMaker:
+    """Cuts data into the minibatches that a fit asks for."""
+
+    settings: Settings
+    spec: Spec
+    loss: Loss
+    codec: TargetCodec
+    batchsize: int  # of all ranks
+
+    def windows(
+        self,
+        inputs: Inputs,
+        targets: Targets,
+        weight: SampleWeight | None,
+        bounds: Segments | None = None,
+        *,
+        training: bool = True,
+    ) -> SequenceWindows:
+        """Windows of the data, or of what lies within the bounds of each series."""
+        segments = inputs.segments()
+        can_weigh = takes_weights(self.loss)
+        if not can_weigh:
+            self._require_no_weights(inputs, targets, weight)
+        self._mark_missing_labels(targets)
+        if self.settings.class_weight is not None and self.codec.classes is not None:
+            (codes,) = targets.series
+            weights = ClassWeightArray(self.settings.class_weight, self.codec.classes, codes.array, weight, segments)
+            weight = SampleWeight(weights, codes.N, codes.T)
+        if bounds is not None:
+            segments = intersect(segments, bounds)
+            segments = segments[segments.length > 0]
+        if weight is not None and inputs.form == "rows":  # as if rows of weight 0 were not there: minibatches too
+            segments = weight.drop_zero_weight(segments) or segments
+        if training and self.spec.rebatch and not targets.per_series:
+            segments = self._fold(segments)
+        burn_in = int(self.spec.burn_in)
+        if burn_in >= segments.max_length:
+            where = " after folding (rebatch=True)" if segments.folds > 1 else ""
+            raise ValueError(f"burn_in of {burn_in} leaves nothing of series of {segments.max_length} steps{where}")
+        mask_per_output = self._masks_outputs(targets)
+        if weight is not None:
+            weight.normalize(segments, targets.series, burn_in=burn_in, mask_per_output=mask_per_output)
+        windows = SequenceWindows(
+            inputs.series,
+            self.codec.encode(targets.series),
+            weight,
+            batchsize=self.batchsize,
+            seqsize=int(self.spec.seqsize or segments.max_length),
+            overlap=int(self.spec.overlap) if training else 0,
+            burn_in=burn_in,
+            segments=segments,
+            equal_lengths=not can_weigh,
+            mask_per_output=mask_per_output,
+        )
+        windows.check()
+        if windows.has_missing_targets and not can_weigh:
+            raise ValueError(f"y has NaN (steps without a target), but {self._why_no_weights()}")
+        return windows
+
+    def validation_windows(self, data: Any, trained: Inputs, targets: Targets, schema: InputSchema) -> SequenceWindows:
+        """Windows of ``validation_data``, which must have the features of the training data."""
+        if not isinstance(data, tuple | list) or len(data) not in (2, 3, 4, 5):
+            raise ValueError(
+                "validation_data must be (x, y), (x, y, sample_weight), (x, y, sample_weight, lengths) or "
+                "(x, y, sample_weight, lengths, starts)"
+            )
+        x, y, sample_weight, lengths, starts = (*data, None, None, None)[:5]
+        schema = dataclasses.replace(schema, fitted=None)
+        inputs = read_inputs(x, schema, name="validation x", starts=starts, lengths=lengths)
+        held_out = encode_targets(
+            y,
+            inputs,
+            self.settings,
+            self.codec.classes,
+            estimator=schema.estimator,
+            per_series=targets.per_series,
+            name="validation y",
+        )
+        for ours, theirs in ((trained.series, inputs.series), (targets.series, held_out.series)):
+            if feature_counts(ours) != feature_counts(theirs):
+                raise ShapeError(
+                    f"{theirs[0].name} has {feature_counts(theirs)} features, the training data have "
+                    f"{feature_counts(ours)}"
+                )
+        return self.windows(inputs, held_out, read_weight(sample_weight, inputs), training=False)
+
+    def _fold(self, segments: Segments) -> Segments:
+        """The segments, cut into pieces as ``spec.rebatch`` says."""
+        if self.spec.rebatch != "auto":
+            return segments.fold(self.batchsize)
+        if self.spec.seqsize is None:
+            return segments
+        least = max(MIN_WINDOWS_PER_FOLD * int(self.spec.seqsize), int(self.spec.burn_in) + 1)
+        return segments.fold(self.batchsize, least)
+
+    def _masks_outputs(self, targets: Targets) -> bool:
+        """Whether the loss can do without single outputs of a step; one of probabilities of classes needs all."""
+        if not isinstance(self.loss, SeqLoss):
+            return takes_weights(self.loss)
+        return all(s.F == 1 for s in targets.series) if self.loss.classes else self.loss.elementwise
+
+    def _mark_missing_labels(self, targets: Targets) -> None:
+        """Say which label stands for none, where targets are labels."""
+        ours = self.codec.classes is not None or targets.per_series  # where there is none, we put MISSING_LABEL
+        ignored = self.loss.ignore_index if isinstance(self.loss, SeqLoss) and self.loss.classes else None
+        if ours and ignored not in (None, MISSING_LABEL):
+            raise ValueError(
+                f"ignore_index={ignored} of the loss: steps without a label are marked by {MISSING_LABEL} here; leave "
+                "it out"
+            )
+        for s in targets.series:
+            if s.kind == "int":
+                s.missing_label = MISSING_LABEL if ours else ignored
+
+    def _require_no_weights(self, inputs: Inputs, targets: Targets, weight: SampleWeight | None) -> None:
+        """Raise if anything needs weights, for a loss that takes none."""
+        for needs, what in (
+            (weight is not None, "sample_weight is given"),
+            (inputs.lengths is not None and len(set(inputs.lengths)) > 1, "the series differ in length"),
+            (targets.per_series, "y has one target per series, at its last step"),
+        ):
+            if needs:
+                raise ValueError(f"{what}, but {self._why_no_weights()}")
+
+    def _why_no_weights(self) -> str:
+        name = getattr(self.loss, "__name__", repr(self.loss))
+        return f"the loss {name} takes no weights: give it a fourth argument, loss(model, xs, ys, ws), or use seqloss"

@@ -1,0 +1,69 @@
+"""What the constructor's arguments of an estimator mean, whatever its kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from fluxutils_py.estimator.building import adamw, default_model
+from fluxutils_py.estimator.spec import Spec
+from fluxutils_py.training.hooks import Hooks
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The constructor's arguments of an estimator, with its own defaults in place of None.
+
+    What kinds of estimators differ in, beyond the arguments that they share:
+
+    Attributes
+    ----------
+    n_timesteps : int or None
+        Steps in each row of a matrix.
+    is_classifier : bool
+        Whether targets are labels of any type.
+    class_weight : "balanced", dict or None
+    scale_target : bool
+        Whether to train on targets of mean 0 and variance 1.
+    validation_fraction : float or None
+        How much of the training data to hold out, where no validation data are given.
+    """
+
+    model: Any = None
+    loss: Any = None
+    opt: Any = None
+    spec: Any = None
+    comm: Any = "auto"
+    n_jobs: int | None = None
+    device: Any = None
+    callbacks: Any = None
+    random_state: Any = None
+    verbose: Any = "auto"
+    target: str = "auto"
+    n_timesteps: int | None = None
+    is_classifier: bool = False
+    class_weight: Any = None
+    scale_target: bool = False
+    validation_fraction: Any = None
+
+    @classmethod
+    def from_estimator(cls, est: Any, **own: Any) -> Settings:
+        """The arguments of an estimator by name, but for those that are given here."""
+        arguments = {f.name: getattr(est, f.name) for f in fields(cls) if hasattr(est, f.name)} | own
+        if arguments.get("spec") is None:
+            arguments["spec"] = Spec(epochs=100)
+        model = arguments.get("model")
+        if arguments.get("opt") is None and (model is None or getattr(model, "func", None) is default_model):
+            arguments["opt"] = partial(adamw, lr=0.01)
+        return cls(**arguments)
+
+
+def as_callbacks(callbacks: Any) -> list[Any]:
+    """The callbacks that an estimator's argument holds, each checked to be one."""
+    if callbacks is None:
+        return []
+    as_list = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    for callback in as_list:
+        Hooks().attach(callback)
+    return as_list

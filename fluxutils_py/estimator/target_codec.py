@@ -1,0 +1,157 @@
+"""Between targets as users have them and what a model learns: scales, classes, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fluxutils_py.data import SampleWeight, SeriesArray
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.weights import block_slices
+from fluxutils_py.errors import DataError
+from fluxutils_py.estimator.moments import Standardize, moments, safe_scale
+
+Transform = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class TargetScale:
+    """One mean and one scale per output.
+
+    Attributes
+    ----------
+    mean, scale : ndarray of shape (G,), float64
+    dtype : numpy.dtype
+        Of the targets: predictions are no shorter, or a large mean would take their digits.
+    """
+
+    mean: np.ndarray
+    scale: np.ndarray
+    dtype: np.dtype
+
+    @classmethod
+    def of(cls, y: SeriesArray, segments: Segments, weight: SampleWeight | None) -> TargetScale:
+        """The mean and the standard deviation of targets over the steps that count, in one pass in blocks.
+
+        Parameters
+        ----------
+        y : SeriesArray
+        segments : Segments
+            Segment ``n`` says which steps of series ``n`` exist.
+        weight : SampleWeight, optional
+        """
+        count, mean, squares = moments(_live_blocks(y, segments, weight), y.F)
+        variance = np.maximum(squares, 0) / np.where(count > 0, count, 1)  # below 0 with weights that are refused later
+        return cls(mean, safe_scale(mean, variance), y.dtype)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As lists and strings, for files."""
+        return {"mean": self.mean.tolist(), "scale": self.scale.tolist(), "dtype": self.dtype.name}
+
+    @classmethod
+    def from_dict(cls, stored: dict[str, Any]) -> TargetScale:
+        """The inverse of :meth:`as_dict`."""
+        return cls(np.array(stored["mean"], float), np.array(stored["scale"], float), np.dtype(stored["dtype"]))
+
+    def decode(self, outputs: np.ndarray) -> np.ndarray:
+        """Outputs (S, B, G) of the model in the units of the targets."""
+        return (outputs * self.scale + self.mean).astype(np.result_type(outputs.dtype, self.dtype))
+
+
+def _live_blocks(
+    y: SeriesArray, segments: Segments, weight: SampleWeight | None
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """The targets (G, B, S), NaN where there is none, and their weights (B, S)."""
+    for series, steps in block_slices(y.N, y.T, y.F):
+        part, t = segments[series], np.arange(steps.start, steps.stop)
+        y.prefetch(part, steps.start, steps.stop)
+        block = np.asarray(y.array[:, series, steps])
+        start = part.start[:, None]
+        live = (t >= start) & (t < start + part.length[:, None]) & np.isfinite(block)  # infinite: an error elsewhere
+        yield np.where(live, block, np.nan), None if weight is None else weight.block(series, steps)
+
+
+@dataclass(frozen=True)
+class TargetCodec:
+    """How targets are encoded for the model, and how its outputs are decoded.
+
+    Attributes
+    ----------
+    classes : ndarray of shape (K,), optional
+        The labels, sorted; of classifiers.
+    scale : TargetScale, optional
+        The mean and scale that targets are trained with.
+    per_series : bool
+        Whether there is one target per series, at its last step.
+    ndim : int
+        Axes of the targets that were fitted: predictions for a vector are a vector.
+    """
+
+    classes: np.ndarray | None = None
+    scale: TargetScale | None = None
+    per_series: bool = False
+    ndim: int = 3
+
+    def encode(self, y: tuple[SeriesArray, ...]) -> tuple[SeriesArray, ...]:
+        """Targets as the model learns them; nothing is copied. Labels are integers already when they are read."""
+        if self.scale is None:
+            return y
+        return tuple(s.map(Standardize(self.scale.mean, self.scale.scale, inverse=False)) for s in y)
+
+    def decoders(self) -> dict[str, Transform]:
+        """For each prediction method, the function of the model's outputs (S, B, G) that gives its result."""
+        if self.classes is not None:
+            return LabelDecoder(self.classes).methods()
+        return {"predict": _unchanged if self.scale is None else self.scale.decode}
+
+    def as_vector(self, result: np.ndarray, method: str) -> np.ndarray:
+        """A matrix of one column as a vector, where scikit-learn expects one; else the array as it is."""
+        if result.ndim != 2 or result.shape[1] != 1:
+            return result
+        binary = self.classes is not None and len(self.classes) == 2
+        is_vector = self.ndim == 1 if method == "predict" else method == "decision_function" and binary
+        return result[:, 0] if is_vector else result
+
+
+@dataclass(frozen=True)
+class LabelDecoder:
+    """What classifiers make of the scores (S, B, K) that a model gives for their classes."""
+
+    classes: np.ndarray
+
+    def methods(self) -> dict[str, Transform]:
+        return {
+            "predict": self.labels,
+            "predict_proba": self.probabilities,
+            "predict_log_proba": self.log_probabilities,
+            "decision_function": self.decision_function,
+        }
+
+    def labels(self, outputs: np.ndarray) -> np.ndarray:
+        return self.classes[self._check(outputs).argmax(-1)][:, :, None]
+
+    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        return np.exp(self.log_probabilities(outputs))
+
+    def log_probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        return torch.log_softmax(torch.from_numpy(np.ascontiguousarray(self._check(outputs))), -1).numpy()
+
+    def decision_function(self, outputs: np.ndarray) -> np.ndarray:
+        scores = self._check(outputs)
+        return scores[:, :, 1:] - scores[:, :, :1] if len(self.classes) == 2 else scores
+
+    def _check(self, outputs: np.ndarray) -> np.ndarray:
+        if outputs.shape[-1] != len(self.classes):
+            raise DataError(
+                f"the model gives {outputs.shape[-1]} scores for {len(self.classes)} classes; a class or function as "
+                "model is told their number as n_out"
+            )
+        return outputs
+
+
+def _unchanged(outputs: np.ndarray) -> np.ndarray:
+    return outputs
