@@ -116,7 +116,7 @@ def prepare(
         y, inputs, settings, labels, estimator=schema.estimator, per_series=per_series, unknown=unknown
     )
     training = held_out = None
-    if split_seed is not None and validation_data is None and settings.validation_fraction is not None:
+    if split_seed is not None and validation_data is None and settings.early_stopping:
         training, held_out = hold_out(inputs, targets, settings.validation_fraction, split_seed, labels is not None)
     if codec is None:
         scale = None

@@ -160,7 +160,6 @@ class _SequenceEstimator(Estimator):
             opt=partial(adamw, lr=self.lr, weight_decay=self.weight_decay),
             spec=spec,
             is_classifier=is_classifier,
-            validation_fraction=self.validation_fraction if self.early_stopping else None,
         )
 
 

@@ -26,8 +26,8 @@ class Settings:
     class_weight : "balanced", dict or None
     scale_target : bool
         Whether to train on targets of mean 0 and variance 1.
-    validation_fraction : float or None
-        How much of the training data to hold out, where no validation data are given.
+    early_stopping : bool
+        Whether to hold out ``validation_fraction`` of the training data, where no validation data are given.
     """
 
     model: Any = None
@@ -45,6 +45,7 @@ class Settings:
     is_classifier: bool = False
     class_weight: Any = None
     scale_target: bool = False
+    early_stopping: bool = False
     validation_fraction: Any = None
 
     @classmethod

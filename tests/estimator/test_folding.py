@@ -9,6 +9,8 @@ from torch import nn
 
 from fluxutils_py import Estimator, EstimatorRegressor, SequenceRegressor, Spec
 from fluxutils_py.data import rebatch
+from fluxutils_py.estimator.fit_data import prepare
+from fluxutils_py.estimator.inputs import InputSchema
 from fluxutils_py.nn import LSTM
 from fluxutils_py.reporting import ProgressBar
 
@@ -71,10 +73,8 @@ def test_series_of_other_lengths_are_cut_by_their_own():
 
 
 def est_rows(est, x, y, lengths):
-    from fluxutils_py.estimator.fitting import Fit
-
-    rows = Fit(est, x, y, lengths=lengths).windows.segments
-    return list(zip(rows.series.tolist(), rows.length.tolist(), strict=True))
+    segments = prepare(est._resolved_params(), InputSchema("Estimator"), x, y, lengths=lengths).windows.segments
+    return list(zip(segments.series.tolist(), segments.length.tolist(), strict=True))
 
 
 def test_steps_to_burn_in_do_not_count_as_memory():

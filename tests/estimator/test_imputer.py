@@ -149,7 +149,9 @@ def test_long_gaps_are_looked_back_through_once(x, monkeypatch):
     x[:] = np.nan
     x[:, :, 0] = 7
     reads = []
-    monkeypatch.setattr(filling, "read", lambda s, n, t, read=filling.read: reads.append(len(t)) or read(s, n, t))
+    monkeypatch.setattr(
+        filling, "read_block", lambda s, n, t, read=filling.read_block: reads.append(len(t)) or read(s, n, t)
+    )
     lazy = filling.ForwardFilled(x, np.zeros(F), np.array)
     assert all((lazy[:, :, t : t + 2] == 7).all() for t in range(0, T - 1, 2))
     assert sum(reads) <= T + 1
@@ -193,7 +195,7 @@ def test_features_and_integers_without_gaps_stay(rng):
 def test_what_cannot_be_filled_in_with_is_an_error(x):
     with pytest.raises(ValueError, match=r"^fill_value is for strategy='constant' and 'ffill'; strategy='mean' takes "):
         SequenceImputer(fill_value=1).fit(x)
-    with pytest.raises(ValueError, match=r"The 'strategy' parameter of SequenceImputer must be a str among"):
+    with pytest.raises(ValueError, match=r"^strategy must be 'mean', 'constant' or 'ffill', got 'median'$"):
         SequenceImputer("median").fit(x)
     for value in ([1.0, 2.0], np.nan):
         with pytest.raises(ShapeError, match=r"^fill_value must be a number, or 3 numbers, one per feature; got "):

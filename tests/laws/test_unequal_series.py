@@ -1,5 +1,6 @@
 """Laws 1, 3, 4 and 5 for series that begin late and end early: against loops over each series by itself."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -224,8 +225,7 @@ def test_early_stopping_holds_out_the_last_steps_of_one_series_that_begins_late(
         return criterion(model, xs, ys, ws)
 
     est = SequenceRegressor(epochs=1, rebatch=False, early_stopping=True, validation_fraction=0.25, scale_target=False)
-    settings = est._resolved_params()
-    settings.loss, settings.model = loss, lambda: model()
+    settings = replace(est._resolved_params(), loss=loss, model=lambda: model())
     est._resolved_params = lambda: settings
     y = np.where((np.arange(T) >= 5) & (np.arange(T) < 35), task.y, np.nan)
     est.fit(np.where(np.isnan(y[:1]), np.nan, task.x), y, starts=[5], lengths=[30])
