@@ -171,7 +171,7 @@ class Oracle:
             end = min(stop, b - a)
             begin = min(start - lead, end)
             xs = [data.inputs(n, a + t) for t in range(begin, end)]
-            state = past[i][begin] if begin else self.net.zero_state()
+            state = past[i][begin] if begin else self.net.initial_state(self.params)
             outputs, states = self.net.run(self.params, xs, state)
             for k, s in enumerate(states):
                 past[i][begin + k] = [tuple(v.detach() for v in layer) for layer in s]
@@ -252,13 +252,17 @@ class Oracle:
     def update(self, waiting):
         """One step of the optimizer on the mean over windows, weighted by their live steps."""
         total = sum(n for _, n in waiting)
-        for i, p in enumerate(self.params):
-            p.grad = sum((torch.zeros_like(p) if g[i] is None else g[i]) * n / total for g, n in waiting)
-        flat = torch.cat([p.grad.reshape(-1) for p in self.params])
+        for i, p in enumerate(self.params):  # torch's optimizers pass over what no loss depends on
+            shares = [g[i] * n / total for g, n in waiting if g[i] is not None]
+            p.grad = sum(shares) if shares else None
+        flat = torch.cat(
+            [torch.zeros(p.numel()).double() if p.grad is None else p.grad.reshape(-1) for p in self.params]
+        )
         self.gradients.append(flat)
         if self.spec.clip is not None and flat.norm() > self.spec.clip:
             for p in self.params:
-                p.grad = p.grad * self.spec.clip / (flat.norm() + 1e-6)  # as clip_grad_norm_
+                if p.grad is not None:
+                    p.grad = p.grad * self.spec.clip / (flat.norm() + 1e-6)  # as clip_grad_norm_
         self.optimizer.step()
         if self.scheduler is not None and self.spec.schedule_every == "step":
             self.scheduler.step()

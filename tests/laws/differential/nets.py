@@ -4,6 +4,9 @@ Nothing here is imported from the package. A net gets its parameters as a flat l
 ``nn.Module.parameters()``; a state is a list with one tuple of vectors per recurrent layer.
 """
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 
 
@@ -95,16 +98,157 @@ def leaky(p, x, s):
     return h / torch.sqrt(1 + 0.1 * count), (h, count)
 
 
-CELLS = {  # formula, parameters, tensors in its state
-    "lstm": (lstm, 4, 2),
-    "gru": (gru, 4, 1),
-    "rnn": (rnn, 4, 1),
-    "rnn_relu": (rnn_relu, 4, 1),
-    "flstm": (flstm, 3, 2),
-    "sgru": (sgru, 3, 1),
-    "mgu": (mgu, 3, 1),
-    "hfgru": (hfgru, 3, 1),
-    "leaky": (leaky, 2, 2),
+def min_gru(p, x, s):
+    w, b = p
+    gate, candidate = (w @ x + b).chunk(2)
+    z = torch.sigmoid(gate)
+    h = (1 - z) * s[0] + z * candidate
+    return h, (h,)
+
+
+def min_lstm(p, x, s):
+    w, b = p
+    f, i, candidate = (w @ x + b).chunk(3)
+    f, i = torch.sigmoid(f), torch.sigmoid(i)
+    h = (f * s[0] + i * candidate) / (f + i)
+    return h, (h,)
+
+
+def lru(p, x, s):
+    """Real and imaginary parts apart."""
+    nu, theta, gamma, w_in, w_out, skip = p
+    re, im = s[0].unbind(1)
+    a, angle = torch.exp(-torch.exp(nu)), torch.exp(theta)
+    b_re, b_im = (torch.exp(gamma) * (w @ x) for w in (w_in[0::2], w_in[1::2]))
+    cos, sin = a * torch.cos(angle), a * torch.sin(angle)
+    re, im = cos * re - sin * im + b_re, sin * re + cos * im + b_im
+    return w_out[:, 0::2] @ re + w_out[:, 1::2] @ im + skip @ x, (torch.stack([re, im], 1),)
+
+
+def convolution(p, x, s, dilation=2):
+    weight, b = p
+    past = torch.cat([s[0], x[None]])
+    y = b + sum(weight[:, :, k] @ past[k * dilation] for k in range(weight.shape[2]))
+    return y, (past[1:],)
+
+
+def tcn(p, x, s):
+    """Two levels of kernel size 2."""
+    p, after = list(p), []
+    for level in range(2):
+        y = x
+        for k in range(2):
+            direction, norm, b = (p.pop(0) for _ in range(3))
+            weight = direction * (norm / (direction**2).sum((1, 2)).sqrt())[:, None, None]
+            y, new = convolution((weight, b), y, s[2 * level + k : 2 * level + k + 1], 2**level)
+            y = torch.relu(y)
+            after += new
+        skip = x
+        if level == 0 and len(x) != len(y):
+            weight, b = p.pop(0), p.pop(0)
+            skip = weight @ x + b
+        x = torch.relu(y + skip)
+    return x, tuple(after)
+
+
+def tcn_zeros(p):
+    n_in, n_out = p[0].shape[1], p[0].shape[0]
+    return tuple(zeros(*shape) for shape in ((1, n_in), (1, n_out), (2, n_out), (2, n_out)))
+
+
+def attention(p, x, s):
+    """One head; positions are relative, a pair of features turns by one radian a step, the next by less."""
+    w, b, w_out, b_out = p
+    q, k, v = (w @ x + b).chunk(3)
+    keys, values, exist = (
+        torch.cat([s[0], k[None]]),
+        torch.cat([s[1], v[None]]),
+        torch.cat([s[2], torch.ones_like(b[:1])]),
+    )
+    n = len(q) // 2
+    ages = torch.arange(len(keys) - 1, -1, -1, dtype=torch.float64)
+    angles = -ages[:, None] * 10_000.0 ** -(torch.arange(n, dtype=torch.float64) / max(n, 1))
+    first, second, odd = keys[:, :n], keys[:, n : 2 * n], keys[:, 2 * n :]
+    turned = [first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin(), odd]
+    scores = torch.cat(turned, 1) @ q / len(q) ** 0.5
+    share = torch.softmax(torch.where(exist > 0, scores, -torch.inf), 0)
+    return w_out @ (share @ values) + b_out, (keys[1:], values[1:], exist[1:])
+
+
+def stack(p, x, s):
+    """Two blocks with a MinGRU."""
+    p, after = list(p), []
+
+    def normed(v):
+        scale, shift = p.pop(0), p.pop(0)
+        return (v - v.mean()) / torch.sqrt(((v - v.mean()) ** 2).mean() + 1e-5) * scale + shift
+
+    def linear(v):
+        return p.pop(0) @ v + p.pop(0)
+
+    x = linear(x)
+    for h in s:
+        y = normed(x)
+        y, new = min_gru((p.pop(0), p.pop(0)), y, (h,))
+        x = x + y
+        y = normed(x)
+        gate, value = linear(y).chunk(2)
+        x = x + linear(gate * torch.sigmoid(gate) * value)
+        after += new
+    return normed(x), tuple(after)
+
+
+def zeros(*shape):
+    return torch.zeros(*shape, dtype=torch.float64)
+
+
+class Cell(NamedTuple):
+    """A formula, and how its parameters and its state look.
+
+    ``n_params`` is None for all but those of the head; ``start(p)`` is the state at the start of a series; ``axis`` is
+    where the package has the series in it, None for (L, B, H).
+    """
+
+    formula: Callable
+    n_params: int | None
+    start: Callable
+    axis: int | None = None
+
+
+def gated(formula, n_params, n_states=1):
+    """From zeros; the second parameter is a product with the state."""
+    return Cell(formula, n_params, lambda p: (zeros(p[1].shape[-1]),) * n_states)
+
+
+def trained(formula, n_params, n_states=1, axis=None):
+    """The initial state stands behind the other parameters, with axes for layers and series."""
+    return Cell(
+        lambda p, x, s: formula(p[:n_params], x, s),
+        n_params + n_states,
+        lambda p: tuple(h.flatten() for h in p[n_params:]),
+        axis,
+    )
+
+
+CELLS = {
+    "lstm": gated(lstm, 4, 2),
+    "gru": gated(gru, 4),
+    "rnn": gated(rnn, 4),
+    "rnn_relu": gated(rnn_relu, 4),
+    "flstm": gated(flstm, 3, 2),
+    "sgru": gated(sgru, 3),
+    "mgu": gated(mgu, 3),
+    "hfgru": gated(hfgru, 3),
+    "leaky": Cell(leaky, 2, lambda p: (zeros(len(p[0])),) * 2),
+    "lstm_init": trained(lstm, 4, 2),
+    "grucell_init": trained(gru, 4, axis=0),
+    "mingru": Cell(min_gru, 2, lambda p: (zeros(len(p[1]) // 2),), axis=0),
+    "minlstm": Cell(min_lstm, 2, lambda p: (zeros(len(p[1]) // 3),), axis=0),
+    "lru": Cell(lru, 6, lambda p: (zeros(len(p[0]), 2),), axis=0),
+    "causalconv": Cell(convolution, 2, lambda p: (zeros(4, p[0].shape[1]),), axis=1),
+    "tcn": Cell(tcn, None, tcn_zeros, axis=1),
+    "attention": Cell(attention, 4, lambda p: (zeros(2, len(p[3])), zeros(2, len(p[3])), zeros(2)), axis=1),
+    "stack": Cell(stack, None, lambda p: (zeros(len(p[1])),) * 2, axis=0),
 }
 
 
@@ -127,22 +271,29 @@ class Net:
     def __init__(self, cells, hidden, splits, embedded=False):
         self.cells, self.hidden, self.splits, self.embedded = cells, hidden, list(splits), embedded
 
-    def zero_state(self):
-        sizes = [CELLS[name][2] for name, _ in self.cells]
-        return [tuple(torch.zeros(self.hidden, dtype=torch.float64) for _ in range(n)) for n in sizes]
+    def parameters(self, params):
+        """Those of the embedding, if there is one; of each cell; and of the head."""
+        params = list(params)
+        embedding, of_cells = params.pop(0) if self.embedded else None, []
+        for name, _ in self.cells:
+            n = CELLS[name].n_params or len(params) - 2
+            of_cells.append(params[:n])
+            params = params[n:]
+        return embedding, of_cells, params
+
+    def initial_state(self, params):
+        _, of_cells, _ = self.parameters(params)
+        return [CELLS[name].start(p) for (name, _), p in zip(self.cells, of_cells, strict=True)]
 
     def step(self, params, x, state):
         """Outputs (a tuple of vectors) for one step ``x``, a tuple of vectors; and the new state."""
-        params, x = list(params), torch.cat(x)
-        if self.embedded:
-            x = params.pop(0)[int(x[0])]
-        new = []
-        for (name, _), s in zip(self.cells, state, strict=True):
-            formula, n, _ = CELLS[name]
-            x, s = formula(params[:n], x, s)
-            params = params[n:]
+        embedding, of_cells, (weight, bias) = self.parameters(params)
+        x, new = torch.cat(x), []
+        if embedding is not None:
+            x = embedding[int(x[0])]
+        for (name, _), p, s in zip(self.cells, of_cells, state, strict=True):
+            x, s = CELLS[name].formula(p, x, s)
             new.append(s)
-        weight, bias = params
         return (weight @ x + bias).split(self.splits), new
 
     def run(self, params, xs, state):
@@ -155,16 +306,19 @@ class Net:
         return outputs, states
 
     def stacked(self, of_series):
-        """The states of several series as the package lists them: (L, B, H) of layers, (B, H) of cells."""
+        """The states of several series as the package lists them: (L, B, H) of torch's layers."""
         found = []
-        for i, (_, begins) in enumerate(self.cells):
-            tensors = [torch.stack([s[i][k] for s in of_series]) for k in range(len(of_series[0][i]))]
-            if begins:
+        for i, (name, begins) in enumerate(self.cells):
+            axis = CELLS[name].axis
+            tensors = [torch.stack([s[i][k] for s in of_series], axis or 0) for k in range(len(of_series[0][i]))]
+            if axis is not None:
+                found.append(tensors)
+            elif begins:
                 found.append([[t] for t in tensors])
             else:
                 for layers, t in zip(found[-1], tensors, strict=True):
                     layers.append(t)
-        return [torch.stack(layers) for layer in found for layers in layer]
+        return [t if isinstance(t, torch.Tensor) else torch.stack(t) for layer in found for t in layer]
 
 
 class Convolution:
@@ -173,7 +327,7 @@ class Convolution:
     def __init__(self, context, splits):
         self.context, self.splits = context, list(splits)
 
-    def zero_state(self):
+    def initial_state(self, params):
         return []
 
     def run(self, params, xs, state):

@@ -11,7 +11,23 @@ import torch.nn.functional as F
 from torch import nn
 
 from fluxutils_py import Estimator, EstimatorClassifier, EstimatorRegressor, SequenceRegressor, Spec
-from fluxutils_py.nn import FLSTM, GRU, HFGRU, LSTM, MGU, RNN, SGRU, Recur
+from fluxutils_py.nn import (
+    FLSTM,
+    GRU,
+    HFGRU,
+    LRU,
+    LSTM,
+    MGU,
+    RNN,
+    SGRU,
+    TCN,
+    CausalConv1d,
+    MinGRU,
+    MinLSTM,
+    Recur,
+    SequenceStack,
+    SlidingWindowAttention,
+)
 from fluxutils_py.training import Checkpointer, ForEachNSteps
 
 from .arrays import IGNORED, N_LABELS, N_WORDS
@@ -106,6 +122,15 @@ def layers(net, n_in, hidden):
         "sgru": [SGRU(n_in, hidden)],
         "mgu2": [MGU(n_in, hidden, num_layers=2)],
         "hfgru": [HFGRU(n_in, hidden)],
+        "lstm_init": [LSTM(n_in, hidden, trainable_init=True)],
+        "grucell_init": [Recur(nn.GRUCell(n_in, hidden), trainable_init=True)],
+        "mingru": [MinGRU(n_in, hidden)],
+        "minlstm": [MinLSTM(n_in, hidden)],
+        "lru": [LRU(n_in, hidden, n_states=2)],
+        "causalconv": [CausalConv1d(n_in, hidden, 3, 2)],
+        "tcn": [TCN(n_in, hidden, n_levels=2, kernel_size=2)],
+        "attention": [SlidingWindowAttention(n_in, hidden, n_heads=1, window=3)],
+        "mingru2": [SequenceStack(MinGRU, n_in, hidden, n_layers=2)],
     }
     return made[net]
 
