@@ -2,11 +2,7 @@
 
 from fluxutils_py.data.background import BackgroundDataLoader
 from fluxutils_py.data.folding import rebatch
-from fluxutils_py.data.hdf5 import h5mmap, h5save
-from fluxutils_py.data.hdf5concat import h5concat
-from fluxutils_py.data.hdf5create import h5create
-from fluxutils_py.data.hdf5lazy import H5Lazy
-from fluxutils_py.data.hdf5map import H5Map
+from fluxutils_py.data.hdf5 import H5Lazy, H5Map, h5concat, h5create, h5load, h5mmap, h5save
 from fluxutils_py.data.lazy import LazyArray
 from fluxutils_py.data.parts import part
 from fluxutils_py.data.sequence_windows import SequenceWindows
@@ -27,6 +23,7 @@ __all__ = [
     "as_series",
     "h5concat",
     "h5create",
+    "h5load",
     "h5mmap",
     "h5save",
     "part",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import operator
 import os
 import threading
 import time
@@ -13,6 +12,8 @@ from functools import partial
 from itertools import repeat
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
+
+from fluxutils_py.validation import check_integer
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -108,8 +109,8 @@ class BackgroundDataLoader(Generic[T]):
     def _start(self, fn: Callable[..., T], items: Iterator[tuple], n: int, workers: int | None, ordered: bool) -> None:
         if not callable(fn):
             raise TypeError(f"loadfun must be callable, got {type(fn).__name__}")
-        self._n = _at_least_one(n, "n")
-        self._workers = self._n if workers is None else min(self._n, _at_least_one(workers, "workers"))
+        self._n = check_integer("n", n, 1)
+        self._workers = self._n if workers is None else min(self._n, check_integer("workers", workers, 1))
         self._fn, self._items, self._ordered = fn, items, ordered
         self._pid = os.getpid()
         self._changed = threading.Condition()  # guards what follows
@@ -339,18 +340,6 @@ def _without_stop(fn: Callable[[S], T], item: S) -> T:
 
 def _one_argument(item: S) -> tuple[S]:
     return (item,)
-
-
-def _at_least_one(value: int, name: str) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if number < 1:
-        raise ValueError(f"{name} must be at least 1, got {number}")
-    return number
 
 
 _open_loaders: weakref.WeakSet[BackgroundDataLoader] = weakref.WeakSet()

@@ -6,15 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.data.featurenames import get_feature_names
-from fluxutils_py.data.indexing import DuckArray, parse_index
-from fluxutils_py.data.lazy import Function, as_picklable, read_block
-from fluxutils_py.data.series import in_memory
+from fluxutils_py.data.arrays import read_block
+from fluxutils_py.data.indexing import Index, as_key
+from fluxutils_py.data.lazy import DerivedArray, Function
 
 LOOK_BACK = 64  # steps that are read first, to find the last value before a block; then ever more
 
 
-class ForwardFilled(DuckArray):
+class ForwardFilled(DerivedArray):
     """An (F, N, T) array whose missing values are the last ones before them, computed as they are read.
 
     What is read does not depend on how it is cut into blocks: where a block begins with a missing value, earlier steps
@@ -43,39 +42,20 @@ class ForwardFilled(DuckArray):
         self.dtype = convert(np.zeros((self.shape[0], 1, 1), source.dtype)).dtype
         self._last: tuple[range, int, np.ndarray] | None = None  # series, where a read ended, its last values
 
-    @property
-    def nonblocking(self) -> bool:
-        """Whether reading never waits for a disk."""
-        return getattr(self.source, "nonblocking", in_memory(self.source))
+    def read(self, *index: Index) -> np.ndarray:
+        features, series, steps = index
+        if len(series) == 0 or len(steps) == 0:
+            return np.empty([len(i) for i in index], self.dtype)
+        t = np.asarray(steps)
+        span = range(int(t.min()), int(t.max()) + 1)
+        return self._filled(series, span)[:, :, t - span.start][as_key(features)]
 
-    @property
-    def feature_names(self) -> tuple[str, ...] | None:
-        return get_feature_names(self.source)
-
-    def __repr__(self) -> str:
-        return f"ForwardFilled(shape={self.shape}, dtype={self.dtype}, of {type(self.source).__name__})"
-
-    def __getitem__(self, key: Any) -> Any:
-        wanted = parse_index(key, self.shape)
-        f, n, t = (np.atleast_1d(np.asarray(p, dtype=np.intp)) for p in wanted)
-        if len(n) == 0 or len(t) == 0:
-            block = np.empty((self.shape[0], len(n), len(t)), self.dtype)
-        else:
-            span = range(int(t.min()), int(t.max()) + 1)
-            block = self._filled(wanted[1] if isinstance(wanted[1], range) else n, span)[:, :, t - span.start]
-        return block[f][tuple(0 if isinstance(p, int) else slice(None) for p in wanted)]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("an array that is read lazily cannot be had without copying it")
-        return np.array(self[...], dtype)
-
-    def __reduce__(self) -> Any:
-        return ForwardFilled, (as_picklable(self.source), self.start, self.convert)
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_last": None}
 
     def _filled(self, series: Any, steps: range) -> np.ndarray:
         """A block of consecutive steps."""
-        block = self.convert(read_block(self.source, series, steps))
+        block = self.convert(read_block(self.source, range(self.shape[0]), series, steps))
         state = self._before(series, steps.start, np.isnan(block[:, :, 0]))
         last = forward_fill(block, state, self.start)
         if isinstance(series, range):  # the next window most often goes on here
@@ -92,7 +72,7 @@ class ForwardFilled(DuckArray):
         while stop > 0 and missing.any():
             which = np.flatnonzero(missing.any(0))
             steps = range(max(0, stop - size), stop)
-            earlier = self.convert(read_block(self.source, np.asarray(series)[which], steps))
+            earlier = self.convert(read_block(self.source, range(self.shape[0]), np.asarray(series)[which], steps))
             found[:, which] = np.where(missing[:, which], last_values(earlier), found[:, which])
             missing = missing & np.isnan(found)
             stop, size = steps.start, 2 * size

@@ -6,9 +6,13 @@ from typing import Any, overload
 
 import numpy as np
 
+from fluxutils_py.data.arrays import in_memory, is_tensor
+from fluxutils_py.data.indexing import Index, as_key
+from fluxutils_py.data.lazy import DerivedArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.validation import check_integer
 
 
 @overload
@@ -63,8 +67,7 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
     """
     if isinstance(x, Segments):
         return x.fold(batchsize)
-    if batchsize < 1:
-        raise ValueError(f"batchsize must be at least 1, got {batchsize}")
+    batchsize = check_integer("batchsize", batchsize, 1)
     if not isinstance(x, tuple):
         return _fold(x, batchsize, fill)
     arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in x]
@@ -74,11 +77,10 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
     return tuple(_fold(a, batchsize, fill) for a in arrays)
 
 
-class FoldedArray:
-    """The folds of an array too large to be copied, read when sliced; made by :func:`rebatch`.
+class FoldedArray(DerivedArray):
+    """The folds of an array too large to be copied, read when indexed; made by :func:`rebatch`.
 
-    It takes three slices, as ``folds[:, :8, 0:64]``, or ints, or an array of row numbers in the middle, and returns
-    NumPy arrays, which may be views and are not to be written to. ``np.asarray`` reads it all.
+    What is read may be a view of the array, and is not to be written to. ``np.asarray`` reads it all.
 
     Parameters
     ----------
@@ -94,55 +96,27 @@ class FoldedArray:
         That of ``x``.
     """
 
-    ndim = 3
-
     def __init__(self, x: Any, batchsize: int, fill: float | None) -> None:
         self._series = SeriesArray(x, "x")
-        self._rows = Segments.from_lengths(self._series.N, self._series.T).fold(batchsize)
+        self.source = self._series.array
+        self._segments = Segments.from_lengths(self._series.N, self._series.T).fold(batchsize)
         self._fill = fill
-        self.shape = (self._series.F, len(self._rows), self._rows.max_length)
+        self.shape = (self._series.F, len(self._segments), self._segments.max_length)
         self.dtype = self._series.dtype
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, key: Any) -> np.ndarray:
-        which_f, which_b, which_t = _three(key)
-        b = np.arange(self.shape[1])[which_b]
-        t = np.arange(self.shape[2])[which_t]
-        start, stop = (int(t.min()), int(t.max()) + 1) if t.size else (0, 0)
-        rows = self._rows[b.reshape(-1)]
-        if b.size:
-            block = self._series.read(rows, start, stop).transpose(2, 1, 0)  # (F, B, S)
-            live = rows.step_mask(start, stop)
-            if live is not None:
-                block = np.where(live.T, block, self.dtype.type(self._fill))
-        else:
-            block = np.empty((self.shape[0], 0, stop - start), self.dtype)
-        if t.shape != (stop - start,) or (t.size and t[0] > start):
-            block = block[:, :, t - start]  # one step, a stride, or backwards
-        return (block if b.ndim else block[:, 0])[which_f]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("folds are read from their source: an array of them is always a copy")
-        return np.array(self[:], dtype)
-
-
-def _three(key: Any) -> tuple[Any, Any, Any]:
-    """A key completed to features, rows and steps."""
-    keys = list(key) if isinstance(key, tuple) else [key]
-    for i, k in enumerate(keys):
-        if k is Ellipsis:
-            keys[i : i + 1] = [slice(None)] * (4 - len(keys))
-            break
-    keys += [slice(None)] * (3 - len(keys))
-    if len(keys) > 3:
-        raise IndexError(f"folds have three axes (F, N, T), got {len(keys)} indices")
-    for k, what in ((keys[0], "features"), (keys[2], "steps")):
-        if not isinstance(k, slice) and not hasattr(k, "__index__"):
-            raise IndexError(f"{what} of folds are chosen by a slice or an int, got {type(k).__name__}")
-    return keys[0], keys[1], keys[2]
+    def read(self, *index: Index) -> np.ndarray:
+        features, rows, steps = index
+        if len(rows) == 0 or len(steps) == 0:
+            return np.empty([len(i) for i in index], self.dtype)
+        segments, t = self._segments[np.asarray(rows)], np.asarray(steps)
+        start, stop = int(t.min()), int(t.max()) + 1
+        block = self._series.read(segments, start, stop).transpose(2, 1, 0)  # (F, B, S)
+        live = segments.step_mask(start, stop)
+        if live is not None:
+            block = np.where(live.T, block, self.dtype.type(self._fill))
+        if len(t) < stop - start or t[0] > start:
+            block = block[:, :, t - start]
+        return block[as_key(features)]
 
 
 def _fold(x: Any, batchsize: int, fill: float | None) -> Any:
@@ -156,29 +130,24 @@ def _fold(x: Any, batchsize: int, fill: float | None) -> Any:
         return x
     size, longer = divmod(n_steps, n)
     if longer and fill is None:
-        fill = _nan(x, n_steps, n)
-    tensor = hasattr(x, "new_full")
+        floating = x.dtype.is_floating_point if is_tensor(x) else np.dtype(x.dtype).kind == "f"
+        if not floating:
+            raise DataError(
+                f"{n_steps} steps do not divide into {n} folds, and {x.dtype} has no NaN to fill up the shorter ones; "
+                "give fill=, or a batchsize for which batchsize // N divides T"
+            )
+        fill = np.nan
     mergeable = isinstance(x, np.ndarray) and (n_series == 1 or x.strides[-2] == n_steps * x.strides[-1])
-    in_memory = tensor or (isinstance(x, np.ndarray) and SeriesArray(x if x.ndim == 3 else x[None], "x").in_memory)
-    if longer == 0 and (in_memory or mergeable):
+    readable = is_tensor(x) or in_memory(x)
+    if longer == 0 and (readable or mergeable):
         return x.reshape(*features, n_series * n, size)
-    if not in_memory:
+    if not readable:
         if len(shape) == 2:
             raise ShapeError(f"rebatch takes arrays that are not in memory as (F, N, T), got shape {shape}")
         return FoldedArray(x, batchsize, fill)
     full = (*features, n_series, n, size + 1)
-    out = x.new_full(full, fill) if tensor else np.full(full, fill, x.dtype)
+    out = x.new_full(full, fill) if is_tensor(x) else np.full(full, fill, x.dtype)
     split = longer * (size + 1)
     out[..., :longer, :] = x[..., :split].reshape(*features, n_series, longer, size + 1)
     out[..., longer:, :size] = x[..., split:].reshape(*features, n_series, n - longer, size)
     return out.reshape(*features, n_series * n, size + 1)
-
-
-def _nan(x: Any, n_steps: int, n: int) -> float:
-    floating = x.dtype.is_floating_point if hasattr(x, "new_full") else np.dtype(x.dtype).kind == "f"
-    if not floating:
-        raise DataError(
-            f"{n_steps} steps do not divide into {n} folds, and {x.dtype} has no NaN to fill up the shorter ones; "
-            "give fill=, or a batchsize for which batchsize // N divides T"
-        )
-    return np.nan

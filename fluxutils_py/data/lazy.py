@@ -8,24 +8,45 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.featurenames import get_feature_names
-from fluxutils_py.data.hdf5identity import current_identity, identity_at
-from fluxutils_py.data.hdf5map import H5Map, reopen
-from fluxutils_py.data.indexing import DuckArray, compose_index, contiguous_runs, parse_index
-from fluxutils_py.data.series import in_memory
+from fluxutils_py.data.arrays import DuckArray, is_nonblocking, read_block
+from fluxutils_py.data.hdf5.feature_names import get_feature_names
+from fluxutils_py.data.hdf5.h5map import H5Map, reopen
+from fluxutils_py.data.hdf5.identity import current_identity, identity_at
+from fluxutils_py.data.indexing import Index, as_key, compose_index
 from fluxutils_py.errors import DataError
 
-Index = range | np.ndarray  # places along an axis, in any order
 Function = Callable[[np.ndarray], np.ndarray]
 
 
-class LazyArray(DuckArray):
+class DerivedArray(DuckArray):
+    """An array that is computed from another one, ``source``, when it is indexed.
+
+    It may be pickled: a source in a file goes as the file's name. Names of features are those of the source.
+    """
+
+    source: Any
+
+    @property
+    def nonblocking(self) -> bool:
+        return is_nonblocking(self.source)
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        return get_feature_names(self.source)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, of {type(self.source).__name__})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"source": as_picklable(self.source)}
+
+
+class LazyArray(DerivedArray):
     """An (F, N, T) array made of some series and some steps of another one, and of functions applied on reading.
 
-    It takes indices as NumPy does (one array of indices at most) and returns NumPy arrays, which may be views of the
-    source and are not to be written to; ``np.asarray`` reads it all. Axes keep their order, as in h5py, where NumPy
-    moves that of an array of indices to the front: ``a[0, :, [2, 1]]`` has shape (N, 2). It may be pickled: a source in
-    a file goes as the file's name.
+    It takes indices as NumPy does, one array of indices at most, and returns NumPy arrays, which may be views of the
+    source and are not to be written to; ``np.asarray`` reads it all. It may be pickled: a source in a file goes as the
+    file's name.
 
     Parameters
     ----------
@@ -56,31 +77,13 @@ class LazyArray(DuckArray):
         self.dtype = trial.dtype
 
     @property
-    def nonblocking(self) -> bool:
-        """Whether reading never waits for a disk."""
-        return getattr(self.source, "nonblocking", in_memory(self.source))
-
-    @property
     def feature_names(self) -> tuple[str, ...] | None:
-        return get_feature_names(self.source) if preserve_features(self.functions) else None
+        return super().feature_names if preserve_features(self.functions) else None
 
-    def __repr__(self) -> str:
-        return f"LazyArray(shape={self.shape}, dtype={self.dtype}, of {type(self.source).__name__})"
-
-    def __getitem__(self, key: Any) -> Any:
-        wanted = parse_index(key, self.shape)
-        f, n, t = (range(p, p + 1) if isinstance(p, int) else p for p in wanted)
-        block = self._apply(read_block(self.source, compose_index(self.series, n), compose_index(self.steps, t)))
-        block = block[_index(f)]
-        return block[tuple(0 if isinstance(p, int) else slice(None) for p in wanted)]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("an array that is read lazily cannot be had without copying it")
-        return np.array(self[...], dtype)
-
-    def __reduce__(self) -> Any:
-        return LazyArray, (as_picklable(self.source), self.series, self.steps, self.functions)
+    def read(self, *index: Index) -> np.ndarray:
+        features, series, steps = index
+        series, steps = compose_index(self.series, series), compose_index(self.steps, steps)
+        return self._apply(read_block(self.source, range(self.source.shape[0]), series, steps))[as_key(features)]
 
     def _apply(self, block: np.ndarray) -> np.ndarray:
         for f in self.functions:
@@ -95,34 +98,16 @@ def preserve_features(functions: tuple[Function, ...]) -> bool:
 
 def select(source: Any, series: Index | None, steps: Index | None, functions: tuple[Function, ...] = ()) -> Any:
     """Some series and steps of an (F, N, T) array: a NumPy view if there can be one, else a :class:`LazyArray`."""
-    series = None if _is_all(series, source.shape[1]) else series
-    steps = None if _is_all(steps, source.shape[2]) else steps
+    series, steps = (
+        None if isinstance(index, range) and index == range(n) else index
+        for index, n in ((series, source.shape[1]), (steps, source.shape[2]))
+    )
     if series is None and steps is None and not functions:
         return source
-    plain = all(i is None or (isinstance(i, range) and len(i)) for i in (series, steps))
-    if isinstance(source, np.ndarray) and plain and not functions:
-        return source[:, _index(series), _index(steps)]
+    sliceable = all(index is None or (isinstance(index, range) and len(index)) for index in (series, steps))
+    if isinstance(source, np.ndarray) and sliceable and not functions:
+        return source[(slice(None), *(slice(None) if i is None else as_key(i) for i in (series, steps)))]
     return LazyArray(source, series, steps, functions)
-
-
-def read_block(source: Any, series: Index, steps: Index) -> np.ndarray:
-    """A block of shape (F, n, t) of any array that takes three slices, in whatever memory order it comes."""
-    if len(series) == 0 or len(steps) == 0:
-        return np.empty((source.shape[0], len(series), len(steps)), source.dtype)
-    if isinstance(source, np.ndarray):
-        if isinstance(series, range) or isinstance(steps, range):
-            return np.asarray(source[:, _index(series), _index(steps)])
-        return np.asarray(source[:, series[:, None], steps[None, :]])
-    columns = []
-    for t in contiguous_runs(steps):
-        span = slice(int(steps[t.start]), int(steps[t.stop - 1]) + 1)
-        if isinstance(source, LazyArray):
-            columns.append(source[:, _index(series), span])
-            continue
-        stretches = (slice(int(series[n.start]), int(series[n.stop - 1]) + 1) for n in contiguous_runs(series))
-        blocks = [np.asarray(source[:, n, span]) for n in stretches]
-        columns.append(blocks[0] if len(blocks) == 1 else np.concatenate(blocks, 1))
-    return columns[0] if len(columns) == 1 else np.concatenate(columns, 2)
 
 
 def as_picklable(source: Any) -> Any:
@@ -141,10 +126,10 @@ def as_picklable(source: Any) -> Any:
         return source
     if root.mode == "c":  # the file lacks the changes; joblib would nevertheless send its name
         return np.array(source)
-    ahead = source.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    offset = root.offset + source.__array_interface__["data"][0] - root.__array_interface__["data"][0]
     path = str(root.filename)
     identity = current_identity(path, identity_at(path))
-    return _Mapped(path, source.dtype, source.shape, source.strides, root.offset + ahead, "r", identity)
+    return _Mapped(path, source.dtype, source.shape, source.strides, offset, "r", identity)
 
 
 class _Mapped:
@@ -171,18 +156,3 @@ class _Stored:
 
 def _open_dataset(path: str, name: str) -> h5py.Dataset:
     return h5py.File(path, "r")[name]
-
-
-def _is_all(index: Index | None, n: int) -> bool:
-    return index is None or (isinstance(index, range) and index == range(n))
-
-
-def _index(index: Index | None) -> Any:
-    """What NumPy takes: a slice where it can be one."""
-    if index is None:
-        return slice(None)
-    if not isinstance(index, range):
-        return index
-    if len(index) == 0:
-        return slice(0, 0)
-    return slice(index.start, None if index.stop < 0 else index.stop, index.step)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from fluxutils_py.errors import ShapeError
+from fluxutils_py.validation import check_integer
 
 __all__ = ["dividebatch", "indbatch", "minibatch"]
 
@@ -56,7 +56,7 @@ def part(x: Any, rank: int, size: int, axis: int | str = "series") -> Any:
     >>> [part(x, rank, 3).shape for rank in range(3)]
     [(2, 3, 5), (2, 2, 5), (2, 2, 5)]
     """
-    rank, size = _integer(rank, "rank"), _integer(size, "size")
+    rank, size = check_integer("rank", rank), check_integer("size", size)
     if not 0 <= rank < size:
         raise ValueError(f"rank must be from 0 to size - 1, got rank {rank} of size {size}")
     arrays = _arrays(x)
@@ -106,7 +106,7 @@ def dividebatch(bs: int, *xs: Any, axis: int | str = 0) -> tuple[tuple[Any, ...]
     (3, 2) [0 1 2]
     (2, 2) [3 4]
     """
-    bs = _integer(bs, "bs", least=1)
+    bs = check_integer("bs", bs, 1)
     if not xs:
         raise TypeError("dividebatch needs at least one array after bs")
     arrays = _arrays(xs)
@@ -144,8 +144,8 @@ def indbatch(x: Any, b: int, offset: int = 0) -> Iterator[slice]:
     [slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)]
     """
     n = x if hasattr(x, "__index__") and not hasattr(x, "shape") else None
-    n = _common_length(_arrays(x), -1) if n is None else _integer(n, "the number of indices", least=0)
-    b, offset = _integer(b, "b", least=1), _integer(offset, "offset", least=0)
+    n = _common_length(_arrays(x), -1) if n is None else check_integer("the number of indices", n, 0)
+    b, offset = check_integer("b", b, 1), check_integer("offset", offset, 0)
     return (slice(min(i + offset, n - 1), min(i + offset + b, n)) for i in range(0, n, b))
 
 
@@ -214,7 +214,7 @@ def _axis_of(a: Any, axis: int | str) -> int:
         i = 0 if n_axes == 1 and axis == "series" else AXES[axis]  # (N,): one value per series
         lacks = n_axes + i < 0 or (n_axes == 1 and axis == "time")
     else:
-        i = _integer(axis, "axis")
+        i = check_integer("axis", axis)
         lacks = not -n_axes <= i < n_axes
     if lacks:
         raise ShapeError(f"an array of shape {tuple(a.shape)} has no axis {axis!r}")
@@ -241,13 +241,3 @@ def _arrays(x: Any) -> list[Any]:
     if isinstance(x, tuple) and not x:
         raise ShapeError("got an empty tuple; give at least one array")
     return [a if hasattr(a, "shape") else np.asarray(a) for a in (x if isinstance(x, tuple) else (x,))]
-
-
-def _integer(value: Any, name: str, least: int | None = None) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
-    if least is not None and number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
-    return number

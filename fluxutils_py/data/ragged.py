@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.data.indexing import DuckArray, parse_index
-from fluxutils_py.data.series import in_memory
+from fluxutils_py.data.arrays import DuckArray, check_no_empty_axis, in_memory, read_block, reject_masked, to_numpy
+from fluxutils_py.data.indexing import Index, as_key, parse_index
+from fluxutils_py.data.lazy import DerivedArray
 from fluxutils_py.errors import DataError, ShapeError
 
 
@@ -74,28 +75,18 @@ class RaggedArray(DuckArray):
         """Another list, of ``function`` of each array."""
         return RaggedArray([function(a) for a in self.arrays], self.name, fill)
 
-    def __repr__(self) -> str:
-        return f"RaggedArray(shape={self.shape}, dtype={self.dtype})"
-
-    def __getitem__(self, key: Any) -> Any:
-        wanted = parse_index(key, self.shape)
-        f, n, t = (range(p, p + 1) if isinstance(p, int) else p for p in wanted)
-        shape = len(f), len(n), len(t)
-        out = np.full(shape, self.fill, self.dtype) if self.fill else np.zeros(shape, self.dtype)
-        for i, series in enumerate(n):
-            a, length = self.arrays[series], self.lengths[series]
-            if isinstance(t, range) and t.step == 1 and isinstance(f, range) and f.step == 1:
-                stop = min(t.stop, length)
-                if t.start < stop:
-                    out[:, i, : stop - t.start] = a[f.start : f.stop, t.start : stop]
-                continue
-            steps = np.asarray(t, dtype=np.intp)
-            there = steps < length
-            if there.any():
-                first, last = int(steps[there].min()), int(steps[there].max())
-                block = np.asarray(a[:, first : last + 1])[np.asarray(f, dtype=np.intp)]
-                out[:, i, there] = block[:, steps[there] - first]
-        return out[tuple(0 if isinstance(p, int) else slice(None) for p in wanted)]
+    def read(self, *index: Index) -> np.ndarray:
+        features, series, steps = index
+        shape = [len(i) for i in index]
+        out = np.full(shape, self.fill, self.dtype) if self.fill else np.zeros(shape, self.dtype)  # zeros: "" for text
+        for i, n in enumerate(series):
+            if isinstance(steps, range) and steps.step == 1:
+                k = max(0, min(steps.stop, self.lengths[n]) - steps.start)
+                out[:, i, :k] = read_block(self.arrays[n], features, steps[:k])
+            else:
+                there = np.flatnonzero(np.asarray(steps) < self.lengths[n])
+                out[:, i, there] = read_block(self.arrays[n], features, np.asarray(steps)[there])
+        return out
 
     def __setitem__(self, key: tuple[Any, slice, slice], values: Any) -> None:
         _, n, t = parse_index(key, self.shape)
@@ -107,13 +98,8 @@ class RaggedArray(DuckArray):
             if t.start < stop:
                 self.arrays[series][:, t.start : stop] = values[:, i, : stop - t.start]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("a list of arrays cannot be one array without copying it")
-        return np.array(self[...], dtype)
 
-
-class MappedSeries(DuckArray):
+class MappedSeries(DerivedArray):
     """A function of one series (F, T_i), applied when it is read.
 
     Parameters
@@ -128,23 +114,10 @@ class MappedSeries(DuckArray):
         trial = function(np.zeros((source.shape[0], 1, 1), source.dtype))
         self.shape, self.dtype = (trial.shape[0], int(source.shape[1])), trial.dtype
 
-    def __getitem__(self, key: Any) -> Any:
-        f, t = parse_index(key, self.shape)
-        steps = range(t, t + 1) if isinstance(t, int) else t
-        block = self.function(np.asarray(self.source[:, _as_key(steps)])[:, None])[:, 0]
-        return block[_as_key(f)][..., 0 if isinstance(t, int) else slice(None)]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("an array that is read lazily cannot be had without copying it")
-        return np.array(self[...], dtype)
-
-
-def _as_key(index: int | range | np.ndarray) -> Any:
-    """What arrays and h5py datasets take: a slice, where it can be one."""
-    if isinstance(index, range) and index.step > 0:
-        return slice(index.start, index.stop, index.step)
-    return np.asarray(index) if isinstance(index, range) else index
+    def read(self, *index: Index) -> np.ndarray:
+        features, steps = index
+        block = read_block(self.source, range(self.source.shape[0]), steps)
+        return self.function(block[:, None])[:, 0][as_key(features)]
 
 
 def is_list_of_series(value: Any) -> bool:
@@ -165,19 +138,15 @@ def as_ragged(value: Any, name: str) -> Any:
 def _two_axes(array: Any, name: str) -> Any:
     if hasattr(array, "iloc"):
         raise ShapeError(f"{name} is a data frame; the arrays of a list are series (F, T_i): {name}.to_numpy().T")
-    if type(array).__module__.split(".")[0] == "torch":
-        array = array.detach().cpu().numpy()
-    if isinstance(array, np.ma.MaskedArray):
-        raise DataError(f"{name} is a masked array, whose mask would be lost; use {name}.filled(np.nan)")
+    array = to_numpy(array)
+    reject_masked(array, name)
     shape = tuple(array.shape)
     if len(shape) != 2:
         way_out = f"; one feature is {name}[None]" if len(shape) == 1 else ""
         raise ShapeError(
             f"{name} has shape {shape}: the arrays of a list are series (F, T_i) = (features, time steps){way_out}"
         )
-    for size, axis in zip(shape, ("features", "time steps"), strict=True):
-        if size == 0:
-            raise ShapeError(f"{name} has no {axis}: shape {shape}")
+    check_no_empty_axis(array, name, ("features", "time steps"))
     return array
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import mmap
 from collections.abc import Callable
 from typing import Any
 
-import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5map import H5Map
+from fluxutils_py.data.arrays import as_three_axes, in_memory, is_nonblocking, read_block
+from fluxutils_py.data.hdf5.h5map import H5Map
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
 
@@ -65,7 +64,7 @@ class SeriesArray:
             for a in getattr(array, "arrays", (array,)):
                 self._require_int64(a)
         self._map = array if isinstance(array, H5Map) else None
-        self.nonblocking = self.in_memory or self._map is not None or getattr(array, "nonblocking", False)
+        self.nonblocking = self._map is not None or is_nonblocking(array)
         self.missing_label: int | None = None
         self._found = 0  # windows in a row that were in memory
         self._plain = None if not isinstance(array, np.ndarray) else array.view(np.ndarray)  # slices faster than a map
@@ -149,15 +148,8 @@ class SeriesArray:
         steps = slice(begin + start, max(begin + start, min(begin + stop, self.T)))
         if self._plain is not None:
             return self._plain[:, rows.series if rows.common_series is None else rows.common_series, steps]
-        if rows.common_series is not None:
-            return np.asarray(self.array[:, rows.common_series, steps])
-        # HDF5 wants increasing indices: read whole runs, then put them in order
-        block = np.empty((self.F, len(rows), steps.stop - steps.start), self.dtype)
-        order = np.argsort(rows.series, kind="stable")
-        for run in np.split(order, np.flatnonzero(np.diff(rows.series[order]) != 1) + 1):
-            lo = int(rows.series[run[0]])
-            block[:, run] = np.asarray(self.array[:, lo : lo + len(run), steps])
-        return block
+        series = rows.series if rows.common_series is None else range(self.N)[rows.common_series]
+        return read_block(self.array, range(self.F), series, range(steps.start, steps.stop))
 
     def prefetch(self, rows: Segments, start: int, stop: int) -> None:
         """Say what will be read soon: a map has its pages fetched from the disk meanwhile. Returns at once.
@@ -193,43 +185,6 @@ def _gathering(strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ..
     return SERIES_FIRST if strides[2] <= strides[1] else STEPS_FIRST
 
 
-def as_three_axes(array: Any, name: str) -> Any:
-    """An array of shape (F, N, T) that takes three slices; of a torch tensor or nested lists, a NumPy array.
-
-    Raises
-    ------
-    ShapeError, DataError
-        If it has other axes, an axis is empty, it is masked, or its file is closed.
-    """
-    if type(array).__module__.split(".")[0] == "torch":
-        array = array.detach().cpu().numpy()
-    if isinstance(array, h5py.Dataset) and not array:
-        raise DataError(f"{name} is in an HDF5 file that was closed; keep that file open, or take h5mmap(path, name)")
-    if not hasattr(array, "shape") or not hasattr(array, "__getitem__"):
-        array = _from_lists(array, name)
-    reject_masked(array, name)
-    if len(array.shape) != 3:
-        raise ShapeError(
-            f"{name} must have three axes (F, N, T) = (features, series, time steps), got shape "
-            f"{tuple(array.shape)}{_way_out(array.shape)}"
-        )
-    for size, axis in zip(array.shape, ("features", "series", "time steps"), strict=True):
-        if size == 0:
-            raise ShapeError(f"{name} has no {axis}: shape {tuple(array.shape)}")
-    return array
-
-
-def to_numpy(array: Any) -> Any:
-    """A torch tensor as the NumPy array that shares its memory; anything else as it is."""
-    return array.detach().cpu().numpy() if type(array).__module__.split(".")[0] == "torch" else array
-
-
-def reject_masked(array: Any, name: str, fill: str = "np.nan") -> None:
-    """Raise DataError if an array is masked: most of what would be done to it drops the mask silently."""
-    if isinstance(array, np.ma.MaskedArray):
-        raise DataError(f"{name} is a masked array, whose mask would be lost; use {name}.filled({fill})")
-
-
 def as_series(value: Any, name: str) -> tuple[SeriesArray, ...]:
     """The arrays of one argument: a tuple means several inputs or outputs, of equal N and T.
 
@@ -261,35 +216,3 @@ def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
                 f"{a.name} has {m} {what} and {b.name} has {n} (axis {axis} of shapes {a.shape} and {b.shape}); "
                 "both must be (F, N, T) with equal N and T"
             )
-
-
-def in_memory(array: Any) -> bool:
-    """Whether an array is a NumPy array whose values are in memory, not in a file that is mapped."""
-    if type(array) is not np.ndarray:
-        return False
-    base: Any = array
-    while base is not None:
-        if isinstance(base, np.memmap | mmap.mmap):
-            return False
-        base = base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
-    return True
-
-
-def _from_lists(value: Any, name: str) -> np.ndarray:
-    try:
-        return np.asarray(value)
-    except ValueError as error:
-        raise ShapeError(
-            f"{name} must be an array of shape (F, N, T): {error} Series of unequal length are a list of arrays "
-            "(F, T_i), given to fit and predict as it is."
-        ) from None
-
-
-def _way_out(shape: tuple[int, ...]) -> str:
-    if len(shape) == 2:
-        return "; add the missing axis: x[None] for one feature, x[:, None] for one series"
-    if len(shape) == 1:
-        return "; one feature of one series is x[None, None]"
-    if len(shape) > 3:
-        return "; reshape the leading axes into one, x.reshape(-1, N, T), and back inside the model"
-    return ""

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple, Self
 import h5py
 import numpy as np
 
-from fluxutils_py.data.featurenames import Names, get_feature_names
-from fluxutils_py.data.hdf5lazy import H5Lazy
-from fluxutils_py.data.indexing import compose_index, contiguous_runs, parse_index
-from fluxutils_py.data.lazy import Function, Index, LazyArray, as_picklable, preserve_features, select
-from fluxutils_py.data.series import as_three_axes
+from fluxutils_py.data.arrays import as_three_axes
+from fluxutils_py.data.hdf5.feature_names import Names, get_feature_names
+from fluxutils_py.data.hdf5.h5lazy import H5Lazy
+from fluxutils_py.data.indexing import Index, compose_index, contiguous_runs, parse_index
+from fluxutils_py.data.lazy import Function, LazyArray, as_picklable, preserve_features, select
 from fluxutils_py.errors import DataError, ShapeError
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fluxutils_py.data.arrays import reject_masked, to_numpy
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.data.series import SeriesArray, reject_masked
+from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
 
 BLOCK = 1 << 20  # values looked at together when a whole array is passed over
@@ -36,8 +37,7 @@ class SampleWeight:
 
     def __init__(self, weight: Any, n_series: int, n_steps: int) -> None:
         reject_masked(weight, "sample_weight", fill="0")
-        if type(weight).__module__.split(".")[0] == "torch":
-            weight = weight.detach().cpu().numpy()
+        weight = to_numpy(weight)
         w = weight if hasattr(weight, "shape") else np.asarray(weight)
         shape = tuple(w.shape)
         self._per_series: np.ndarray | None = None

@@ -9,6 +9,8 @@ from sklearn.utils import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
 from fluxutils_py.data import SampleWeight
+from fluxutils_py.data.arrays import read_block
+from fluxutils_py.data.indexing import Index, as_key
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import DataError
@@ -89,7 +91,7 @@ class ClassWeightArray:
         The steps that there are of each series: what lies around them is not counted.
     """
 
-    ndim, dtype = 3, np.dtype(float)
+    dtype = np.dtype(float)
 
     def __init__(
         self, class_weight: Any, classes: np.ndarray, codes: Any, weight: SampleWeight | None, rows: Segments
@@ -110,11 +112,10 @@ class ClassWeightArray:
         else:
             self.of_class = compute_class_weight(class_weight, classes=classes, y=classes)
 
-    def __getitem__(self, key: tuple[int, slice, slice]) -> np.ndarray:
-        _, series, steps = key
-        block = np.asarray(self.codes[:, series, steps])[0]
+    def read(self, *index: Index) -> np.ndarray:
+        block = read_block(self.codes, *index)
         w = np.where(block >= 0, self.of_class[np.maximum(block, 0)], 1.0)
-        return w if self.weight is None else w * self.weight.block(series, steps)
+        return w if self.weight is None else w * self.weight.block(*map(as_key, index[1:]))
 
 
 def _unique(labels: np.ndarray) -> np.ndarray:

@@ -10,9 +10,11 @@ import numpy as np
 from sklearn.utils import assert_all_finite, check_array, check_consistent_length, column_or_1d
 
 from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView, as_series
-from fluxutils_py.data.indexing import parse_index
+from fluxutils_py.data.arrays import DuckArray, as_three_axes, read_block, reject_masked, to_numpy
+from fluxutils_py.data.indexing import Index
+from fluxutils_py.data.lazy import DerivedArray
 from fluxutils_py.data.ragged import RaggedArray, as_ragged
-from fluxutils_py.data.series import as_three_axes, check_aligned, reject_masked, to_numpy
+from fluxutils_py.data.series import check_aligned
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.inputs import Inputs, feature_counts, is_native, n_axes, require_array
@@ -114,17 +116,15 @@ def _encoded(a: Any, encode: Callable[[np.ndarray], np.ndarray] | None) -> Any:
     return encode(a) if type(a) is np.ndarray else EncodedLabels(a, encode)
 
 
-class EncodedLabels:
+class EncodedLabels(DerivedArray):
     """Labels as integers, made of them as they are read."""
 
-    ndim, dtype = 3, np.dtype(np.int64)
+    def __init__(self, source: Any, encode: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.source, self.encode = source, encode
+        self.shape, self.dtype = tuple(source.shape), np.dtype(np.int64)
 
-    def __init__(self, labels: Any, encode: Callable[[np.ndarray], np.ndarray]) -> None:
-        self.labels, self.encode, self.shape = labels, encode, tuple(labels.shape)
-        self.nonblocking = getattr(labels, "nonblocking", False)
-
-    def __getitem__(self, key: Any) -> np.ndarray:
-        return self.encode(np.asarray(self.labels[key]))
+    def read(self, *index: Index) -> np.ndarray:
+        return self.encode(read_block(self.source, *index))
 
 
 def _read_plain_targets(
@@ -233,7 +233,7 @@ def read_labels(y: Any, inputs: Inputs, weight: SampleWeight | None) -> tuple[An
     return array[None, :, None], weight
 
 
-class LastStepTargets:
+class LastStepTargets(DuckArray):
     """One target per series as a (G, N, T) array that holds it at each series' last step, and nothing elsewhere.
 
     Elsewhere there is NaN, or, for integers, ``MISSING_LABEL``.
@@ -246,16 +246,15 @@ class LastStepTargets:
         The last step of each series.
     """
 
-    ndim, nonblocking = 3, True
+    nonblocking = True
 
     def __init__(self, values: np.ndarray, n_steps: int, last: np.ndarray) -> None:
         self.values, self.last, self.dtype = values, last, values.dtype
         self.shape = (values.shape[1], values.shape[0], n_steps)
 
-    def __getitem__(self, key: Any) -> Any:
-        wanted = parse_index(key, self.shape)
-        g, n, t = (np.atleast_1d(np.asarray(p, dtype=np.intp)) for p in wanted)
+    def read(self, *index: Index) -> np.ndarray:
+        g, n, t = map(np.asarray, index)
         out = np.full((len(g), len(n), len(t)), MISSING_LABEL if self.dtype.kind in "iu" else np.nan, self.dtype)
         row, column = np.nonzero(self.last[n][:, None] == t)
         out[:, row, column] = self.values[n[row]].T[g]
-        return out[tuple(0 if isinstance(p, int) else slice(None) for p in wanted)]
+        return out

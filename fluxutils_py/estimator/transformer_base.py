@@ -13,8 +13,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
+from fluxutils_py.data.arrays import in_memory
 from fluxutils_py.data.ragged import MappedSeries
-from fluxutils_py.data.series import in_memory
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import DataError, ShapeError

@@ -420,10 +420,10 @@ def test_loaders_can_be_chained():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda f: BackgroundDataLoader(f, 0), ValueError, "n must be at least 1, got 0"),
-        (lambda f: BackgroundDataLoader(f, 2.0), TypeError, "n must be an integer, got 2.0"),
-        (lambda f: BackgroundDataLoader(f, True), TypeError, "n must be an integer, got True"),
-        (lambda f: BackgroundDataLoader(f, 2, 0), ValueError, "workers must be at least 1, got 0"),
+        (lambda f: BackgroundDataLoader(f, 0), ValueError, "n must be a positive integer, got 0"),
+        (lambda f: BackgroundDataLoader(f, 2.0), TypeError, "n must be a positive integer, got 2.0"),
+        (lambda f: BackgroundDataLoader(f, True), TypeError, "n must be a positive integer, got True"),
+        (lambda f: BackgroundDataLoader(f, 2, 0), ValueError, "workers must be a positive integer, got 0"),
         (lambda f: BackgroundDataLoader(3, 2), TypeError, "loadfun must be callable, got int"),
         (lambda f: BackgroundDataLoader.map(3, []), TypeError, "fn must be callable, got int"),
     ],

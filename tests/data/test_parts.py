@@ -188,8 +188,8 @@ def test_an_empty_batch_has_no_chunks():
 @pytest.mark.parametrize(
     ("args", "error", "message"),
     [
-        ((0, numbered(3)), ValueError, "bs must be at least 1, got 0"),
-        ((2.0, numbered(3)), TypeError, "bs must be an integer, got 2.0"),
+        ((0, numbered(3)), ValueError, "bs must be a positive integer, got 0"),
+        ((2.0, numbered(3)), TypeError, "bs must be a positive integer, got 2.0"),
         ((2,), TypeError, "dividebatch needs at least one array after bs"),
         (
             (2, numbered(3, 2), numbered(2, 3)),
@@ -256,15 +256,15 @@ def test_minibatches_of_tuples_are_tuples():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: indbatch(10, 0), ValueError, "b must be at least 1, got 0"),
-        (lambda: indbatch(10, 3, -1), ValueError, "offset must be at least 0, got -1"),
-        (lambda: indbatch(-1, 3), ValueError, "the number of indices must be at least 0, got -1"),
+        (lambda: indbatch(10, 0), ValueError, "b must be a positive integer, got 0"),
+        (lambda: indbatch(10, 3, -1), ValueError, "offset must be an integer of at least 0, got -1"),
+        (lambda: indbatch(-1, 3), ValueError, "the number of indices must be an integer of at least 0, got -1"),
         (
             lambda: indbatch((numbered(2, 3), numbered(4)), 3),
             ShapeError,
             "arrays of shapes (2, 3) and (4,) differ along axis -1: 3, 4",
         ),
-        (lambda: minibatch(numbered(3), 0), ValueError, "b must be at least 1, got 0"),
+        (lambda: minibatch(numbered(3), 0), ValueError, "b must be a positive integer, got 0"),
         (
             lambda: minibatch(numbered(2, 3), numbered(4), 2),
             ShapeError,

@@ -10,18 +10,19 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.featurenames import read_names
-from fluxutils_py.data.hdf5file import (
+from fluxutils_py.data.hdf5.feature_names import read_names
+from fluxutils_py.data.hdf5.opening import (
     check_heap,
     describe,
     find_dataset,
     fnt_axes,
+    holds_numbers,
     numpy_dtype,
     open_file,
     read_axes,
     wrap_h5_errors,
 )
-from fluxutils_py.data.hdf5sources import check_sources
+from fluxutils_py.data.hdf5.sources import check_sources
 from fluxutils_py.errors import H5DataError
 from fluxutils_py.terminal import progress_bar
 
@@ -62,7 +63,7 @@ def inspect_sources(
                 for name in datasets:
                     check_heap(file, name, describe(path, name))
                     dataset = file[name]
-                    numbers = _numbers(dataset) and all(d is None or _has_axis(d, dataset.ndim) for d in pair)
+                    numbers = holds_numbers(dataset) and all(d is None or _has_axis(d, dataset.ndim) for d in pair)
                     if (name in parts) if not numbers else (name in same):
                         raise H5DataError(
                             f"{describe(path, name)} has another type or number of axes than in {paths[0]}; "
@@ -107,10 +108,6 @@ def _part(file: h5py.File, path: str, name: str, axes: str | None) -> ConcatSour
     return ConcatSource(path, letters, shape, numpy_dtype(dataset), dataset.id.get_type().copy(), names)
 
 
-def _numbers(dataset: h5py.Dataset) -> bool:
-    return dataset.shape is not None and dataset.dtype.kind in "fiub" and dataset.dtype.subdtype is None
-
-
 def _has_axis(d: int, ndim: int) -> bool:
     return -ndim <= d < ndim
 
@@ -135,7 +132,7 @@ def _require_same_values(
     if name not in same:
         same[name] = values
     elif not _equal(same[name], values):
-        what = f"has no axis {axes_shown(pair)}" if _numbers(dataset) else "does not hold numbers"
+        what = f"has no axis {axes_shown(pair)}" if holds_numbers(dataset) else "does not hold numbers"
         raise H5DataError(
             f"{describe(path, name)} {what}, so that it can only be copied, and is not the same as in {first}; "
             "put it into a group (which is copied from the first file) or leave it out with names=[...]"

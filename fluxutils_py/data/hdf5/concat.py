@@ -9,13 +9,13 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.featurenames import write_names
-from fluxutils_py.data.hdf5 import h5mmap
-from fluxutils_py.data.hdf5file import check_path, describe, fnt_axes, open_file
-from fluxutils_py.data.hdf5lazy import H5Lazy
-from fluxutils_py.data.hdf5sources import escape
-from fluxutils_py.data.hdf5survey import ConcatSource, axes_shown, inspect_sources
-from fluxutils_py.data.hdf5write import ALIGN, allocate, aside, copy_into
+from fluxutils_py.data.hdf5.concat_sources import ConcatSource, axes_shown, inspect_sources
+from fluxutils_py.data.hdf5.feature_names import write_names
+from fluxutils_py.data.hdf5.h5lazy import H5Lazy
+from fluxutils_py.data.hdf5.opening import check_path, describe, fnt_axes, open_file
+from fluxutils_py.data.hdf5.reading import h5mmap
+from fluxutils_py.data.hdf5.sources import escape
+from fluxutils_py.data.hdf5.writing import allocate, copy_into, make_dataset, new_file
 from fluxutils_py.errors import H5DataError
 from fluxutils_py.terminal import progress_bar
 
@@ -95,8 +95,7 @@ def h5concat(
     features = {name: _feature_names(name, found, shapes[name]) for name, found in parts.items()}
     total = 0 if virtual else sum(p.dtype.itemsize * int(np.prod(p.shape)) for found in parts.values() for p in found)
     with (
-        aside(dst) as new,
-        h5py.File(new, "w", **ALIGN) as file,
+        new_file(dst) as file,
         progress_bar(verbose, f"h5concat {os.path.basename(os.fsdecode(dst))}", total, "B") as done,
     ):
         folder = os.path.dirname(os.path.realpath(os.fsdecode(dst)))
@@ -235,7 +234,8 @@ def _refer(
             )
     disk = np.argsort(fnt_axes(first.axes, len(shape)))  # which axis of the face each axis of the file is
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    space = h5py.h5s.create_simple(tuple(shape[i] for i in disk))
+    whole = tuple(shape[i] for i in disk)
+    space = h5py.h5s.create_simple(whole)
     for part in parts:
         if 0 in part.shape:
             continue
@@ -246,10 +246,7 @@ def _refer(
         taken = h5py.h5s.create_simple(size)
         taken.select_hyperslab((0,) * len(size), size)  # by place: the file may grow later
         plist.set_virtual(space, os.fsencode(relative), escape(name).encode(), taken)
-    space.select_all()
-    parent = file.require_group(name.rpartition("/")[0]) if "/" in name.strip("/") else file
-    leaf = name.strip("/").rpartition("/")[2]
-    return h5py.Dataset(h5py.h5d.create(parent.id, leaf.encode(), kind, space, plist))
+    return make_dataset(file, name, whole, kind, plist)
 
 
 def _copy(
@@ -264,7 +261,7 @@ def _copy(
     order = fnt_axes(first.axes, len(shape))
     gaps = sum(int(np.prod(p.shape, dtype=object)) for p in parts) < int(np.prod(shape, dtype=object))
     disk = [shape[i] for i in np.argsort(order)]
-    dataset = allocate(file, name, disk, dtype, first.axes, fill=gaps)
+    dataset = allocate(file, name, disk, dtype, first.axes, fill=0 if gaps else None)
     for part in parts:
         source = h5mmap(part.path, name, part.axes)
         if source.shape != part.shape or source.dtype != part.dtype:

@@ -10,7 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
-from fluxutils_py.data import H5Lazy, H5Map, h5create, h5mmap, h5save, hdf5
+from fluxutils_py.data import H5Lazy, H5Map, h5create, h5load, h5mmap, h5save
+from fluxutils_py.data.hdf5 import reading
 from fluxutils_py.errors import H5DataError
 
 F, N, T = 3, 5, 7
@@ -309,7 +310,7 @@ def test_file_systems_that_cannot_map(tmp_path, monkeypatch):
     def refuse(*args):
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
-    monkeypatch.setattr(hdf5, "H5Map", refuse)
+    monkeypatch.setattr(reading, "H5Map", refuse)
     path = write(tmp_path / "a.h5")
     assert_lazy(h5mmap(path, "x"), numbers())
     assert error(path, "x", mode="r+") == (
@@ -633,3 +634,55 @@ def test_files_are_closed_again(tmp_path):
     h5mmap(path, "chunked", fallback="read")
     assert len(os.listdir("/proc/self/fd")) == before
     h5py.File(path, "r+").close()
+
+
+# -- h5load -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_loading_is_the_inverse_of_saving(tmp_path, mmap):
+    saved = {
+        "x": numbers(),
+        "train": {"y": np.arange(6).reshape(2, 3), "more": {"mask": np.array([True, False])}, "empty": {}},
+        "n": 5,
+        "unit": "kWh",
+        "names": np.array(["a", "bcd"]),
+    }
+    h5save(tmp_path / "a.h5", saved)
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file.create_dataset("train/z", data=np.arange(8.0), chunks=(2,))
+    loaded = h5load(tmp_path / "a.h5", mmap=mmap)
+    z = loaded["train"].pop("z")
+    assert isinstance(z, H5Lazy if mmap else np.ndarray)
+    assert np.asarray(z).tolist() == list(range(8))
+    assert isinstance(loaded["x"], H5Map) == mmap
+    assert (loaded["n"], loaded["unit"], list(loaded["names"])) == (5, "kWh", ["a", "bcd"])
+    assert loaded.keys() == saved.keys()
+    assert loaded["train"].keys() == saved["train"].keys()
+    assert loaded["train"]["empty"] == {}
+    for a, b in ((loaded["x"], saved["x"]), *((loaded["train"][k], saved["train"][k]) for k in ("y",))):
+        assert np.array_equal(a, b)
+    assert loaded["train"]["more"]["mask"].tolist() == [True, False]
+    if mmap:
+        z.close()
+
+
+def test_loading_by_name(tmp_path):
+    h5save(tmp_path / "a.h5", {"x": numbers(), "train": {"y": np.arange(3)}})
+    assert np.array_equal(h5load(tmp_path / "a.h5", "x"), numbers())
+    assert h5load(tmp_path / "a.h5", "train")["y"].tolist() == [0, 1, 2]
+    assert list(h5load(tmp_path / "a.h5", ["train/y"])) == ["train/y"]
+    with pytest.raises(H5DataError, match=r"dataset 'train/z' does not exist; group '/train' holds y$"):
+        h5load(tmp_path / "a.h5", "train/z")
+    with pytest.raises(FileNotFoundError):
+        h5load(tmp_path / "b.h5")
+
+
+def test_loading_a_file_of_julia_needs_its_order(tmp_path):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = numbers().T, np.arange(3)
+    with pytest.raises(H5DataError, match="pass axes='TNF'"):
+        h5load(tmp_path / "a.h5")
+    loaded = h5load(tmp_path / "a.h5", axes="TNF")
+    assert np.array_equal(loaded["x"], numbers())
+    assert loaded["y"].tolist() == [0, 1, 2]

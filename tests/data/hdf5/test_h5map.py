@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.data import H5Map, SeriesArray, h5create, h5mmap, h5save
-from fluxutils_py.data.hdf5map import PAGE
+from fluxutils_py.data.hdf5.h5map import PAGE
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import H5DataError
 

@@ -8,8 +8,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5file import describe, wrap_h5_errors
-from fluxutils_py.data.hdf5heaps import read_attribute
+from fluxutils_py.data.hdf5.damage import read_attribute
+from fluxutils_py.data.hdf5.opening import describe, wrap_h5_errors
 from fluxutils_py.errors import H5DataError
 
 Names = tuple[str, ...]

@@ -12,7 +12,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5heaps import find_heap_damage, read_attribute
+from fluxutils_py.data.hdf5.damage import find_heap_damage, read_attribute
 from fluxutils_py.errors import H5DataError
 
 LETTERS = "FNT"
@@ -53,22 +53,40 @@ def find_dataset(file: h5py.File, path: str | os.PathLike[str], name: str) -> h5
     H5DataError
         If there is none, or it holds something else.
     """
+    dataset, where = get_object(file, path, name), describe(path, name)
+    with wrap_h5_errors(where):
+        problem = _not_numbers(dataset)
+    if problem is not None:
+        raise H5DataError(f"{where} {problem}")
+    return dataset
+
+
+def get_object(file: h5py.File, path: str | os.PathLike[str], name: str) -> Any:
+    """The group or dataset of that name.
+
+    Raises
+    ------
+    H5DataError
+        If there is none, or it cannot be opened.
+    """
     check_name(path, name)
     where = describe(path, name)
     check_heap(file, name, where)
     try:
-        found = _open(file, name)
+        item = _open(file, name)
     except (KeyError, OSError, RuntimeError, ValueError) as error:
         with wrap_h5_errors(where):
-            why = _why_missing(file, name, error)
-        raise H5DataError(f"{where} {why}") from error
+            reason = _why_missing(file, name, error)
+        raise H5DataError(f"{where} {reason}") from error
     with wrap_h5_errors(where):
-        if isinstance(found, h5py.Dataset) and found.file.filename != file.filename:  # through an external link
-            check_heap(found.file, found.name, where)
-        problem = _not_numbers(found)
-    if problem is not None:
-        raise H5DataError(f"{where} {problem}")
-    return found
+        if isinstance(item, h5py.Dataset) and item.file.filename != file.filename:  # through an external link
+            check_heap(item.file, item.name, where)
+    return item
+
+
+def holds_numbers(dataset: h5py.Dataset) -> bool:
+    """Whether a dataset holds real numbers, in an array or a single one."""
+    return dataset.shape is not None and dataset.dtype.kind in "fiub" and dataset.dtype.subdtype is None
 
 
 @contextlib.contextmanager

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.data import H5Lazy, H5Map, h5create, h5mmap, h5save, hdf5write
+from fluxutils_py.data import H5Lazy, H5Map, h5create, h5mmap, h5save
+from fluxutils_py.data.hdf5 import writing
 from fluxutils_py.errors import H5DataError
 
 F, N, T = 3, 5, 7
@@ -34,8 +35,8 @@ def stored(path, name="x"):
 @pytest.mark.parametrize("axes", ORDERS)
 @pytest.mark.parametrize("own", ORDERS)
 def test_any_order_from_any_order(tmp_path, axes, own, monkeypatch):
-    monkeypatch.setattr(hdf5write, "BLOCK_BYTES", 40)  # ten values
-    monkeypatch.setattr(hdf5write, "RUN_BYTES", 8)
+    monkeypatch.setattr(writing, "BLOCK_BYTES", 40)  # ten values
+    monkeypatch.setattr(writing, "RUN_BYTES", 8)
     h5save(tmp_path / "a.h5", {"x": in_memory_order(X, own)}, axes=axes)
     found, attrs = stored(tmp_path / "a.h5")
     assert np.array_equal(found, X.transpose(["FNT".index(c) for c in axes]))
@@ -71,7 +72,7 @@ def test_every_kind_of_source_block_by_block(tmp_path, kind, monkeypatch):
     with h5py.File(tmp_path / "source.h5", "w") as file:
         file["x"] = X
         file.create_dataset("chunked", data=X, chunks=(2, 2, 2))
-    monkeypatch.setattr(hdf5write, "BLOCK_BYTES", 60)
+    monkeypatch.setattr(writing, "BLOCK_BYTES", 60)
     h5save(tmp_path / "a.h5", {"x": SOURCES[kind](X, tmp_path / "source.npy")})
     expected = np.repeat(X[:, :1], N, 1) if kind == "repeated" else X
     assert np.array_equal(h5mmap(tmp_path / "a.h5", "x"), expected)
@@ -86,7 +87,7 @@ def test_a_source_is_read_in_small_blocks_only(tmp_path, monkeypatch):
             self.reads.append(np.prod(sizes) * 4)
             return np.ones(sizes, "f4")
 
-    monkeypatch.setattr(hdf5write, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(writing, "BLOCK_BYTES", 1000)
     h5save(tmp_path / "a.h5", {"x": Large()})
     assert max(Large.reads) <= 1000
     assert sum(Large.reads) == 4 * 30 * 50 * 4
@@ -103,10 +104,10 @@ def test_blocks_are_long_in_both_memories(axes):
     )
     for file in ORDERS:
         order = ["FNT".index(c) for c in file]
-        block = next(iter(hdf5write._blocks(own, 4, order[::-1])))
+        block = next(iter(writing._blocks(own, 4, order[::-1])))
         size = [s.stop - s.start for s in block]
-        assert np.prod(size) * 4 <= hdf5write.BLOCK_BYTES
-        assert np.prod(size) * 4 > hdf5write.BLOCK_BYTES / 4
+        assert np.prod(size) * 4 <= writing.BLOCK_BYTES
+        assert np.prod(size) * 4 > writing.BLOCK_BYTES / 4
         for layout in (axes, file):
             run = 4
             for c in reversed(layout):

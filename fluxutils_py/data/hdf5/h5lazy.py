@@ -8,8 +8,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.featurenames import read_names
-from fluxutils_py.data.hdf5file import (
+from fluxutils_py.data.arrays import DuckArray
+from fluxutils_py.data.hdf5.feature_names import read_names
+from fluxutils_py.data.hdf5.identity import FileIdentity, FileReplaced, check_same_file, current_identity, identity_of
+from fluxutils_py.data.hdf5.opening import (
     check_path,
     describe,
     find_dataset,
@@ -19,9 +21,8 @@ from fluxutils_py.data.hdf5file import (
     read_axes,
     wrap_h5_errors,
 )
-from fluxutils_py.data.hdf5identity import FileIdentity, FileReplaced, check_same_file, current_identity, identity_of
-from fluxutils_py.data.hdf5sources import check_open_file_limit, check_sources
-from fluxutils_py.data.indexing import DuckArray, parse_index
+from fluxutils_py.data.hdf5.sources import check_open_file_limit, check_sources
+from fluxutils_py.data.indexing import Index, read_slices
 from fluxutils_py.errors import H5DataError
 
 _inherited: list[h5py.File] = []  # from the process that forked: to close them would release its locks
@@ -92,29 +93,8 @@ class H5Lazy(DuckArray):
         state = ", closed" if self.closed else ""
         return f"H5Lazy({self.path!r}, {self.name!r}, shape={self.shape}, dtype={self.dtype}{state})"
 
-    def __getitem__(self, key: Any) -> Any:
-        wanted = parse_index(key, self.shape)
-        spans: list[list[slice]] = []  # what to read along each axis, in rising order
-        then: list[Any] = []  # what to pick from that
-        for pick in wanted:
-            if isinstance(pick, int):
-                spans.append([slice(pick, pick + 1)])
-                then.append(0)
-            elif isinstance(pick, range):
-                up = pick if pick.step > 0 else pick[::-1]
-                spans.append([slice(up.start, up.stop, up.step)] if len(up) else [])
-                then.append(slice(None, None, 1 if pick.step > 0 else -1))
-            else:
-                rising, where = np.unique(pick, return_inverse=True)
-                runs = np.split(rising, np.flatnonzero(np.diff(rising) != 1) + 1) if len(rising) else []
-                spans.append([slice(int(run[0]), int(run[-1]) + 1) for run in runs])
-                then.append(where)
-        return self._read(spans)[tuple(then)]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        if copy is False:
-            raise ValueError("an array in a file cannot be had without copying it")
-        return np.asarray(self[...], dtype)
+    def read(self, *index: Index) -> np.ndarray:
+        return read_slices(self._read, index, strides=True)
 
     # -- the file ------------------------------------------------------------------------------------
 
@@ -173,27 +153,19 @@ class H5Lazy(DuckArray):
         check_sources(dataset, where)
         return dataset
 
-    def _read(self, spans: list[list[slice]]) -> np.ndarray:
-        """The block where the given stretches of each axis meet; of more than one axis at most one has several."""
-        sizes = [[len(range(s.start, s.stop, s.step or 1)) for s in stretches] for stretches in spans]
-        lengths = [sum(n) for n in sizes]
-        out = np.empty([lengths[i] for i in self._order], self.dtype)
+    def _read(self, key: tuple[slice, ...]) -> np.ndarray:
+        sizes = [len(range(s.start, s.stop, s.step or 1)) for s in key]
+        order = np.argsort(self._axes).tolist()  # which axis of (F, N, T) each axis of the file is
+        out = np.empty([sizes[i] for i in order], self.dtype)
         if out.size:
-            dataset = self._dataset()
-            split = next((axis for axis, stretches in enumerate(spans) if len(stretches) > 1), 0)
-            stop = 0
-            for stretch, n in zip(spans[split], sizes[split], strict=True):
-                start, stop = stop, stop + n
-                source = [stretch if axis == split else s[0] for axis, s in enumerate(spans)]
-                target = [slice(start, stop) if axis == split else slice(0, k) for axis, k in enumerate(lengths)]
-                self._read_part(dataset, out, tuple(source[i] for i in self._order), [target[i] for i in self._order])
+            self._read_into(out, self._dataset(), tuple(key[i] for i in order))
         return out.transpose(self._axes)
 
-    def _read_part(self, dataset: h5py.Dataset, out: np.ndarray, source: tuple[slice, ...], target: Any) -> None:
+    def _read_into(self, out: np.ndarray, dataset: h5py.Dataset, source: tuple[slice, ...]) -> None:
         try:
             if self.swmr:
                 dataset.refresh()
-            dataset.read_direct(out, source, tuple(target))
+            dataset.read_direct(out, source)
             if self._virtual:
                 check_open_file_limit(describe(self.path, self.name))
         except H5DataError:
@@ -208,11 +180,6 @@ class H5Lazy(DuckArray):
                 f"{describe(self.path, self.name)} cannot be read at {_shown(source)} ({error}); check the file and "
                 "its sources, or write it again"
             ) from error
-
-    @property
-    def _order(self) -> list[int]:
-        """Which axis of the face each axis of the file is."""
-        return np.argsort(self._axes).tolist()
 
 
 def _shown(key: tuple[slice, ...]) -> str:

@@ -14,8 +14,8 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5 import h5mmap
-from fluxutils_py.data.hdf5file import (
+from fluxutils_py.data.hdf5.damage import read_attribute
+from fluxutils_py.data.hdf5.opening import (
     check_axes,
     check_name,
     check_path,
@@ -25,8 +25,8 @@ from fluxutils_py.data.hdf5file import (
     open_file,
     unmappable_reason,
 )
-from fluxutils_py.data.hdf5heaps import read_attribute
-from fluxutils_py.data.hdf5write import ALIGN, allocate
+from fluxutils_py.data.hdf5.reading import h5mmap
+from fluxutils_py.data.hdf5.writing import ALIGN, allocate
 from fluxutils_py.errors import H5DataError
 
 SPARE = 1 << 20  # bytes for what HDF5 notes about a dataset

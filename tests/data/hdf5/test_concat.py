@@ -382,8 +382,8 @@ def test_killed_half_way_it_leaves_the_old_file(tmp_path):
     paths = files(tmp_path, [numbers((2, 3, 4))] * 2)
     program = """if True:
         import os, sys
-        from fluxutils_py.data import h5concat, hdf5concat
-        hdf5concat.copy_into = lambda *args: os._exit(9)
+        from fluxutils_py.data.hdf5 import concat, h5concat
+        concat.copy_into = lambda *args: os._exit(9)
         h5concat(sys.argv[1], sys.argv[2:], 1, virtual=False)
     """
     done = subprocess.run([sys.executable, "-c", program, tmp_path / "all.h5", *paths], timeout=60)

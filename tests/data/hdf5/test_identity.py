@@ -12,7 +12,8 @@ import h5py
 import numpy as np
 import pytest
 
-from fluxutils_py.data import H5Lazy, H5Map, h5create, h5mmap, h5save, hdf5identity
+from fluxutils_py.data import H5Lazy, H5Map, h5create, h5mmap, h5save
+from fluxutils_py.data.hdf5 import identity
 from fluxutils_py.data.lazy import as_picklable
 from fluxutils_py.errors import H5DataError
 
@@ -115,7 +116,7 @@ def test_an_inode_that_is_used_again_is_another_file(tmp_path, mode):
 
 @pytest.mark.parametrize("mode", ["r", "r+"])
 def test_the_layout_is_checked_where_the_file_system_does_not_tell_when_a_file_was_made(tmp_path, mode, monkeypatch):
-    monkeypatch.setattr(hdf5identity, "_statx", None)
+    monkeypatch.setattr(identity, "_statx", None)
     path = tmp_path / "a.h5"
     h5save(path, {"x": X})
     data = pickle.dumps(h5mmap(path, "x", mode=mode))

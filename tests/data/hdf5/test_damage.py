@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.data import h5concat, h5mmap, h5save
-from fluxutils_py.data.hdf5heaps import lookup3
+from fluxutils_py.data.hdf5.damage import lookup3
 from fluxutils_py.errors import H5DataError
 
 F, N, T = 3, 5, 7

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
-from fluxutils_py.data.featurenames import index_names
-from fluxutils_py.data.hdf5file import describe, find_dataset, numpy_dtype, open_file, unmappable_reason
-from fluxutils_py.data.hdf5identity import FileIdentity, FileReplaced, check_same_file, current_identity, identity_of
+from fluxutils_py.data.hdf5.feature_names import index_names
+from fluxutils_py.data.hdf5.identity import FileIdentity, FileReplaced, check_same_file, current_identity, identity_of
+from fluxutils_py.data.hdf5.opening import describe, find_dataset, numpy_dtype, open_file, unmappable_reason
 from fluxutils_py.errors import H5DataError
 
 PAGE = mmap.PAGESIZE

@@ -1,0 +1,225 @@
+"""Reading arrays from HDF5 files: mapped into memory where they lie, if possible."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fluxutils_py.data.hdf5.feature_names import read_names
+from fluxutils_py.data.hdf5.h5lazy import H5Lazy
+from fluxutils_py.data.hdf5.h5map import H5Map, Layout
+from fluxutils_py.data.hdf5.identity import FileReplaced, identity_of
+from fluxutils_py.data.hdf5.opening import (
+    check_heap,
+    check_path,
+    describe,
+    find_dataset,
+    fnt_axes,
+    get_object,
+    holds_numbers,
+    numpy_dtype,
+    open_file,
+    read_axes,
+    unmappable_reason,
+    wrap_h5_errors,
+)
+from fluxutils_py.errors import H5DataError
+
+ATTEMPTS = 100  # to open a file that is being replaced
+
+
+def h5mmap(
+    path: str | os.PathLike[str],
+    name: str,
+    axes: str | None = None,
+    mode: str = "r",
+    fallback: str = "lazy",
+    *,
+    swmr: bool = False,
+) -> Any:
+    """The array of shape (F, N, T) in an HDF5 file, without reading it.
+
+    A contiguous dataset is mapped into memory where it lies: an ndarray whose pages are read when they are touched,
+    for files of any size, written by :func:`h5save`, by h5py or by Julia's HDF5.jl. The file is closed again at once.
+    What cannot be mapped (chunked, compressed, virtual, external, compact, never written, number formats that NumPy
+    lacks) comes back as a lazy array that reads what is asked for; training from one is several times slower.
+
+    Parameters
+    ----------
+    path : path-like
+    name : str
+        Of the dataset, ``"group/x"`` in a group.
+    axes : str, optional
+        The order of the axes in the file as h5py shows it: ``"TNF"`` is what Julia writes for an array (F, N, T).
+        By default what the dataset's attribute ``axes`` says, which ``h5save`` writes; needed for three axes without
+        that attribute. Arrays of fewer or more axes come as h5py shows them, unless ``axes`` names the axes they have.
+    mode : "r" or "r+"
+        ``"r+"`` writes to the file what is written to the map, for instance by ``est.predict(x, out=...)``.
+    fallback : "lazy", "error" or "read"
+        What to do where mapping is impossible: give an :class:`H5Lazy`, say why not, or read the array into memory.
+    swmr : bool
+        Read a file, lazily, that another process is writing to in HDF5's single-writer, multiple-reader mode.
+
+    Returns
+    -------
+    H5Map, H5Lazy or ndarray
+        An empty ndarray for a dataset without elements. A map and a lazy array of shape (F, N, T) have an attribute
+        ``feature_names``: a tuple of F strings if the file names the features, else None. Slices keep it right.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file.
+    H5DataError
+        If it is no HDF5 file, is damaged or locked; if it holds no such dataset, or one that is not an array of real
+        numbers; if a file that the dataset takes data from is missing; if the order of its axes is not known; if it
+        cannot be mapped and ``fallback`` is ``"error"`` or ``mode`` is ``"r+"``.
+
+    Notes
+    -----
+    A map shows what others write to the file later. It keeps no lock, a lazy array does. Overwrite a mapped file with
+    ``h5save``, which puts a new one in its place, and never with ``h5py.File(path, "w")``: shortening a file below a
+    map kills the process that reads it (SIGBUS).
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "data.h5")
+    >>> from fluxutils_py.data import h5save
+    >>> h5save(path, {"x": np.arange(24.0).reshape(2, 3, 4)})
+    >>> x = h5mmap(path, "x")
+    >>> type(x).__name__, x.shape, float(x[1, 2, 3])
+    ('H5Map', (2, 3, 4), 23.0)
+    """
+    where = describe(check_path(path), name)
+    if mode not in ("r", "r+"):
+        raise H5DataError(f"{where}: mode must be 'r' or 'r+', got {mode!r}; h5create makes new datasets")
+    if fallback not in ("lazy", "error", "read"):
+        raise H5DataError(f"{where}: fallback must be 'lazy', 'error' or 'read', got {fallback!r}")
+    for _ in range(ATTEMPTS):
+        try:
+            array, reason = _map(path, name, axes, mode, swmr)
+            break
+        except FileReplaced:  # between reading the layout and mapping
+            continue
+    else:
+        raise H5DataError(f"{where} cannot be mapped: the file is being replaced all the time; read it when it rests")
+    if reason is None:
+        return array
+    if mode == "r+":
+        raise H5DataError(f"{where} cannot be written to in place: it {reason}; make one that can be with h5create")
+    if fallback == "error":
+        raise H5DataError(
+            f"{where} cannot be mapped: it {reason}; write it again with h5save, or pass fallback='lazy' or 'read'"
+        )
+    lazy = H5Lazy(path, name, axes, swmr=swmr)
+    if fallback == "lazy":
+        return lazy
+    with lazy:
+        return lazy[...]
+
+
+def _map(
+    path: str | os.PathLike[str], name: str, axes: str | None, mode: str, swmr: bool
+) -> tuple[np.ndarray | None, str | None]:
+    """The map of a dataset, or a sentence that says why there can be none. One open file: one version of the data."""
+    where = describe(path, name)
+    with contextlib.closing(open_file(path, swmr=swmr)) as file, wrap_h5_errors(where):
+        if file.mode != "r":  # open for writing in this process: the map would miss what is not written yet
+            file.flush()
+        dataset = find_dataset(file, path, name)
+        order = fnt_axes(read_axes(dataset, axes, where), dataset.ndim)
+        dtype, shape = numpy_dtype(dataset), tuple(int(n) for n in dataset.shape)
+        if 0 in shape:
+            return np.empty(shape, dtype).transpose(order), None
+        reason = unmappable_reason(dataset) or ("is being written to in SWMR mode" if swmr else None)
+        if reason is not None:
+            return None, reason
+        strides = [dtype.itemsize * int(np.prod(shape[i + 1 :], dtype=object)) for i in range(len(shape))]
+        layout, real_path = Layout.of(dataset), os.path.realpath(dataset.file.filename)
+        try:
+            array = H5Map(
+                real_path,
+                dtype,
+                tuple(shape[i] for i in order),
+                tuple(strides[i] for i in order),
+                layout.offset,
+                mode,
+                identity_of(dataset.file).without_contents(),
+                layout,
+                read_names(dataset, shape[order[0]]),
+            )
+            return array, None
+        except FileNotFoundError as error:
+            raise FileReplaced(f"{real_path}: the file was moved while it was opened") from error
+        except PermissionError as error:
+            raise H5DataError(f"{where} cannot be opened for writing ({error.strerror}); use mode='r'") from error
+        except OSError as error:
+            return None, f"lies where files cannot be mapped ({error.strerror})"
+
+
+def h5load(
+    path: str | os.PathLike[str],
+    names: str | Sequence[str] | None = None,
+    axes: str | None = None,
+    *,
+    mmap: bool = True,
+) -> Any:
+    """What an HDF5 file holds: the inverse of :func:`h5save`.
+
+    Parameters
+    ----------
+    path : path-like
+    names : str or sequence of str, optional
+        Of datasets or groups. By default all that the file holds.
+    axes : str, optional
+        The order of three axes in the file, where it does not say it itself; see :func:`h5mmap`.
+    mmap : bool
+        Map arrays of numbers where they lie, or read them lazily where that is impossible, as :func:`h5mmap` does.
+        False reads them into memory.
+
+    Returns
+    -------
+    dict
+        Arrays by their names, a dict for each group. Single numbers and strings are read. For one name as a string,
+        just what has that name.
+
+    Raises
+    ------
+    FileNotFoundError, H5DataError
+        As by :func:`h5mmap`; if there is nothing of that name.
+
+    Notes
+    -----
+    Source: ``h5load`` of HDF5Utils.jl.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> from fluxutils_py.data import h5save
+    >>> path = os.path.join(tempfile.mkdtemp(), "data.h5")
+    >>> h5save(path, {"x": np.arange(24.0).reshape(2, 3, 4), "info": {"unit": "kWh"}})
+    >>> data = h5load(path)
+    >>> type(data["x"]).__name__, data["info"]
+    ('H5Map', {'unit': 'kWh'})
+    """
+    with contextlib.closing(open_file(path)) as file, wrap_h5_errors(os.fsdecode(path)):
+        wanted = list(file) if names is None else [names] if isinstance(names, str) else list(names)
+        loaded = {name: _load(file, path, name, axes, mmap) for name in wanted}
+    return loaded[names] if isinstance(names, str) else loaded
+
+
+def _load(file: h5py.File, path: str | os.PathLike[str], name: str, axes: str | None, mmap: bool) -> Any:
+    value = get_object(file, path, name)
+    if isinstance(value, h5py.Group):
+        return {key: _load(file, path, f"{name}/{key}", axes, mmap) for key in value}
+    if holds_numbers(value) and value.shape:
+        array = h5mmap(path, name, axes if value.ndim == 3 else None, fallback="lazy" if mmap else "read")
+        return array if mmap else np.array(array)
+    check_heap(value.file, name, describe(path, name), values=True)
+    return value.asstr()[()] if h5py.check_string_dtype(value.dtype) is not None else value[()]

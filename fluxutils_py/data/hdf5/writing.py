@@ -1,0 +1,284 @@
+"""Saving arrays in HDF5 files such that they can be mapped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+import h5py
+import numpy as np
+
+from fluxutils_py.data.arrays import to_numpy
+from fluxutils_py.data.hdf5.feature_names import Names, check_names, get_feature_names, write_names
+from fluxutils_py.data.hdf5.h5map import H5Map
+from fluxutils_py.data.hdf5.opening import check_axes, check_name, check_path, describe
+from fluxutils_py.errors import H5DataError
+from fluxutils_py.files import atomic_path
+from fluxutils_py.terminal import progress_bar
+
+ALIGN = {"alignment_threshold": 1, "alignment_interval": 64}  # of raw data in the file, in bytes
+BLOCK_BYTES = 32 << 20
+RUN_BYTES = 64 << 10  # read this much in one piece where the source lies in another order
+
+
+def h5save(
+    path: str | os.PathLike[str],
+    mapping: Mapping[str, Any],
+    axes: str = "TNF",
+    *,
+    feature_names: Any = None,
+    verbose: Any = "auto",
+) -> None:
+    """Write arrays to an HDF5 file from which they can be mapped.
+
+    The file is written aside and then put in place of an old one of that name: nobody sees half of it, and whoever
+    has mapped or opened the old one keeps that, so that the arrays may themselves come from there. A map of the old
+    file cannot be sent to other processes any more.
+
+    Parameters
+    ----------
+    path : path-like
+    mapping : mapping of str to array, or to another such mapping
+        Arrays of shape (F, N, T), of any kind, which may be larger than memory: they are copied block by block. A
+        mapping within the mapping becomes a group. Arrays of fewer or more axes, numbers and strings are stored as
+        they are. Masked values are stored as NaN.
+    axes : str
+        Order of three axes in the file, slowest first, and so in memory. ``"TNF"`` is the fast one for training, and
+        what Julia shows as (F, N, T). It is noted in the dataset's attribute ``axes``.
+    feature_names : mapping of str to list of str, optional
+        Names of the features of arrays by the names of these, as ``{"x": ["temperature", "wind"]}``; for one array
+        just its list. They are noted in the dataset's attribute ``feature_names``, a vector of F strings, and what
+        ``h5mmap`` gives has them as its attribute ``feature_names``. An array that has such an attribute keeps it.
+    verbose : "auto" or bool
+        Whether to show a progress bar; by default on a terminal or in a notebook, if it takes long.
+
+    Raises
+    ------
+    H5DataError
+        If something cannot be stored: objects, masked integers, two values for one name. An old file of that name is
+        still there then, and no new one.
+
+    Examples
+    --------
+    >>> import os, tempfile
+    >>> path = os.path.join(tempfile.mkdtemp(), "data.h5")
+    >>> h5save(path, {"x": np.zeros((4, 3, 5)), "train": {"n_series": 2}})
+    >>> with h5py.File(path) as f:
+    ...     f["x"].shape, f["x"].attrs["axes"], f["train/n_series"][()].item()
+    ((5, 3, 4), 'TNF', 2)
+    """
+    arrays = _by_name(path, mapping)
+    check_axes(axes, 3, check_path(path))
+    names = _names_by_name(path, arrays, feature_names)
+    total = sum(int(np.prod(a.shape, dtype=object)) * a.dtype.itemsize for a in arrays.values() if a is not None)
+    with (
+        new_file(path) as file,
+        progress_bar(verbose, f"h5save {os.path.basename(os.fsdecode(path))}", total, "B") as update,
+    ):
+        for name, array in arrays.items():
+            where = describe(path, name)
+            try:
+                if array is None:
+                    file.require_group(name)
+                elif array.dtype.kind not in "fiub" or len(array.shape) == 0:
+                    is_text = array.dtype.kind == "U"
+                    data, dtype = (array.astype(object), h5py.string_dtype()) if is_text else (array, None)
+                    file.create_dataset(name, data=data, dtype=dtype)
+                else:
+                    order = check_axes(axes, len(array.shape), where)
+                    shape = [int(array.shape[i]) for i in np.argsort(order)]
+                    dataset = allocate(file, name, shape, array.dtype, axes if len(shape) == 3 else None)
+                    copy_into(dataset, array, order, update)
+                    if name in names:
+                        write_names(dataset, names[name], where)
+            except (TypeError, ValueError, KeyError) as error:
+                if isinstance(error, H5DataError):
+                    raise
+                raise H5DataError(
+                    f"{where}: cannot store {type(array).__name__} of type {array.dtype} ({error}); "
+                    "convert it to an array of numbers, or give it another name"
+                ) from error
+
+
+def _by_name(path: str | os.PathLike[str], mapping: Any) -> dict[str, Any]:
+    """Arrays by the full names that HDF5 gives them, None for a group."""
+    arrays: dict[str, Any] = {}
+    for full_name, value in _leaves(check_path(path), mapping, ""):
+        name = "/".join(part for part in full_name.split("/") if part not in ("", "."))
+        if name in arrays and not (value is None and arrays[name] is None):
+            raise H5DataError(f"{describe(path, name)} is given twice; give one of the two another name")
+        arrays[name] = value
+    return arrays
+
+
+def _names_by_name(path: str | os.PathLike[str], arrays: dict[str, Any], given: Any) -> dict[str, Names]:
+    """Feature names by the names of arrays: those that are given, and those that arrays carry."""
+    arrays = {name: array for name, array in arrays.items() if array is not None}
+    names = {name: get_feature_names(array) for name, array in arrays.items()}
+    if given is not None and not isinstance(given, Mapping):
+        three = [name for name, array in arrays.items() if len(array.shape) == 3]
+        if len(three) != 1:
+            raise H5DataError(
+                f"{os.fsdecode(path)}: feature_names must say of which array they are, as {{'x': [...]}}, where "
+                f"{len(three)} arrays have three axes"
+            )
+        given = {three[0]: given}
+    for name, value in (given or {}).items():
+        key = name.strip("/") if isinstance(name, str) else name
+        if key not in arrays:
+            raise H5DataError(
+                f"{os.fsdecode(path)}: feature_names are given for {name!r}, which is no array of those to be saved; "
+                f"these are {', '.join(arrays)}"
+            )
+        names[key] = check_names(value, arrays[key].shape, describe(path, name))
+    return {name: value for name, value in names.items() if value is not None}
+
+
+def _leaves(path: str, mapping: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    """Names and arrays, None for a group."""
+    if not isinstance(mapping, Mapping):
+        raise H5DataError(
+            f"{path}: expected a mapping of names to arrays, as {{'x': x, 'y': y}}, got {type(mapping).__name__}"
+        )
+    for name, value in mapping.items():
+        check_name(path, name)
+        if isinstance(value, Mapping):
+            yield prefix + name, None
+            yield from _leaves(path, value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, _as_array(value, describe(path, prefix + name))
+
+
+def _as_array(value: Any, where: str) -> Any:
+    """Anything with a shape, a dtype and slices; masked values as NaN, as HDF5 files have no masks."""
+    if isinstance(value, h5py.Dataset) and not value:
+        raise H5DataError(
+            f"{where}: the array for it is in an HDF5 file that was closed; keep that file open, or take h5mmap"
+        )
+    if isinstance(value, list | tuple) and any(isinstance(v, np.ma.MaskedArray) for v in value):
+        value = np.ma.stack(value)
+    if isinstance(value, np.ma.MaskedArray):
+        if value.dtype.kind == "f":
+            return value.filled(np.nan)
+        if np.ma.is_masked(value):
+            raise H5DataError(
+                f"{where}: {np.ma.count_masked(value)} values are masked, and a file has no mask for {value.dtype}; "
+                "convert the array to float, in which they are stored as NaN, or fill them, as with x.filled(0)"
+            )
+        return value.data
+    try:
+        value = to_numpy(value)
+    except TypeError as error:
+        raise H5DataError(
+            f"{where}: HDF5 has no numbers like those of this tensor ({error}); convert it, as with x.float()"
+        ) from error
+    if all(hasattr(value, attribute) for attribute in ("shape", "dtype", "__getitem__")):
+        return value
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise H5DataError(f"{where}: this is no array ({error}); make it one with equal lengths") from error
+
+
+# -- datasets -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def new_file(path: str | os.PathLike[str]) -> Iterator[h5py.File]:
+    """An HDF5 file to write to, which takes the place of ``path`` when all has gone well."""
+    target = os.path.realpath(os.fsdecode(path))
+    if os.path.isdir(target):
+        raise H5DataError(f"{target}: this is a directory; give the name of a file")
+    if not os.path.isdir(os.path.dirname(target)):
+        raise FileNotFoundError(f"{os.path.dirname(target)}: there is no such folder to write a file to")
+    with atomic_path(target) as new, h5py.File(new, "w", **ALIGN) as file:
+        yield file
+
+
+def allocate(
+    file: h5py.File, name: str, shape: Sequence[int], dtype: Any, axes: str | None, fill: Any = None
+) -> h5py.Dataset:
+    """A contiguous dataset with its place in the file, which takes no room on the disk before it is written.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        As in the file.
+    axes : str, optional
+        What to note as its order.
+    fill : number, optional
+        Write this number everywhere now. In a new file what was never written reads as zeros anyway, but for what HDF5
+        uses again.
+    """
+    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    plist.set_layout(h5py.h5d.CONTIGUOUS)
+    plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER if fill is None else h5py.h5d.FILL_TIME_ALLOC)
+    if fill is not None:
+        plist.set_fill_value(np.asarray(fill, dtype))
+    dataset = make_dataset(file, name, shape, h5py.h5t.py_create(np.dtype(dtype), logical=True), plist)
+    if axes is not None:
+        dataset.attrs["axes"] = axes
+    return dataset
+
+
+def make_dataset(
+    file: h5py.File, name: str, shape: Sequence[int], kind: h5py.h5t.TypeID, plist: h5py.h5p.PropDCID
+) -> h5py.Dataset:
+    """A dataset of a type and with properties that h5py's own ``create_dataset`` does not take; makes its groups."""
+    parent, _, leaf = name.strip("/").rpartition("/")
+    group = file.require_group(parent) if parent else file
+    space = h5py.h5s.create_simple(tuple(shape))
+    return h5py.Dataset(h5py.h5d.create(group.id, leaf.encode(), kind, space, plist))
+
+
+def copy_into(
+    dataset: h5py.Dataset,
+    source: Any,
+    axes: Sequence[int],
+    update: Callable[[int], Any],
+    at: Sequence[int] | None = None,
+) -> None:
+    """Copy an array into a dataset block by block; either may be larger than memory.
+
+    Parameters
+    ----------
+    source : array
+        With the (F, N, T) face; anything with ``shape`` that takes slices.
+    axes : sequence of int
+        Which axis of the dataset each axis of the source is.
+    update : callable
+        Called with the number of bytes after each block.
+    at : sequence of int, optional
+        Where in the dataset to begin, along each axis of the source.
+    """
+    order = np.argsort(axes).tolist()  # which axis of the source each axis of the dataset is
+    at = [0] * len(axes) if at is None else at
+    for block in _blocks(source, dataset.dtype.itemsize, order[::-1]):
+        part = source[block]
+        if isinstance(source, H5Map):
+            source.willneed(part)
+        part = np.ascontiguousarray(np.asarray(part).transpose(order), dataset.dtype)
+        target = tuple(slice(at[i] + block[i].start, at[i] + block[i].stop) for i in order)
+        dataset.write_direct(part, dest_sel=target)
+        update(part.nbytes)
+
+
+def _blocks(source: Any, itemsize: int, fast_first: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """Cut a source into blocks that are long in the direction of its own memory as well as the dataset's."""
+    shape, room = [int(n) for n in source.shape], max(1, BLOCK_BYTES // itemsize)
+    if 0 in shape:
+        return
+    size = [1] * len(shape)
+    if isinstance(source, np.ndarray):
+        fast = min(range(len(shape)), key=lambda i: (abs(source.strides[i]) or np.inf) if shape[i] > 1 else np.inf)
+        size[fast] = min(shape[fast], max(1, RUN_BYTES // itemsize))
+        room //= size[fast]
+    for axis in fast_first:
+        more = min(-(-shape[axis] // size[axis]), max(1, room))
+        size[axis] = min(size[axis] * more, shape[axis])
+        room //= more
+    yield from product(*([slice(i, min(i + k, n)) for i in range(0, n, k)] for n, k in zip(shape, size, strict=True)))

@@ -1,0 +1,55 @@
+"""Checks of arguments, the same on every floor."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from typing import Any
+
+
+def check_integer(
+    name: str,
+    value: Any,
+    minimum: int | None = None,
+    *,
+    optional: bool = False,
+    error: type[Exception] | None = None,
+) -> Any:
+    """The value as a Python integer; NumPy's integers count, booleans do not.
+
+    Parameters
+    ----------
+    name : str
+        What the message calls it.
+    value : Any
+    minimum : int, optional
+    optional : bool
+        Whether None is allowed, and returned.
+    error : type of exception, optional
+        What to raise in place of TypeError (not an integer) and ValueError (too small).
+
+    Examples
+    --------
+    >>> check_integer("batchsize", 0, 1)
+    Traceback (most recent call last):
+    ValueError: batchsize must be a positive integer, got 0
+    """
+    if value is None and optional:
+        return None
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is not None and (minimum is None or number >= minimum):
+        return number
+    kind = {None: "an integer", 1: "a positive integer"}.get(minimum, f"an integer of at least {minimum}")
+    error = error or (TypeError if number is None else ValueError)
+    raise error(f"{name} must be {kind}{' or None' if optional else ''}, got {value!r}")
+
+
+def check_positive(name: str, value: Any, *, optional: bool = False, error: type[Exception] = ValueError) -> None:
+    """Raise ``error`` unless the value is a number above 0; NaN is not, infinity is."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) > 0:
+        raise error(f"{name} must be a positive number{' or None' if optional else ''}, got {value!r}")
