@@ -42,6 +42,7 @@ FLOORS = [
     "optim",
     "terminal",
     "files",
+    "validation",
     "errors",
 ]
 

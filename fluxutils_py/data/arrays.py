@@ -28,14 +28,11 @@ class DuckArray:
 
     shape: tuple[int, ...]
     dtype: np.dtype
+    nonblocking: bool = False
 
     def read(self, *index: Index) -> np.ndarray:
         """The block where the given places of every axis meet (``oindex`` of zarr and xarray)."""
         raise NotImplementedError
-
-    @property
-    def nonblocking(self) -> bool:
-        return False
 
     @property
     def ndim(self) -> int:

@@ -27,7 +27,7 @@ class DerivedArray(DuckArray):
     source: Any
 
     @property
-    def nonblocking(self) -> bool:
+    def nonblocking(self) -> bool:  # type: ignore[override]  # as the source now is
         return is_nonblocking(self.source)
 
     @property

@@ -67,7 +67,7 @@ class RaggedArray(DuckArray):
         return all(in_memory(a) for a in self.arrays)
 
     @property
-    def nonblocking(self) -> bool:
+    def nonblocking(self) -> bool:  # type: ignore[override]  # as the arrays are
         """Whether reading never waits for a disk."""
         return self.in_memory
 

@@ -23,10 +23,10 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
 
 from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView, as_series
+from fluxutils_py.data.arrays import reject_masked, to_numpy
 from fluxutils_py.data.hdf5.feature_names import get_feature_names
 from fluxutils_py.data.ragged import RaggedArray, as_ragged, is_list_of_series
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.data.arrays import reject_masked, to_numpy
 from fluxutils_py.data.series import check_aligned
 from fluxutils_py.data.views import SequenceView, Stretch
 from fluxutils_py.errors import DataError, ShapeError

@@ -9,7 +9,7 @@ from sklearn.utils import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
 from fluxutils_py.data import SampleWeight
-from fluxutils_py.data.arrays import read_block
+from fluxutils_py.data.arrays import DuckArray, read_block
 from fluxutils_py.data.indexing import Index, as_key
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import block_slices
@@ -77,7 +77,7 @@ def find_classes(labels: Any, weight: SampleWeight | None, rows: Segments | None
     return classes
 
 
-class ClassWeightArray:
+class ClassWeightArray(DuckArray):
     """The weights of steps times those of their classes, as an array (1, N, T) that is computed when it is read.
 
     Parameters

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.data.indexing import DuckArray, parse_index
+from fluxutils_py.data.arrays import DuckArray
+from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting.features import Features, Past
 from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
@@ -177,13 +178,8 @@ class WindowArray(DuckArray):
             out[steps < self.warmup[rows.series][:, None]] = np.nan
         return out.transpose(1, 0, 2)
 
-    def __getitem__(self, key: Any) -> Any:
-        f, n, t = parse_index(key, self.shape)
-        series, steps = np.atleast_1d(np.asarray(n)), np.atleast_1d(np.asarray(t))
+    def read(self, *index: Index) -> np.ndarray:
+        features, series, steps = map(np.asarray, index)
         rows = Segments(series, np.zeros(len(series), int), np.full(len(series), self.shape[2]))
         first, last = int(steps.min()), int(steps.max()) + 1
-        block = self.read_segments(rows, first, last).transpose(2, 1, 0)[:, :, steps - first]
-        return block[np.atleast_1d(np.asarray(f))][tuple(0 if isinstance(p, int) else slice(None) for p in (f, n, t))]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self[...], dtype)
+        return self.read_segments(rows, first, last).transpose(2, 1, 0)[:, :, steps - first][features]

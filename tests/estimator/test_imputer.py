@@ -149,9 +149,8 @@ def test_long_gaps_are_looked_back_through_once(x, monkeypatch):
     x[:] = np.nan
     x[:, :, 0] = 7
     reads = []
-    monkeypatch.setattr(
-        filling, "read_block", lambda s, n, t, read=filling.read_block: reads.append(len(t)) or read(s, n, t)
-    )
+    read = filling.read_block
+    monkeypatch.setattr(filling, "read_block", lambda x, f, n, t: reads.append(len(t)) or read(x, f, n, t))
     lazy = filling.ForwardFilled(x, np.zeros(F), np.array)
     assert all((lazy[:, :, t : t + 2] == 7).all() for t in range(0, T - 1, 2))
     assert sum(reads) <= T + 1

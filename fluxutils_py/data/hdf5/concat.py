@@ -14,7 +14,7 @@ from fluxutils_py.data.hdf5.feature_names import write_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.opening import check_path, describe, fnt_axes, open_file
 from fluxutils_py.data.hdf5.reading import h5mmap
-from fluxutils_py.data.hdf5.sources import escape
+from fluxutils_py.data.hdf5.source_files import escape
 from fluxutils_py.data.hdf5.writing import allocate, copy_into, make_dataset, new_file
 from fluxutils_py.errors import H5DataError
 from fluxutils_py.terminal import progress_bar

@@ -22,7 +22,7 @@ from fluxutils_py.data.hdf5.opening import (
     read_axes,
     wrap_h5_errors,
 )
-from fluxutils_py.data.hdf5.sources import check_sources
+from fluxutils_py.data.hdf5.source_files import check_sources
 from fluxutils_py.errors import H5DataError
 from fluxutils_py.terminal import progress_bar
 

@@ -21,7 +21,7 @@ from fluxutils_py.data.hdf5.opening import (
     read_axes,
     wrap_h5_errors,
 )
-from fluxutils_py.data.hdf5.sources import check_open_file_limit, check_sources
+from fluxutils_py.data.hdf5.source_files import check_open_file_limit, check_sources
 from fluxutils_py.data.indexing import Index, read_slices
 from fluxutils_py.errors import H5DataError
 
