@@ -47,16 +47,42 @@ def add_gradients(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Gra
     return tuple(g if h is None else h if g is None else g + h for g, h in zip(a, b, strict=True))
 
 
-def gradient(value: Tensor, params: Sequence[Tensor]) -> tuple[float, Gradients]:
+def as_scalar(loss: Any) -> Tensor:
+    """A loss as a tensor without axes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no tensor, or has several elements.
+    """
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"the loss must return a scalar tensor, got {type(loss).__name__}")
+    if loss.numel() != 1:
+        raise ValueError(
+            f"the loss must return a scalar, got a tensor of shape {tuple(loss.shape)}; average it with .mean()"
+        )
+    return loss.reshape(())
+
+
+def require_gradient(loss: Tensor) -> None:
+    """Raise ValueError unless a loss depends on something that is trained."""
+    if not loss.requires_grad:
+        raise ValueError(
+            "the loss does not depend on the model's parameters: compute it from the model's output, without "
+            "detach, item or numpy"
+        )
+
+
+def value_and_gradient(loss: Any, params: Sequence[Tensor]) -> tuple[float, Gradients]:
     """A loss as a number, and its gradient, one entry per parameter: None where there is none.
 
     Nothing is left on the parameters, so that threads may share them: ``backward()`` from several threads adds to the
     same ``.grad`` in the order of chance.
     """
-    if not isinstance(value, Tensor):
-        raise TypeError(f"the loss must return a scalar tensor, got {type(value).__name__}")
-    found = iter(torch.autograd.grad(value, [p for p in params if p.requires_grad], allow_unused=True))
-    return value.item(), tuple(next(found) if p.requires_grad else None for p in params)
+    value = as_scalar(loss)
+    require_gradient(value)
+    gradients = iter(torch.autograd.grad(value, [p for p in params if p.requires_grad], allow_unused=True))
+    return value.item(), tuple(next(gradients) if p.requires_grad else None for p in params)
 
 
 def sum_gradients(parts: Sequence[tuple[float, Gradients]]) -> tuple[float, Gradients]:
@@ -122,7 +148,7 @@ def pgradient(
     def leaf(part: tuple[tuple[Any, ...], float]) -> tuple[float, Gradients]:
         sample, share = part
         value = loss(*sample)
-        return gradient(value if share == total else value * (share / total), params)
+        return value_and_gradient(value if share == total else value * (share / total), params)
 
     with nullcontext(threads) if threads else Threads(len(samples)) as at_work:
         return sum_gradients(at_work.map(leaf, list(zip(samples, shares, strict=True)), idempotent=True))
@@ -146,7 +172,7 @@ def tgradient(
 
     def leaf(_: int) -> tuple[float, Gradients]:
         value = loss(*preparesamples())
-        return gradient(value if n == 1 else value * (1 / n), params)
+        return value_and_gradient(value if n == 1 else value * (1 / n), params)
 
     with nullcontext(threads) if threads else Threads(n) as at_work:
         return sum_gradients(at_work.map(leaf, range(n)))

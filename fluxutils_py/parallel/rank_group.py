@@ -73,6 +73,8 @@ class RankGroup:
         Within another call of several ranks, such as in a callback of ``fit``, which one rank may leave by an error, it
         is this process alone; or a RuntimeError, if ``allow_nested`` is false.
         """
+        if isinstance(comm, RankGroup):
+            return comm
         if not getattr(_busy, "yes", False):
             return cls(get_communicator(comm), call)
         if not allow_nested:
@@ -195,6 +197,18 @@ class RankGroup:
                 t.copy_(part)
         self.broadcast([t for t in tensors if not t.is_floating_point()])
 
+    def flags(self) -> tuple[bool, bool]:
+        """Whether this rank failed, and whether it wishes to stop: what a collective that is no allgather sums up."""
+        self._keep_signal()
+        return self.error is not None, self._wish
+
+    def check_flags(self, failed: float, stop: float) -> None:
+        """Raise on every rank if one failed; note that all stop if one wishes it. Given the sums of :meth:`flags`."""
+        if failed:
+            self.allgather()
+        if stop:
+            self.stopped, self._wish = True, False
+
     # -- gradients -----------------------------------------------------------------------------------
 
     def bind(self, params: Sequence[nn.Parameter]) -> Tensor:
@@ -282,7 +296,7 @@ class RankGroup:
         apart = self._buffer.is_cuda
         if apart:
             self._buffer[len(self._sum) :].copy_(self._numbers)
-        self._comm_call(self.comm.allreduce_, vector)
+        self.call_comm(self.comm.allreduce_, vector)
         if apart:
             self._numbers.copy_(self._buffer[len(self._sum) :])
 
@@ -342,13 +356,13 @@ class RankGroup:
         if not self._met:
             self._met = True
             if hasattr(self.comm, "monitored_barrier"):
-                self._comm_call(self.comm.monitored_barrier, self._warn)
+                self.call_comm(self.comm.monitored_barrier, self._warn)
         self._keep_signal()
         e = self.error
         told = None if e is None else ("signal" if self._signalled else type(e).__name__, f"{type(e).__name__}: {e}")
-        return self._comm_call(self.comm.allgather, (self.call, told, self._wish, value))
+        return self.call_comm(self.comm.allgather, (self.call, told, self._wish, value))
 
-    def _comm_call(self, f: Callable[..., T], *args: Any) -> T:
+    def call_comm(self, f: Callable[..., T], *args: Any) -> T:
         try:
             return f(*args)
         except BaseException:

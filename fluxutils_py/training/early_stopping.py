@@ -14,7 +14,7 @@ from fluxutils_py.nn.losses import Loss
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.tensor_batches import Batch
-from fluxutils_py.training.window_step import mean_loss
+from fluxutils_py.training.window_step import evaluate_windows
 
 
 def monitored_loss(record: dict[str, Any]) -> float | None:
@@ -32,7 +32,7 @@ class Validation:
         self.model, self.loss, self.batches, self.ranks = model, loss, batches, comm
 
     def on_epoch(self, loop: Loop) -> None:
-        loop.record["validation_loss"] = mean_loss(self.model, self.loss, self.batches, self.ranks)
+        loop.record["validation_loss"] = evaluate_windows(self.model, self.loss, self.batches, self.ranks)[0]
 
 
 class Schedule:

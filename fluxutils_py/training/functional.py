@@ -16,11 +16,11 @@ from fluxutils_py.parallel.and_mask import maskedgrad
 from fluxutils_py.parallel.gradients import (
     Gradients,
     as_params,
-    gradient,
     parallelization_stats,
     pgradient,
     tgradient,
     tree_reduce,
+    value_and_gradient,
 )
 from fluxutils_py.training.callbacks import cb as as_cb
 from fluxutils_py.training.callbacks import cby as as_cby
@@ -83,7 +83,7 @@ def train(
     (300, True)
     """
     params = as_params(params)
-    _run(lambda: gradient(loss(*as_sample(preparesamples())), params), params, opt, iterations, cb, cby)
+    _run(lambda: value_and_gradient(loss(*as_sample(preparesamples())), params), params, opt, iterations, cb, cby)
 
 
 def ptrain(
@@ -196,7 +196,7 @@ def itrain(
 
     def one() -> tuple[float, Gradients]:
         found = threads.map(
-            lambda sample: gradient(loss(*as_sample(sample)), params), preparesamples(), idempotent=True
+            lambda sample: value_and_gradient(loss(*as_sample(sample)), params), preparesamples(), idempotent=True
         )
         values, grads = zip(*found, strict=True)
         return tree_reduce(values, float.__add__) / len(values), maskedgrad(grads, tau)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +15,9 @@ from fluxutils_py.nn.model_windows import replica, takes_windows
 from fluxutils_py.nn.recurrent import Memory
 from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.parallel import Threads
-from fluxutils_py.parallel.gradients import Gradients, gradient, sum_gradients
+from fluxutils_py.parallel.gradients import Gradients, sum_gradients, value_and_gradient
 from fluxutils_py.training.tensor_batches import Batch
-from fluxutils_py.training.window_loss import require_gradient, window_loss
+from fluxutils_py.training.window_loss import window_loss
 
 SIMPLE_TYPES = frozenset({bool, int, float, str, type(None)})
 
@@ -120,8 +120,7 @@ class Replicas:
                 window_loss(self.loss, model, part.x, part.y, part.w, part.n_overlap)
             return 0.0, (None,) * len(self._params)
         loss = window_loss(self.loss, model, part.x, part.y, part.w, part.n_overlap, factors)
-        require_gradient(loss)
-        return gradient(loss, self._params)
+        return value_and_gradient(loss, self._params)
 
     def _divisors(self, ys: Any, ws: Tensor | None) -> list[float] | None:
         return self.loss.divisors(ys, ws) if isinstance(self.loss, SeqLoss) else [live_steps(ys, ws)]
@@ -155,11 +154,3 @@ class Replicas:
             for name, buffer in original._buffers.items():
                 if buffer is not None:
                     yield original, name, buffer
-
-
-def accumulate_gradients(params: Sequence[nn.Parameter], grads: Gradients, factor: float = 1) -> None:
-    """Add to the gradient of each parameter, as ``backward()`` does."""
-    for p, g in zip(params, grads, strict=True):
-        if g is not None:
-            g = g if factor == 1 else g * factor
-            p.grad = g if p.grad is None else p.grad + g

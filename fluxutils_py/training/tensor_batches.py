@@ -27,6 +27,11 @@ class Batch:
     w: Tensor | None
     window: Window
 
+    @property
+    def first(self) -> bool:
+        """Whether it begins a group of series."""
+        return self.window.index.first
+
 
 class TensorBatches:
     """The windows of one pass as :class:`Batch`; each read when it is asked for.

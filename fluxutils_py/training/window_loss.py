@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn.losses import Loss, SeqLoss
 from fluxutils_py.nn.model_windows import context_steps, needs_context, run_window
+from fluxutils_py.parallel.gradients import as_scalar
 
 
 def window_loss(
@@ -41,25 +42,9 @@ def window_loss(
     return call_loss(loss, model, xs, ys, ws) * factors[0]
 
 
-def require_gradient(loss: Tensor) -> None:
-    """Raise unless a loss has a gradient."""
-    if not loss.requires_grad:
-        raise ValueError(
-            "the loss does not depend on the model's parameters: compute it from the model's output, without "
-            "detach, item or numpy"
-        )
-
-
 def call_loss(loss: Loss, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None) -> Tensor:
     """A loss over a window, checked to be a scalar tensor."""
-    value = loss(model, xs, ys) if ws is None else loss(model, xs, ys, ws)
-    if not isinstance(value, Tensor):
-        raise TypeError(f"the loss must return a scalar tensor, got {type(value).__name__}")
-    if value.numel() != 1:
-        raise ValueError(
-            f"the loss must return a scalar, got a tensor of shape {tuple(value.shape)}; average it with .mean()"
-        )
-    return value.reshape(())
+    return as_scalar(loss(model, xs, ys) if ws is None else loss(model, xs, ys, ws))
 
 
 def _steps(xs: Any, which: slice) -> Any:

@@ -13,8 +13,9 @@ import fluxutils_py.estimator.fitting as fitting
 from fluxutils_py import Estimator, Spec, net2vec
 from fluxutils_py.nn import LSTM
 from fluxutils_py.training import Checkpointer, ForEachNSteps, Loop, StepInfo
+from fluxutils_py.training.gradient_step import supports_found_inf
 from fluxutils_py.training.pending_loss import PendingLoss
-from fluxutils_py.training.window_step import WindowStep, supports_found_inf
+from fluxutils_py.training.window_step import WindowStep
 
 F, N, T = 3, 13, 43
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -36,7 +37,7 @@ def estimator(callbacks=None, loss=None, opt=fused, **spec):
 @pytest.fixture
 def late(monkeypatch):
     """``late(yes)``: fits read their losses late, or not."""
-    return lambda yes: monkeypatch.setattr(fitting, "WindowStep", partial(WindowStep, late=yes))
+    return lambda yes: monkeypatch.setattr(fitting, "WindowStep", partial(WindowStep, defer=yes))
 
 
 SCHEDULER = partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.5)

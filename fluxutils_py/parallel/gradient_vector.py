@@ -1,0 +1,158 @@
+"""The gradients of a model as one vector, and their sum over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fluxutils_py.nn.vectors import dense_gradients, flatten_into
+from fluxutils_py.parallel.rank_group import RankGroup
+
+FLAGS = 6  # numbers: weight, weight * loss, data, ranks with a batch, that failed, that wish to stop
+DIGEST = 24  # bits of a batch's digest, each a number of its own: their sums are exact in float32
+NONE, DENSE, SPARSE = range(3)  # layouts of a parameter's gradient
+
+
+class Totals(NamedTuple):
+    """Sums over ranks: of weights, of weighted losses, of data, of ranks with a batch, and of further numbers."""
+
+    weight: float
+    loss: float
+    n_live: float
+    n_batches: int
+    same_batches: bool
+    numbers: list[float]
+
+
+class GradientVector:
+    """The gradients of some parameters as one vector, in ``net2vec`` order, which ranks add up in one collective.
+
+    Parameters
+    ----------
+    params : sequence of nn.Parameter
+    ranks : RankGroup
+    n_numbers : int
+        How many further numbers each rank has for :meth:`reduce`.
+
+    Attributes
+    ----------
+    values : Tensor
+        The vector.
+    """
+
+    def __init__(self, params: Sequence[Any], ranks: RankGroup, n_numbers: int = 0) -> None:
+        self.params, self.ranks = list(params), ranks
+        first = next((p for p in self.params if p.is_floating_point()), torch.empty(0))
+        n, n_params = sum(p.numel() for p in self.params), len(self.params)
+        if ranks.is_single:
+            self.values = first.new_empty(n, requires_grad=False)
+            return
+        device = first.device if getattr(ranks.comm, "cuda_aware", False) else torch.device("cpu")
+        dtype = torch.promote_types(first.dtype, torch.float32)
+        self._buffer = torch.zeros(n + n_params + FLAGS + DIGEST + n_numbers, dtype=dtype, device=device)
+        self._sum = self._buffer[:n]
+        self._host = self._buffer[n:].cpu()  # itself, if it is there
+        self._layouts, self._tail = self._host.numpy()[:n_params], self._host.numpy()[n_params:]
+        self._staged = first.device != device or first.dtype != dtype
+        self.values = first.new_empty(n, requires_grad=False) if self._staged else self._sum
+
+    def pack(self) -> Tensor:
+        """Copy the gradients of the parameters into the vector, zeros where there is none."""
+        return flatten_into(dense_gradients(self.params), self.values)
+
+    def layouts(self) -> list[int]:
+        """NONE, DENSE or SPARSE, for the gradient of each parameter; after :meth:`reduce`, on any of the ranks."""
+        if self.ranks.is_single:
+            return [_layout(p) for p in self.params]
+        return [NONE if not n else DENSE if n <= self.ranks.size else SPARSE for n in self._layouts.tolist()]
+
+    def assign(self, layouts: Sequence[int]) -> None:
+        """Make the vector the gradients of the parameters, as views of it where that is possible.
+
+        A parameter of layout NONE has no gradient afterwards: optimizers pass it over.
+        """
+        for p, view, layout in zip(self.params, self._views, layouts, strict=True):
+            if layout == NONE:
+                p.grad = None
+            elif layout == SPARSE:
+                p.grad = view.to(p.dtype).to_sparse(1)
+            else:
+                p.grad = view if p.dtype == view.dtype and p.is_contiguous() else torch.empty_like(p).copy_(view)
+
+    @cached_property
+    def _views(self) -> list[Tensor]:
+        parts = self.values.split([p.numel() for p in self.params])
+        return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
+
+    def reduce(
+        self,
+        weight: float,
+        loss: float,
+        n_live: float,
+        numbers: Sequence[float] = (),
+        *,
+        has_batch: bool = True,
+        digest: int = 0,
+    ) -> Totals:
+        """Add up over ranks what one step gave; errors and wishes to stop go with it.
+
+        Parameters
+        ----------
+        weight, loss : float
+            Of this rank's loss among those of the others, and the loss. The vector becomes the sum of weights times
+            gradients.
+        n_live : float
+            How many data they are of. If 0, this rank adds nothing.
+        numbers : sequence of float
+            Means over this rank's data; added up times ``n_live``.
+        has_batch : bool
+            Whether this rank has a batch.
+        digest : int
+            Of the batch, where all ranks must have the same.
+
+        Returns
+        -------
+        Totals
+            If ``ranks.stopped`` is set now, they mean nothing.
+        """
+        failed, stop = self.ranks.flags()
+        tail = self._tail
+        tail[:] = 0
+        if failed or stop or not n_live:
+            self._sum.zero_()
+            self._layouts[:] = 0
+        else:
+            self.pack()
+            if self._staged:
+                self._sum.copy_(self.values)
+            if weight != 1:
+                self._sum.mul_(weight)
+            sparse = self.ranks.size + 1
+            self._layouts[:] = [sparse if k == SPARSE else k for k in map(_layout, self.params)]
+            tail[:3] = weight, weight * loss, n_live
+            tail[FLAGS + DIGEST :] = [n_live * number for number in numbers]
+        tail[3:FLAGS] = has_batch, failed, stop
+        tail[FLAGS : FLAGS + DIGEST] = [digest >> bit & 1 for bit in range(DIGEST)]
+        self._allreduce()
+        weights, weighted, live, n_batches, failed, stop, *rest = tail.tolist()
+        self.ranks.check_flags(failed, stop)
+        if self._staged and not stop:
+            self.values.copy_(self._sum)
+        same = all(n in (0, self.ranks.size) for n in (n_batches, *rest[:DIGEST]))
+        return Totals(weights, weighted, live, int(n_batches), same, rest[DIGEST:])
+
+    def _allreduce(self) -> None:
+        on_device = self._buffer.is_cuda
+        if on_device:
+            self._buffer[len(self._sum) :].copy_(self._host)
+        self.ranks.call_comm(self.ranks.comm.allreduce_, self._buffer)
+        if on_device:
+            self._host.copy_(self._buffer[len(self._sum) :])
+
+
+def _layout(p: Tensor) -> int:
+    return NONE if p.grad is None else SPARSE if p.grad.is_sparse else DENSE

@@ -1,0 +1,76 @@
+"""Batches that several ranks share: a rank's part of one, and whether all have the same."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fluxutils_py.data.parts import array_split_slice
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.tree import named_leaves, tree_map
+
+SAMPLE = 4096  # values of an array that its digest looks at
+
+
+def shard(batch: Any, rank: int, size: int, axis: int = 0) -> Any:
+    """A rank's share of the observations of a batch; None if that is none.
+
+    Parameters
+    ----------
+    batch : tree of arrays and tensors
+        All with equally many observations along the axis; one of length 1 there, or without it, goes to every rank.
+    rank, size : int
+    axis : int
+
+    Returns
+    -------
+    tree
+        Views, of consecutive observations.
+
+    Raises
+    ------
+    ShapeError
+        If arrays differ in their number of observations, or there are none.
+    """
+    lengths = {leaf.shape[axis] for _, leaf in named_leaves(batch) if _is_array(leaf) and leaf.ndim > axis}
+    n = max(lengths, default=0)
+    if lengths - {1, n} or not n:
+        found = f"arrays of {sorted(lengths)} observations" if n else f"no arrays ({type(batch).__name__})"
+        raise ShapeError(
+            f"the batch cannot be divided over {size} ranks along axis {axis}: it has {found}. Set axis, give each "
+            "rank batches of its own (batches='per_rank'), or train each process by itself (comm=None)"
+        )
+    share = array_split_slice(n, size, rank)
+    if share.start == share.stop:
+        return None
+    index = (slice(None),) * axis + (share,)
+    return tree_map(lambda v: v[index] if _is_array(v) and v.ndim > axis and v.shape[axis] == n else v, batch)
+
+
+def digest(batch: Any) -> int:
+    """A number of 24 bits that different batches hardly share; of a large array it looks at some evenly spaced values.
+
+    >>> digest((np.ones(3), "a")) == digest((np.ones(3), "a")), digest(np.ones(3)) == digest(np.zeros(3))
+    (True, False)
+    """
+    crc = 1
+    for path, leaf in named_leaves(batch):
+        if not _is_array(leaf):
+            crc = zlib.crc32(f"{path} {type(leaf).__name__}".encode(), crc)
+            continue
+        crc = zlib.crc32(f"{path} {tuple(leaf.shape)} {leaf.dtype}".encode(), crc)
+        stride = math.ceil((max(1, math.prod(leaf.shape)) / SAMPLE) ** (1 / max(1, leaf.ndim)))
+        some = leaf[(slice(None, None, stride),) * leaf.ndim]
+        if isinstance(some, Tensor):
+            some = some.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
+        crc = zlib.crc32(np.ascontiguousarray(some).tobytes(), crc)
+    return crc & 0xFFFFFF
+
+
+def _is_array(leaf: Any) -> bool:
+    return isinstance(leaf, np.ndarray | Tensor)
