@@ -184,6 +184,7 @@ class GradientStep:
             if not n_live:
                 return StepInfo(None, 0)
             if self.accumulate > 1:
+                self._norm(batch, loss)
                 self._accumulate(n_live)
                 if self._n_waiting < self.accumulate:
                     return StepInfo(loss, n_live)
@@ -292,18 +293,23 @@ class GradientStep:
         if self._n_waiting:
             torch.div(self._sum, self._live_waiting, out=values)
             self._n_waiting, self._live_waiting = 0, 0.0
-        norm: Any = torch.linalg.vector_norm(values)
-        if self.defer:
-            bad = ~(norm.isfinite() & loss.isfinite())
-            self._not_finite = torch.maximum(self._not_finite, bad.float())
-        else:
-            norm = norm.item()
-            if not math.isfinite(norm):
-                self._raise_not_finite(norm, batch)
+        norm = self._norm(batch, loss)
         if self._observe is not None:
             self._observe(values)
         if self.optimizer is not None:
             self.ranks.guard(self._apply, norm)
+        return norm
+
+    def _norm(self, batch: Any, loss: Any) -> Any:
+        """The norm of the vector: a number known to be finite, or a tensor if it is read late."""
+        norm: Any = torch.linalg.vector_norm(self._vector.values)
+        if self.defer:
+            bad = ~(norm.isfinite() & loss.isfinite())
+            self._not_finite = torch.maximum(self._not_finite, bad.float())
+            return norm
+        norm = norm.item()
+        if not math.isfinite(norm):
+            self._raise_not_finite(norm, batch)
         return norm
 
     def _apply(self, norm: Any) -> None:

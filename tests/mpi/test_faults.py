@@ -6,8 +6,7 @@ import re
 import pytest
 
 WAY_OUT = (
-    "the parameters are as before this window. Lower the learning rate, set clip in the spec, or look for extreme "
-    "values in the data"
+    "the parameters are as before this step. Lower the learning rate, set clip, or look for extreme values in the data"
 )
 SAME = "every rank must be given the same arguments and run the same versions"
 BOOM, FIRE = "Boom: here", "OSError: disk on fire"
