@@ -1,4 +1,4 @@
-"""Activations made of two parabolas, which cost no exponential."""
+"""Activations made of two parabolas, which need no exponential."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 __all__ = ["dpsigmoid", "dptanh", "psigmoid", "ptanh"]
 
-REACH = 4.1  # where psigmoid arrives at 0 and 1
-KNEE, PLATEAU, BEND = 1.92033, 0.96016, 0.26037  # where ptanh goes flat, how high, and its curvature
+REACH = 4.1  # psigmoid reaches 0 and 1 at -REACH and REACH
+KNEE, PLATEAU, BEND = 1.92033, 0.96016, 0.26037  # where ptanh becomes flat, its height there, its curvature
 
 
 def psigmoid(x: Tensor) -> Tensor:
-    """A sigmoid of two parabolas: 0 up to -4.1, 1 from 4.1 on, at most 0.0194 from the true one.
+    """Compute a sigmoid of two parabolas: 0 up to -4.1, 1 from 4.1 on, within 0.0194 of the logistic function.
 
-    Any shape; NaN stays NaN. Source: FluxUtils.jl.
+    ``x`` has any shape; NaN stays NaN. Source: FluxUtils.jl.
 
     >>> psigmoid(torch.tensor([-9.0, -4.1, 0.0, 4.1]))
     tensor([0.0000, 0.0000, 0.5000, 1.0000])
@@ -24,14 +24,14 @@ def psigmoid(x: Tensor) -> Tensor:
 
 
 def dpsigmoid(x: Tensor) -> Tensor:
-    """The derivative of :func:`psigmoid`. Source: FluxUtils.jl (where it is 4.1 times too large)."""
+    """Compute the derivative of :func:`psigmoid`. Source: FluxUtils.jl, where it is 4.1 times too large."""
     return (1 - (x / REACH).clamp(-1, 1).abs()) / REACH
 
 
 def ptanh(x: Tensor) -> Tensor:
-    """A hyperbolic tangent of two parabolas: flat at ±0.96016 beyond ±1.92033, at most 0.0399 from the true one.
+    """Compute a tanh of two parabolas: flat at ±0.96016 beyond ±1.92033, within 0.0399 of the hyperbolic tangent.
 
-    Any shape; NaN stays NaN. The constants being rounded, it jumps by 4e-6 at 0. Source: FluxUtils.jl.
+    ``x`` has any shape; NaN stays NaN. The constants are rounded, so it jumps by 4e-6 at 0. Source: FluxUtils.jl.
 
     >>> ptanh(torch.tensor([-9.0, -1.0, 1.0, 9.0]))
     tensor([-0.9602, -0.7396,  0.7396,  0.9602])
@@ -41,5 +41,5 @@ def ptanh(x: Tensor) -> Tensor:
 
 
 def dptanh(x: Tensor) -> Tensor:
-    """The derivative of :func:`ptanh`. Source: FluxUtils.jl."""
+    """Compute the derivative of :func:`ptanh`. Source: FluxUtils.jl."""
     return 2 * BEND * (KNEE - x.clamp(-KNEE, KNEE).abs())

@@ -17,13 +17,13 @@ M = TypeVar("M")
 
 
 def net2vec(m: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """All parameters of a model in one vector.
+    """Return all parameters of a model in one vector.
 
     Parameters
     ----------
     m : nn.Module or estimator
     dtype : torch.dtype, optional
-        Type of the vector; by default that of the parameters (the widest, if they differ).
+        Type of the vector. The default is that of the parameters, the widest if they differ.
 
     Returns
     -------
@@ -45,18 +45,18 @@ def net2vec(m: Any, dtype: torch.dtype | None = None) -> Tensor:
 def vec2net(m: M, v: Any) -> M:
     """Copy a vector, as :func:`net2vec` made it, into the parameters of a model, and return ``m``.
 
-    ``v`` is a tensor or anything that ``torch.as_tensor`` takes, of shape ``(P,)``; it is copied, so the model never
-    shares its memory, and the parameters keep their types.
+    ``v`` is a tensor, or anything that ``torch.as_tensor`` takes, of shape ``(P,)``. The model never shares its memory,
+    and the parameters keep their types.
 
     Raises
     ------
     ShapeError
-        If ``v`` is not a vector of exactly as many values as the model has parameters; nothing is changed then.
+        If ``v`` is not a vector of exactly as many values as the model has parameters. Nothing is changed then.
 
     Notes
     -----
-    Source: ``vec2net!`` of FluxUtils.jl (which ignores surplus values, as does
-    ``torch.nn.utils.vector_to_parameters``, which also leaves the model sharing memory with the vector).
+    Source: ``vec2net!`` of FluxUtils.jl. It ignores surplus values, and so does
+    ``torch.nn.utils.vector_to_parameters``, which also lets the model share memory with the vector.
     """
     with torch.no_grad():
         for p, part in _split("vec2net", m, v):
@@ -65,22 +65,22 @@ def vec2net(m: M, v: Any) -> M:
 
 
 def windices(m: Any, maxnorm: bool = False) -> list[Tensor]:
-    """Where in the vector of :func:`net2vec` the weights stand: the parameters that ``weights`` lists.
+    """Return the indices of the weights, as ``weights`` lists them, in the vector of :func:`net2vec`.
 
     Parameters
     ----------
     m : nn.Module or estimator
     maxnorm : bool
-        One index per output unit (axis 0 of a weight), for constraints on the norm of what comes into each unit.
+        One index per output unit (axis 0 of a weight), for constraints on the norm of each unit's incoming weights.
 
     Returns
     -------
     list of Tensor of int64
-        One-dimensional, in the order of :func:`namedparams`; row-major, as the vector is.
+        One-dimensional, in the order of :func:`namedparams`, row-major.
 
     Notes
     -----
-    Source: ``windices`` of FluxUtils.jl, which leaves out weights of more than two axes.
+    Source: ``windices`` of FluxUtils.jl, which omits weights of more than two axes.
 
     Examples
     --------
@@ -88,20 +88,20 @@ def windices(m: Any, maxnorm: bool = False) -> list[Tensor]:
     >>> [i.tolist() for i in windices(model, maxnorm=True)]
     [[0, 1], [2, 3], [4, 5]]
     """
-    found, begin = [], 0
+    indices_of_weights, begin = [], 0
     for p in module_of(m).parameters():
         if p.ndim >= 2:
             indices = torch.arange(begin, begin + p.numel())
-            found += list(indices.reshape(p.shape[0], -1)) if maxnorm else [indices]
+            indices_of_weights += list(indices.reshape(p.shape[0], -1)) if maxnorm else [indices]
         begin += p.numel()
-    return found
+    return indices_of_weights
 
 
 def net2grad(m: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """The gradients of all parameters in one vector, in the order of :func:`net2vec`; zeros where there is none.
+    """Return the gradients of all parameters in one vector, in the order of :func:`net2vec`; zeros where there is none.
 
-    ``m`` is a module or an estimator. Returns a detached copy of shape ``(P,)``.
-    Source: ``net2grad`` of FluxUtils.jl.
+    ``m`` is a module or an estimator. The vector is a detached copy of shape ``(P,)``. Source: ``net2grad`` of
+    FluxUtils.jl.
     """
     return _flat((g.detach() for g in dense_gradients(module_of(m).parameters())), dtype)
 
@@ -129,18 +129,13 @@ def grad2net(m: M, v: Any) -> M:
 
 
 def dense_gradients(params: Iterable[nn.Parameter]) -> list[Tensor]:
-    """The gradient of each parameter, dense, not copied if it is already; zeros where there is none."""
-    found = []
-    for p in params:
-        if p.grad is None:
-            found.append(torch.zeros_like(p, requires_grad=False))
-        else:
-            found.append(p.grad.to_dense() if p.grad.is_sparse else p.grad)
-    return found
+    """Return the gradient of each parameter as a dense tensor, copied only if sparse; zeros where there is none."""
+    grads = (torch.zeros_like(p, requires_grad=False) if p.grad is None else p.grad for p in params)
+    return [g.to_dense() if g.is_sparse else g for g in grads]
 
 
 def flatten_into(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
-    """Lay tensors one after another into the vector ``out``; one kernel, no allocation."""
+    """Copy tensors one after another into the vector ``out``, in one kernel and without an allocation."""
     return torch.cat([t.reshape(-1) for t in tensors], out=out)
 
 
