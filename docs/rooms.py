@@ -7,7 +7,7 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 PACKAGE = DOCS.parent / "fluxutils_py"
 PAGE = DOCS / "architecture.md"
-FOLDERS = "forecasting estimator evaluation training reporting parallel nn data data/hdf5".split() + [""]
+FOLDERS = ["forecasting", "estimator", "evaluation", "training", "reporting", "parallel", "nn", "data", "data/hdf5", ""]
 SECTION = re.compile(r"(?<=^## Files\n\n).*?(?=^## )", re.DOTALL | re.MULTILINE)
 
 
