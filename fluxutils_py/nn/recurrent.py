@@ -102,7 +102,7 @@ class Recur(nn.Module):
         self._marked: State | None = None
         self.trainable_init = bool(trainable_init)
         if self.trainable_init:
-            self.initial_state = nn.ParameterList(self._zero_state())
+            self.initial_state = _InitialState(self._zero_state())
 
     # -- what kind of module is inside ---------------------------------------------------------------
 
@@ -288,6 +288,13 @@ class Recur(nn.Module):
             if content[name] is not None:
                 content[name] = map_state(lambda t: t.detach().clone(), content[name])
         return content
+
+
+class _InitialState(nn.ParameterList):
+    """The trained initial state of a layer; shown without its type, as other parameters are."""
+
+    def extra_repr(self) -> str:
+        return ", ".join(str(tuple(p.shape)) for p in self)
 
 
 class _Ready(Recur):

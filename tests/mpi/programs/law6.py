@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, Spec, net2vec, seqloss
-from fluxutils_py.nn import LSTM
+from fluxutils_py.nn import LRU, LSTM, TCN, MinGRU, SlidingWindowAttention
 from fluxutils_py.parallel import assert_replica_integrity, get_communicator
 
 B, N, T = 4, 37, 23
@@ -93,6 +93,12 @@ class Task:
 
     def far_back(self):
         return self.est(overlap=4, burn_in=3, clip=0.05).fit(self.x, self.holes)
+
+    def layers(self):
+        """States of many kinds; the initial one of the last is trained, in some windows only."""
+        attention, last = SlidingWindowAttention(4, 4, 2, window=5), MinGRU(4, 5, trainable_init=True)
+        model = nn.Sequential(LRU(3, 6), TCN(6, 4, n_levels=2), attention, last, nn.Linear(5, 1))
+        return self.est(model, overlap=4).fit(self.x, self.holes, lengths=self.lengths)
 
     def accumulated(self):
         return self.est(accumulate=3, shuffle=True).fit(self.x, self.holes, lengths=self.lengths)
