@@ -33,7 +33,8 @@ from torch.nn.parallel import DistributedDataParallel
 from work import SHAPES, Shape, make, time_major
 
 from fluxutils_py import Estimator, Spec, net2vec
-from fluxutils_py.parallel import RankGroup, get_communicator
+from fluxutils_py.parallel import get_communicator
+from fluxutils_py.parallel.gradient_vector import GradientVector
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 BASE = "1 rank x 1 thread"
@@ -57,14 +58,14 @@ class Stopwatch:
 
     @classmethod
     def install(cls) -> None:
-        reduce = RankGroup._allreduce
+        reduce = GradientVector._allreduce
 
-        def timed(self: RankGroup, packed: bool) -> None:
+        def timed(self: GradientVector) -> None:
             began = time.perf_counter()
-            reduce(self, packed)
+            reduce(self)
             cls.seconds += time.perf_counter() - began
 
-        RankGroup._allreduce = timed  # type: ignore[method-assign]  # for the time that it takes
+        GradientVector._allreduce = timed  # type: ignore[method-assign]  # for the time that it takes
 
 
 def run_fit(shape: Shape, x: np.ndarray, y: np.ndarray, model: nn.Module) -> tuple[float, torch.Tensor]:

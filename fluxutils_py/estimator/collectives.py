@@ -13,7 +13,7 @@ import torch
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.estimator.fingerprint import sample_digests, shared_identity
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.parallel.comm import local_rank
+from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.training.tensor_batches import rank_slice
 
 CHUNK = 1 << 23  # values that are passed on together

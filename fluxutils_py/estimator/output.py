@@ -10,7 +10,7 @@ from fluxutils_py.data.ragged import RaggedArray, as_ragged
 from fluxutils_py.errors import DataError, RankError, ShapeError
 from fluxutils_py.estimator.collectives import gather_series, memmap_location
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.parallel.rank_group import describe_by_rank
+from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.training.predictor import Prediction
 
 

@@ -1,6 +1,7 @@
 """Processes and threads that train together."""
 
-from fluxutils_py.parallel.comm import Communicator, SingleProcessComm, get_communicator
+from fluxutils_py.parallel.comm import get_communicator, is_main_process
+from fluxutils_py.parallel.communicator import Communicator, SingleProcessComm
 from fluxutils_py.parallel.mpi import MPIComm, abort_on_exception
 from fluxutils_py.parallel.rank_group import RankGroup
 from fluxutils_py.parallel.replica_check import assert_replica_integrity, gather_from_processes
@@ -19,5 +20,6 @@ __all__ = [
     "assert_replica_integrity",
     "gather_from_processes",
     "get_communicator",
+    "is_main_process",
     "tpmap",
 ]

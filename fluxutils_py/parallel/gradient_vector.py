@@ -139,7 +139,7 @@ class GradientVector:
         tail[FLAGS : FLAGS + DIGEST] = [digest >> bit & 1 for bit in range(DIGEST)]
         self._allreduce()
         weights, weighted, live, n_batches, failed, stop, *rest = tail.tolist()
-        self.ranks.check_flags(failed, stop)
+        self.ranks.check_flags(failed, stop, n_batches)
         if self._staged and not stop:
             self.values.copy_(self._sum)
         same = all(n in (0, self.ranks.size) for n in (n_batches, *rest[:DIGEST]))

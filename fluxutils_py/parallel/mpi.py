@@ -3,123 +3,98 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 
-PATIENCE = 60.0  # seconds before it is said who has not come
-QUIET = 1.0  # seconds of waiting after which a rank writes its name on the board
+from fluxutils_py.parallel.communicator import PATIENCE, LaunchedComm
+from fluxutils_py.parallel.launcher import detect_launcher
 
 
-class MPIComm:
+class MPIComm(LaunchedComm):
     """The ranks of an MPI communicator.
 
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm, optional
-        Duplicated, so that messages of the user's own never meet ours. By default ``COMM_WORLD``.
+        Duplicated, so that messages of your own never meet those of the package. By default ``COMM_WORLD``.
     patience : float
-        Seconds after which ranks that do not come are named in a warning, again and again.
+        Seconds after which a warning names the ranks that are missing, again and again.
     cuda_aware : bool
         Hand tensors on a GPU to MPI as they are. Only for an MPI library that was built for it: others crash.
 
     Notes
     -----
-    A copy is the same communicator. Pickled and read in another process it is what ``comm="auto"`` is there.
+    A copy is the same communicator. Unpickled in another process it is what ``comm="auto"`` is there.
     """
 
+    launcher = "mpi"
+
     def __init__(self, comm: Any = None, *, patience: float = PATIENCE, cuda_aware: bool = False) -> None:
-        MPI = _mpi()
         self.patience, self.cuda_aware = patience, cuda_aware
-        origin = MPI.COMM_WORLD if comm is None else comm
-        self.rank, self.size = origin.rank, origin.size
-        self._origin = origin
-        self._comm: Any = None  # duplicated by the first meeting: that is a collective as well
-        self._meetings = 0
+        self._original = _mpi().COMM_WORLD if comm is None else comm
+        self.rank, self.size = self._original.rank, self._original.size
+        self._duplicate: Any = None  # made by the first collective, since it is one itself
 
     def allreduce_(self, t: Tensor) -> None:
-        self._ready().Allreduce(_mpi().IN_PLACE, self._buffer(t))
+        self._comm.Allreduce(_mpi().IN_PLACE, _buffer(t))
 
     def broadcast_(self, t: Tensor, root: int = 0) -> None:
-        self._ready().Bcast(self._buffer(t), root)
+        self._comm.Bcast(_buffer(t), root)
 
     def allgather(self, obj: Any) -> list[Any]:
-        return self._ready().allgather(obj)
+        return self._comm.allgather(obj)
 
     def barrier(self) -> None:
-        self._ready().Barrier()
+        self._comm.Barrier()
 
-    def monitored_barrier(self, missing: Callable[[list[int] | None, float], None]) -> None:
-        """A barrier that calls ``missing(ranks, seconds)`` when some do not come; ``ranks`` is None if unknown."""
-        self._meetings += 1
-        if self._comm is None:
-            self._comm, request = self._origin.Idup()
+    @property
+    def _comm(self) -> Any:
+        if self._duplicate is None:
+            self._duplicate = self._original.Dup()
+        return self._duplicate
+
+    def is_open(self) -> bool:
+        return not _mpi().Is_finalized()
+
+    def _start_barrier(self) -> Callable[[], bool]:
+        if self._duplicate is None:
+            self._duplicate, request = self._original.Idup()
         else:
-            request = self._comm.Ibarrier()
-        began, pause, warned = time.monotonic(), 1e-5, 0
-        with contextlib.ExitStack() as board:
-            on_board = False
-            while not request.Test():
-                time.sleep(pause)  # Python's signal handlers run between these
-                pause = min(2 * pause, 0.02)
-                waited = time.monotonic() - began
-                if not on_board and waited > min(QUIET, self.patience / 4):
-                    board.enter_context(_on_board(self._name(self.rank)))
-                    on_board = True
-                if waited > self.patience * (warned + 1):
-                    warned += 1
-                    missing(self._missing(), waited)
+            request = self._duplicate.Ibarrier()
+        return request.Test
 
-    def _missing(self) -> list[int] | None:
-        """The ranks whose name is not on the board."""
-        MPI, found = _mpi(), []
+    @contextlib.contextmanager
+    def _publish(self, key: str) -> Iterator[None]:
+        MPI = _mpi()
         try:
-            MPI.Lookup_name(self._name(self.rank))
+            MPI.Publish_name(key, "here")
         except MPI.Exception:  # a launcher without a name server
-            return None
-        for rank in range(self.size):
-            try:
-                MPI.Lookup_name(self._name(rank))
-            except MPI.Exception:
-                found.append(rank)
-        return found
+            yield
+            return
+        try:
+            yield
+        finally:
+            with contextlib.suppress(MPI.Exception):
+                MPI.Unpublish_name(key, "here")
 
-    def _name(self, rank: int) -> str:
-        return f"fluxutils_py meeting {self._meetings} rank {rank} of {self.size}"
-
-    def _ready(self) -> Any:
-        if self._comm is None:
-            self._comm = self._origin.Dup()
-        return self._comm
-
-    def _buffer(self, t: Tensor) -> Any:
-        return t if t.is_cuda else t.numpy()
-
-    def __deepcopy__(self, memo: Any) -> MPIComm:
-        return self
-
-    def __reduce__(self) -> Any:
-        from fluxutils_py.parallel.comm import get_communicator
-
-        return get_communicator, ("auto",)
-
-
-@functools.cache
-def world() -> MPIComm:
-    """All ranks that ``mpirun`` started; one communicator per process."""
-    return MPIComm()
+    def _is_published(self, key: str) -> bool:
+        MPI = _mpi()
+        try:
+            MPI.Lookup_name(key)
+        except MPI.Exception:
+            return False
+        return True
 
 
 @contextlib.contextmanager
 def abort_on_exception() -> Iterator[None]:
     """End all ranks of a script when one of them fails.
 
-    ``fit``, ``predict`` and ``score`` see to it themselves that an error on one rank is one on all. A rank that fails
-    elsewhere, or calls ``sys.exit`` with a status other than 0, would leave the others waiting for it; within this,
-    it ends them as it ends itself. The same as ``python -m mpi4py script.py``, for a part of a script.
+    The calls of this package that take ``comm`` see to it themselves that an error on one rank is one on all. A rank
+    that fails elsewhere, or calls ``sys.exit`` with a status other than 0, may leave the others waiting; within this
+    block it ends them as it ends itself. The same as ``python -m mpi4py script.py``, for a part of a script.
 
     Yields
     ------
@@ -136,8 +111,6 @@ def abort_on_exception() -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        from fluxutils_py.parallel.comm import detect_launcher
-
         if detect_launcher() == "mpi" and not (isinstance(error, SystemExit) and error.code in (None, 0)):
             _mpi()
             from mpi4py.run import set_abort_status
@@ -146,20 +119,8 @@ def abort_on_exception() -> Iterator[None]:
         raise
 
 
-@contextlib.contextmanager
-def _on_board(name: str) -> Iterator[None]:
-    """Have a name looked up by others for a while, if the launcher has a name server."""
-    MPI = _mpi()
-    try:
-        MPI.Publish_name(name, "here")
-    except MPI.Exception:
-        yield
-        return
-    try:
-        yield
-    finally:
-        with contextlib.suppress(MPI.Exception):
-            MPI.Unpublish_name(name, "here")
+def _buffer(t: Tensor) -> Any:
+    return t if t.is_cuda else t.numpy()
 
 
 def _mpi() -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fluxutils_py.parallel.rank_group import RankGroup, describe_by_rank
+from fluxutils_py.parallel.communicator import describe_by_rank
+from fluxutils_py.parallel.rank_group import RankGroup
 from fluxutils_py.tree import as_tensor, named_leaves, tree_map
 
 __all__ = ["gather_from_jax_processes"]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import recurrent_layers, restore, snapshot
 from fluxutils_py.parallel import RankGroup
+from fluxutils_py.parallel.gradient_vector import GradientVector
 from fluxutils_py.training.loop import StepInfo
 from fluxutils_py.training.train_state import TrainState
 from fluxutils_py.training.trainer import gradient_norm, require_finite
@@ -31,7 +32,7 @@ class Step:
     def __call__(self, state: TrainState, batch: Any, rng: Seed) -> tuple[TrainState, StepInfo]:
         if self._model is not state.model:
             self._model, self._params = state.model, [p for p in state.model.parameters() if p.requires_grad]
-            self._flat = self.ranks.bind(self._params)
+            self._vector = GradientVector(self._params, self.ranks)
         if not state.model.training:
             state.model.train()
         state.opt.zero_grad()
@@ -53,10 +54,10 @@ class Step:
 
     def _together(self, state: TrainState, batch: Any, rng: torch.Generator) -> StepInfo:
         """The collective of this step: every rank comes here, also one that failed or has no data."""
-        ranks, flat = self.ranks, self._flat
+        ranks, flat = self.ranks, self._vector.values
         found = None if ranks.is_leaving else ranks.guard(self._part, state, batch, rng)
         value, own, aux = found or (0.0, 0.0, {})
-        weight, weighted, _ = ranks.reduce(own, value, math.ceil(own), packed=True)
+        weight, weighted, *_ = self._vector.reduce(own, value, math.ceil(own))
         if ranks.stopped:
             return StepInfo(None, 0)
         if not weight:
@@ -75,7 +76,7 @@ class Step:
         return StepInfo(weighted / weight, weight, aux)
 
     def _apply(self, state: TrainState) -> None:
-        self.ranks.assign_gradients()
+        self._vector.assign(self._vector.layouts())
         state.opt.step()
 
     def _part(self, state: TrainState, batch: Any, rng: torch.Generator) -> tuple[float, float, dict[str, Any]]:

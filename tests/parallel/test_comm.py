@@ -14,8 +14,8 @@ import torch
 
 from fluxutils_py import Estimator
 from fluxutils_py.parallel import RankGroup, SingleProcessComm, get_communicator
-from fluxutils_py.parallel.comm import detect_launcher, local_rank
-from fluxutils_py.parallel.rank_group import describe_by_rank
+from fluxutils_py.parallel.communicator import describe_by_rank
+from fluxutils_py.parallel.launcher import detect_launcher, local_rank
 
 VARIABLES = [
     "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_STEP_NUM_TASKS",
