@@ -74,36 +74,40 @@ class ForecastDisplay:
         unknown = [i for i in ids if i not in number]
         if unknown:
             raise DataError(f"ids has {unknown[0]!r}, which is none of the {len(number)} series of the forecaster")
-        found = forecast_values(fc, history, future_covariates(fc, history, futr_df))
-        n = min(3 * h if n_history is None else n_history, history.n_steps)
+        forecasts = forecast_values(fc, history, future_covariates(fc, history, futr_df))
+        n = min(3 * h if n_history is None else n_history, history.tail.shape[2])
         past, forecast, bands = [], [], []
         for series in (number[i] for i in ids):
             length = int(history.lengths[series])
             steps = np.arange(max(0, length - n), length)
-            past.append((_times(history, series, steps), history.tail[0, series, history.n_steps - len(steps) :]))
-            forecast.append((_times(history, series, length + np.arange(h)), found[series, 0]))
+            past.append((_times(history, series, steps), history.tail[0, series, history.tail.shape[2] - len(steps) :]))
+            forecast.append((_times(history, series, length + np.arange(h)), forecasts[series, 0]))
             if len(column_names(fc)) > 2:
-                bands.append((found[series, 1], found[series, -1]))
+                bands.append((forecasts[series, 1], forecasts[series, -1]))
         truth = None if truth_df is None else _truth(fc, history, truth_df, [number[i] for i in ids])
         return cls(ids=ids, history=past, forecast=forecast, bands=bands, truth=truth).plot(axes)
 
     def plot(self, axes: Any = None) -> Self:
         """Draw it, on given axes or a new figure."""
+        dates = require("matplotlib.dates", "plot")
         if axes is None:
             pyplot = require("matplotlib.pyplot", "plot")
-            size = (7.0, 2.2 * len(self.ids))
+            size = (7.0, 2.2 * len(self.ids) + 0.4)
             _, axes = pyplot.subplots(len(self.ids), 1, squeeze=False, figsize=size, layout="constrained")
         self.axes_ = np.ravel(np.asarray(axes, dtype=object))
         self.figure_ = self.axes_[0].figure
         for i, (ax, name) in enumerate(zip(self.axes_, self.ids, strict=True)):
+            times, values = self.forecast[i]
             ax.plot(*self.history[i], color="0.4", label="history")
             if self.truth is not None:
                 ax.plot(*self.truth[i], color="0.4", linestyle=":", label="truth")
-            ax.plot(*self.forecast[i], color="C0", label="forecast")
+            ax.plot(times, values, color="C0", label="forecast", marker="o" if len(times) == 1 else None)
             if len(self.bands):
-                ax.fill_between(self.forecast[i][0], *self.bands[i], color="C0", alpha=0.2, linewidth=0, label="band")
+                ax.fill_between(times, *self.bands[i], color="C0", alpha=0.2, linewidth=0, label="band")
+            if np.issubdtype(np.asarray(times).dtype, np.datetime64):
+                ax.xaxis.set_major_formatter(dates.ConciseDateFormatter(ax.xaxis.get_major_locator()))
             ax.set_title(str(name), loc="left")
-        self.axes_[0].legend(frameon=False, loc="upper left")
+        self.axes_[0].legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2)
         return self
 
 
