@@ -1,4 +1,4 @@
-"""Losses over windows of sequences."""
+"""Losses over windows: any torch criterion as a loss, with weights and masks."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ class SeqLoss:
         return self._reduction == "mean" and not self.classes
 
     def divisors(self, ys: Any, ws: Tensor | None = None) -> list[float] | None:
-        """What the mean over a window divides by, for each output; None for sums over the series.
+        """Return what the mean over a window divides by, for each output; None if the criterion sums over the series.
 
-        Means over parts of the series add up to the mean over all of them when each is given as ``factors`` its own
-        divisors over those of all; sums just add up.
+        To add up means over parts of the series, call the loss of each part with its own divisors over those of all
+        parts as ``factors``. Sums just add up.
         """
         if self._reduction in ("sum", "batchmean"):
             return None
         targets = (ys,) if isinstance(ys, Tensor) else ys
         weights = _columns(targets, ws)
-        found = [self._divisor(y, w) for y, w in zip(targets, weights, strict=True)]
-        if found and weights[0] is not ws:  # single outputs are missing: all are divided by the same number
-            found = [sum(found) / len(found)] * len(found)
-        return found
+        divisors = [self._divisor(y, w) for y, w in zip(targets, weights, strict=True)]
+        if divisors and weights[0] is not ws:  # single outputs are missing: divide all by the same number
+            divisors = [sum(divisors) / len(divisors)] * len(divisors)
+        return divisors
 
     def _divisor(self, y: Tensor, ws: Tensor | None) -> float:
         if not self.classes:
@@ -76,17 +76,17 @@ class SeqLoss:
         try:
             with torch.no_grad():
                 return bool(unreduced(self.criterion)(torch.zeros(2, 3, 2), torch.zeros(2, 3, 2)).shape == (2, 3, 2))
-        except Exception:  # a criterion of the user's, which wants other shapes
+        except Exception:  # the user's own criterion may want other shapes
             return False
 
     def __call__(
         self, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None = None, *, factors: list[float] | None = None
     ) -> Tensor:
-        """The loss of ``model`` over one window, as a scalar; the state of the model moves on by the window.
+        """Return the loss of ``model`` over one window as a scalar, and move the model's state on by the window.
 
-        ``xs`` is ``(S, B, F)`` or a tuple of such, ``ys`` ``(S, B, G)`` or a tuple of such, one per output; ``ws``
-        ``(S, B, 1)`` are weights, 0 for steps that do not count; or ``(S, B, G)``, where single outputs do not count,
-        with the columns of all targets one after the other. ``factors`` multiply the losses of the outputs.
+        ``xs`` has shape ``(S, B, F)``, ``ys`` ``(S, B, G)``; several inputs or outputs are tuples. Weights ``ws`` have
+        shape ``(S, B, 1)`` and are 0 for steps that do not count. Where single outputs do not count, they have shape
+        ``(S, B, G)``, with the columns of all targets side by side. ``factors`` multiply the losses of the outputs.
         """
         outs = run_window(model, xs)
         outs = (outs,) if isinstance(outs, Tensor) else outs
@@ -158,22 +158,20 @@ class SeqLoss:
         return out.flatten(0, 1), y.flatten(0, 1) if y.is_floating_point() else y.reshape(-1).long()
 
     def _class_mean(self, each: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
-        """As torch's own mean: over the targets that count, by their class weights."""
+        """Average as torch does: over the targets that count, by their class weights."""
         total = self._class_share(y, ws).to(each).sum()
         total = torch.where(total == 0, torch.ones_like(total), total)  # nothing live: the loss is 0, not NaN
         return (each if ws is None else each * ws).sum() / total
 
     def _class_share(self, y: Tensor, ws: Tensor | None) -> Tensor:
-        """How much each target counts in a mean."""
+        """Return how much each target counts in a mean."""
         share = torch.ones(y.shape[0], device=y.device) if ws is None else (ws != 0).to(ws.dtype)
         if not y.is_floating_point():
             live = y != self.ignore_index
             share = share * live
             weight = _setting(self.criterion, "weight", None)
-            if weight is not None:
-                share = (
-                    share * weight.to(y.device)[torch.where(live, y, 0).clamp(0, len(weight) - 1)]
-                )  # the criterion objects
+            if weight is not None:  # the clamp: the criterion itself reports labels out of range
+                share = share * weight.to(y.device)[torch.where(live, y, 0).clamp(0, len(weight) - 1)]
         return share
 
     def _unreduced(self, f: Callable[..., Tensor], out: Tensor, y: Tensor) -> Tensor:
@@ -194,28 +192,29 @@ def seqloss(f: Callable[..., Tensor]) -> SeqLoss:
     ----------
     f : callable
         A criterion ``f(yhat, y)``: a ``torch.nn`` loss module, a ``torch.nn.functional`` loss, or a function of your
-        own. Cross-entropy and negative log-likelihood take scores ``(S, B, V)`` and integer targets ``(S, B, 1)``;
-        all others ``(S, B, G)`` for both.
+        own. Cross-entropy and negative log-likelihood take scores ``(S, B, V)`` and integer targets ``(S, B, 1)``; all
+        others take ``(S, B, G)`` for both.
 
     Returns
     -------
     SeqLoss
-        ``loss(model, xs, ys, ws=None)`` with ``xs`` of shape ``(S, B, F)`` (a tuple for several inputs: then
-        ``model(*xs)`` is called), ``ys`` ``(S, B, G)`` (a tuple for several outputs: their losses are added), and
-        weights ``ws`` ``(S, B, 1)``. It returns the mean over the window: of the weights times the losses over the
-        steps whose weight is not 0, divided by their number. Where single outputs of a step are missing, ``ws`` is
-        ``(S, B, G)``, of several targets one after the other, and the mean is over the outputs whose weight is not 0;
-        of several targets, the sum of weights times losses of each, divided by the mean of their live steps. A
-        criterion that sums is summed over the series and averaged over the steps, as in FluxUtils.jl. The whole window
-        goes through the model in one call if it can.
+        ``loss(model, xs, ys, ws=None)``. ``xs`` has shape ``(S, B, F)``; with a tuple of several inputs, it calls
+        ``model(*xs)``. ``ys`` has shape ``(S, B, G)``; with a tuple of several outputs, it adds their losses. The whole
+        window goes through the model in one call if the model can.
+
+        The loss is the mean over the window. With weights ``ws`` of shape ``(S, B, 1)``, it is the sum of weight times
+        loss over the steps whose weight is not 0, divided by their number. Where single outputs of a step are missing,
+        ``ws`` has shape ``(S, B, G)`` (several targets side by side), and the mean is over the outputs whose weight is
+        not 0; with several targets, each sum is divided by the mean number of their live steps. A criterion that sums
+        is summed over the series and averaged over the steps, as in FluxUtils.jl.
 
     Raises
     ------
     TypeError
         If ``f`` is not callable.
     ShapeError
-        When called, if the shapes of outputs and targets differ (torch would broadcast them), or weights are given
-        for a criterion that returns a single number only.
+        When called, if outputs and targets differ in shape (torch would broadcast them), or if weights are given for a
+        criterion that returns only a single number.
 
     Notes
     -----
@@ -238,10 +237,10 @@ def seqloss(f: Callable[..., Tensor]) -> SeqLoss:
 
 
 def as_loss(loss: Any) -> Loss:
-    """The loss over windows that a user's ``loss`` argument means.
+    """Turn a user's ``loss`` argument into a loss over windows.
 
-    None is mean squared error; a criterion of two arguments goes through :func:`seqloss`; a function of three or four,
-    ``(model, xs, ys[, ws])``, stays as it is.
+    None becomes mean squared error. A criterion of two arguments goes through :func:`seqloss`. A function of three or
+    four, ``(model, xs, ys[, ws])``, stays as it is.
     """
     if loss is None:
         return seqloss(F.mse_loss)
@@ -265,12 +264,12 @@ def takes_weights(loss: Loss) -> bool:
 
 
 def needs_weights(loss: Loss) -> bool:
-    """Whether a loss over windows must be given weights, even where there are none."""
+    """Whether a loss over windows requires weights, even where there are none."""
     return not isinstance(loss, SeqLoss) and positional_arguments(loss)[0] >= 4
 
 
 def live_steps(ys: Any, ws: Tensor | None) -> float:
-    """How many steps of a window count; one of which some outputs do not, for the share of those that do."""
+    """Count the live steps of a window; where some outputs are missing, a step counts by the fraction that is there."""
     targets = (ys,) if isinstance(ys, Tensor) else ys
     if ws is None:
         return float(targets[0].shape[0] * targets[0].shape[1])
@@ -279,7 +278,7 @@ def live_steps(ys: Any, ws: Tensor | None) -> float:
 
 
 def _columns(targets: Sequence[Tensor], ws: Tensor | None) -> Sequence[Tensor | None]:
-    """The weights of each target: all of them, or columns of its own where single outputs are missing."""
+    """Return the weights of each target: all of them, or its own columns where single outputs are missing."""
     if ws is None or ws.dim() < 3 or ws.shape[-1] == 1:
         return [ws] * len(targets)
     sizes = [y.shape[-1] for y in targets]
@@ -291,7 +290,7 @@ def _columns(targets: Sequence[Tensor], ws: Tensor | None) -> Sequence[Tensor | 
 
 
 def positional_arguments(f: Callable[..., Any]) -> tuple[int, float]:
-    """How many positional arguments a callable needs, and how many it takes at most."""
+    """Return how many positional arguments a callable needs, and how many it takes at most."""
     required, most = 0, 0.0
     for p in _parameters(f.forward if isinstance(f, nn.Module) else f).values():
         if p.kind is p.VAR_POSITIONAL:
@@ -316,36 +315,34 @@ def _core(f: Any) -> Any:
 
 
 def _setting(f: Any, name: str, default: Any) -> Any:
-    """What a criterion is set to: an attribute of a module, a keyword of a partial, a default of a function."""
+    """Return a setting of a criterion: a module's attribute, a partial's keyword, or a function's default."""
     if isinstance(f, functools.partial):
         return f.keywords.get(name, default)
     if isinstance(f, nn.Module):
         return getattr(f, name, default)
-    found = _parameters(f).get(name)
-    return default if found is None or found.default is found.empty else found.default
+    parameter = _parameters(f).get(name)
+    return default if parameter is None or parameter.default is parameter.empty else parameter.default
 
 
 def _follow(f: Any, out: Tensor) -> Any:
-    """The criterion with its own tensors, such as class weights, in the type and place of the model's output."""
-    if isinstance(f, functools.partial):
-        held = f.keywords
-    else:
-        held = dict(f.named_buffers()) if isinstance(f, nn.Module) else {}
-    strange = {
+    """Return the criterion with its tensors, such as class weights, in the dtype and on the device of the output."""
+    is_partial = isinstance(f, functools.partial)
+    tensors = f.keywords if is_partial else dict(f.named_buffers()) if isinstance(f, nn.Module) else {}
+    moved = {
         k: v.to(out)
-        for k, v in held.items()
+        for k, v in tensors.items()
         if isinstance(v, Tensor) and v.is_floating_point() and (v.dtype, v.device) != (out.dtype, out.device)
     }
-    if not strange:
+    if not moved:
         return f
-    if isinstance(f, functools.partial):
-        return functools.partial(f, **strange)
+    if is_partial:
+        return functools.partial(f, **moved)
     shared = {id(p): p for p in f.parameters()}
-    return copy.deepcopy(f, shared | {id(f.get_buffer(k)): v for k, v in strange.items()})
+    return copy.deepcopy(f, shared | {id(f.get_buffer(k)): v for k, v in moved.items()})
 
 
 def unreduced(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The criterion without its reduction, if it has such a setting."""
+    """Return the criterion without its reduction, if it has one."""
     if isinstance(f, nn.Module) and hasattr(f, "reduction"):
         other: Any = copy.copy(f)
         other.reduction = "none"

@@ -1,4 +1,4 @@
-"""Torch's global random generators, borrowed."""
+"""Seed torch's global random generators for a while, and put them back."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _lock = threading.RLock()
 
 @contextmanager
 def seeded(seed: int, devices: Sequence[Any] = ()) -> Iterator[None]:
-    """Inside, torch's global generators start from ``seed``; afterwards they are as they were.
+    """Start torch's global generators from ``seed`` inside the block, and restore them afterwards.
 
-    Dropout and the initial weights of layers come from these, which all threads share. So one thread at a time is let
-    in, and others wait: tools that fit in threads, as scikit-learn's do when one with ``n_jobs`` is inside another,
-    get the numbers that they would get one after another. It may be nested.
+    Dropout and the initial weights of layers draw from these generators, which all threads share. So one thread at a
+    time may enter, and the others wait: fits in several threads, as scikit-learn runs them when one search with
+    ``n_jobs`` is inside another, draw the numbers that they would draw one after another. Blocks may be nested.
 
     Parameters
     ----------
     seed : int
     devices : sequence of torch.device or int
-        CUDA devices whose generators are borrowed too.
+        CUDA devices whose generators are seeded and restored too.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Winsorising: outliers are pulled in to the quantiles of 1 and 99 per cent, before features are normalised."""
+"""Winsorising: clamp each feature to its 1 and 99 per cent quantiles, then standardise it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from fluxutils_py.errors import DataError, ShapeError
 
 QUANTILES = (0.01, 0.99)
-BLOCK = 1 << 20  # values of an array that are read together
-MANY = 64  # features, for which counts of digits of 16 bits would take much memory
+BLOCK = 1 << 20  # values to read at once
+MANY = 64  # more features than this use digits of 8 bits: counts of 16-bit digits would take much memory
 
 
 class WinsorNorm(nn.Module):
-    """Clamp each feature to its quantiles of 1 and 99 per cent, then to mean 0 and variance 1; NaN becomes 0.
+    """Clamp each feature to its 1 and 99 per cent quantiles, then standardise it; NaN becomes 0.
 
     Parameters
     ----------
@@ -27,15 +27,15 @@ class WinsorNorm(nn.Module):
     Attributes
     ----------
     lower, upper, mean, std : buffers of shape (F,), float64
-        In ``state_dict()``. Before ``fit`` such that nothing but NaN is changed. ``std`` is 1 for constant features.
+        Part of ``state_dict()``. Before ``fit``, they change nothing but NaN. ``std`` is 1 for constant features.
 
     Notes
     -----
-    ``forward`` takes ``(..., F)``, such as a step ``(B, F)`` or a window ``(S, B, F)``, and keeps its type (integers
-    become the default one). To be the first layer of a model, which then takes raw data: NaN inputs at live steps are
-    an error in ``fit`` of an estimator, for which :class:`fluxutils_py.WinsorScaler` comes first.
+    ``forward`` takes ``(..., F)``, such as a step ``(B, F)`` or a window ``(S, B, F)``, and keeps its floating type;
+    integers become torch's default type. Use it as the first layer of a model, which then takes raw data. NaN inputs at
+    live steps are an error in ``fit`` of an estimator: put :class:`fluxutils_py.WinsorScaler` before it instead.
 
-    Source: ``WinsorNorm`` of FluxUtils.jl (where NaN becomes the mean, and constant features NaN).
+    Source: ``WinsorNorm`` of FluxUtils.jl, where NaN becomes the mean and constant features become NaN.
 
     Examples
     --------
@@ -61,31 +61,31 @@ class WinsorNorm(nn.Module):
         return len(self.mean)
 
     def fit(self, x: Any) -> Self:
-        """Learn the quantiles, and mean and standard deviation (of n - 1) of what is between them; NaN is left out.
+        """Learn the quantiles, and the mean and standard deviation (of n - 1) of the clamped values; NaN is left out.
 
         Parameters
         ----------
         x : array of shape (F, N, T)
-            A tensor, NumPy array, memory map, h5py dataset, or anything else with a shape that takes three slices.
-            Read in blocks of about a million values, a few times over; the quantiles are exact all the same (NumPy's
-            default, type 7).
+            A tensor, NumPy array, memory map, h5py dataset, or anything else with a shape that takes three slices. It
+            is read a few times, in blocks of about a million values. The quantiles are exact (NumPy's default, type
+            7).
 
         Returns
         -------
         WinsorNorm
-            Itself. A feature without any value gets bounds and mean 0.
+            Itself. A feature without values gets bounds and mean 0.
 
         Raises
         ------
         ShapeError, DataError
-            If ``x`` does not have three axes, is empty, or more than a hundredth of a feature is infinite. Nothing is
-            changed then.
+            If ``x`` does not have three axes or is empty, or if more than a hundredth of a feature is infinite. Nothing
+            is changed then.
         """
         shape = tuple(x.shape)
         if len(shape) != 3 or 0 in shape:
             raise ShapeError(f"WinsorNorm is fitted on an array of shape (F, N, T), none of them 0, got {shape}")
-        found = winsor_statistics(lambda: _blocks(x))
-        for name, value in zip(("lower", "upper", "mean", "std"), found, strict=True):
+        statistics = winsor_statistics(lambda: _blocks(x))
+        for name, value in zip(("lower", "upper", "mean", "std"), statistics, strict=True):
             self.register_buffer(name, value.to(self.mean.device))
         return self
 
@@ -105,18 +105,17 @@ class WinsorNorm(nn.Module):
 
 
 def winsor_statistics(passes: Callable[[], Iterable[Tensor]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Quantiles, mean and standard deviation of each feature, in bounded memory.
+    """Compute quantiles, mean and standard deviation of each feature, in bounded memory.
 
-    ``passes()`` begins a pass over the data: blocks of shape (F, n) of a floating type, always the same. Returned are
-    the bounds, and the mean and standard deviation (of n - 1) of the values clamped to them, as of
-    :meth:`WinsorNorm.fit`.
+    ``passes()`` begins a pass over the data, in blocks of shape (F, n) of one floating type. Returns the lower and
+    upper bounds, and the mean and standard deviation (of n - 1) of the values clamped to them.
 
     Notes
     -----
-    An order statistic is found digit by digit, as in a radix sort: a pass counts how often each value of a digit of 16
-    bits occurs among the numbers that begin with the digits known so far. So float32 takes three passes and float64
-    five, the last for mean and variance (merged as in Chan, Golub & LeVeque 1983); of more than 64 features five and
-    nine, with digits of 8 bits.
+    Each pass finds one more digit of every order statistic, as in a radix sort: it counts how often each value of the
+    next 16 bits occurs among the numbers that begin with the digits known so far. So float32 takes three passes and
+    float64 five, the last one for mean and variance (merged as in Chan, Golub & LeVeque 1983). With more than 64
+    features, digits have 8 bits, and it takes five and nine passes.
     """
     ranks = _Ranks()
     while not ranks.done:
@@ -150,7 +149,7 @@ def winsor_statistics(passes: Callable[[], Iterable[Tensor]]) -> tuple[Tensor, T
 
 
 class _Ranks:
-    """The order statistics on both sides of each quantile, (F, 4): one digit more is known after each pass."""
+    """The order statistics on both sides of each quantile, (F, 4); each pass finds one more digit of them."""
 
     def __init__(self) -> None:
         self.passes, self.done = 0, False
@@ -159,7 +158,7 @@ class _Ranks:
         self.counts = torch.empty(0)
 
     def count(self, block: Tensor) -> None:
-        """Of each digit that may come next, how often it occurs in a block (F, n)."""
+        """Count how often each next digit occurs in a block (F, n)."""
         block = block if block.dtype in (torch.float32, torch.float64) else block.double()
         if not self.counts.numel():
             self.dtype, self.bits = block.dtype, block.element_size() * 8
@@ -197,24 +196,24 @@ class _Ranks:
 
 
 def _to_keys(x: Tensor) -> Tensor:
-    """Integers in the order of the floating numbers: their bits, those of negative numbers turned round."""
+    """Return integers in the order of the floating numbers: their bits, inverted but for the sign if negative."""
     bits = x.view(torch.int32 if x.dtype == torch.float32 else torch.int64)
-    return bits ^ _turned(bits)
+    return bits ^ _inverted_bits(bits)
 
 
 def _from_keys(keys: Tensor, dtype: torch.dtype) -> Tensor:
     keys = keys.to(torch.int32 if dtype == torch.float32 else torch.int64)
-    return (keys ^ _turned(keys)).view(dtype)
+    return (keys ^ _inverted_bits(keys)).view(dtype)
 
 
-def _turned(bits: Tensor) -> Tensor:
-    """Which bits to turn round: all but the sign, where that is set. (A shift is faster than ``where``.)"""
+def _inverted_bits(bits: Tensor) -> Tensor:
+    """Return the bits to invert: all but the sign, where the sign is set. (A shift is faster than ``where``.)"""
     info = torch.iinfo(bits.dtype)
     return (bits >> info.bits - 1) & info.max
 
 
 def _blocks(x: Any) -> Iterator[Tensor]:
-    """An (F, N, T) array in blocks (F, n): some steps of all series, or what lies closer together in memory."""
+    """Read an (F, N, T) array in blocks (F, n): some steps of all series, or all steps of some, as memory lies."""
     F, N, T = x.shape
     strides = x.stride() if isinstance(x, Tensor) else getattr(x, "strides", None) or (0, 0, 1)
     by_series = strides[2] < strides[1]
@@ -225,7 +224,5 @@ def _blocks(x: Any) -> Iterator[Tensor]:
         for b in range(0, second, n_second):
             outer, inner = slice(a, a + n_first), slice(b, b + n_second)
             part = x[:, outer, inner] if by_series else x[:, inner, outer]
-            block = (
-                part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(part)
-            )  # a copy: maps may be read-only
+            block = part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(part)  # copied: may be read-only
             yield block.reshape(F, -1)
