@@ -1,4 +1,4 @@
-"""Stateful sequence models on long series, with a scikit-learn face.
+"""Train recurrent networks on long series with carried state, as scikit-learn estimators.
 
 >>> import numpy as np
 >>> from fluxutils_py import Estimator

@@ -1,4 +1,4 @@
-"""Arrays of shape (F, N, T), read lazily, as minibatches for truncated backpropagation through time."""
+"""Arrays of shape (F, N, T), in memory or in HDF5 files, read lazily window by window."""
 
 from fluxutils_py.data.background import BackgroundDataLoader
 from fluxutils_py.data.folding import rebatch

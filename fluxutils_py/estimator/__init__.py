@@ -1,4 +1,4 @@
-"""The estimators: what scikit-learn sees."""
+"""Estimators, transformers and scorers for scikit-learn."""
 
 from fluxutils_py.estimator.display import LossCurveDisplay
 from fluxutils_py.estimator.estimator import Estimator

@@ -1,4 +1,4 @@
-"""Judging what was trained."""
+"""Evaluation: results that merge over batches and ranks, evaluation tasks, keeping the best model."""
 
 from fluxutils_py.evaluation.eval_task import EvalTask, eval_batches, eval_datasets
 from fluxutils_py.evaluation.mean_metrics import Means, MetricsEval

@@ -1,4 +1,4 @@
-"""Recurrent layers with a memory, losses over windows, and a model's parameters and states as plain data."""
+"""Layers that carry their state from window to window."""
 
 from fluxutils_py.nn.attention import SlidingWindowAttention
 from fluxutils_py.nn.cell_layers import FLSTM, HFGRU, MGU, SGRU, SMGU

@@ -1,4 +1,4 @@
-"""Processes and threads that train together."""
+"""Training on several processes (ranks) and threads."""
 
 from fluxutils_py.parallel.comm import get_communicator, is_main_process
 from fluxutils_py.parallel.communicator import Communicator, SingleProcessComm

@@ -1,4 +1,4 @@
-"""Telling people how it goes."""
+"""Reporting: writers for TensorBoard, summaries, progress bars, logs and tables."""
 
 from fluxutils_py.reporting.multi_directory_writer import MultiDirectorySummaryWriter
 from fluxutils_py.reporting.points import PointsWriter, load_points

@@ -1,4 +1,4 @@
-"""The training loop, what may be hooked to it, and what it trains: on windows, batches of any kind, or functions."""
+"""The training loop, its hooks and triggers, trainers and tasks, datasets, checkpoints."""
 
 from fluxutils_py.training.callbacks import cb, cby, history_table
 from fluxutils_py.training.checkpointer import Checkpointer
