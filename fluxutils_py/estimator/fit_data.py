@@ -13,9 +13,9 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.building import require_stored
+from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.inputs import Inputs, InputSchema, feature_counts, read_inputs, read_weight
 from fluxutils_py.estimator.labels import ClassWeightArray, LabelEncoder, find_classes
-from fluxutils_py.estimator.settings import Settings
 from fluxutils_py.estimator.spec import Spec, check_int, read_spec
 from fluxutils_py.estimator.target_codec import TargetCodec, TargetScale
 from fluxutils_py.estimator.targets import MISSING_LABEL, Targets, read_labels, read_targets

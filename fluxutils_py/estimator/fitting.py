@@ -16,10 +16,10 @@ from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator, with_python_numbers
 from fluxutils_py.estimator.collectives import device_of_rank, require_same_fit
+from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fit_data import FitData, prepare
 from fluxutils_py.estimator.inputs import feature_counts
 from fluxutils_py.estimator.resuming import restore_newest, with_checkpoints
-from fluxutils_py.estimator.settings import Settings, as_callbacks
 from fluxutils_py.estimator.single_step_warning import warn_single_step_frame
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.nn.losses import SeqLoss

@@ -16,7 +16,7 @@ from torch import nn
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import adamw, require_single_input_and_output
 from fluxutils_py.estimator.estimator import Estimator
-from fluxutils_py.estimator.settings import Settings
+from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.spec import Spec, check_int, check_positive, read_spec
 from fluxutils_py.estimator.target_codec import TargetCodec, TargetScale
 from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor

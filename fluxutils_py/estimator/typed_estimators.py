@@ -11,9 +11,9 @@ from sklearn.utils.metadata_routing import UNUSED
 from torch import Tensor
 
 from fluxutils_py.estimator.estimator import Estimator
+from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.predicting import run_predict
-from fluxutils_py.estimator.settings import Settings
 
 
 def _output_method(name: str, doc: str) -> Callable[..., Any]:
