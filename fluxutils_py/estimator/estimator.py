@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
 from typing import Any, Self
 
 from sklearn.base import BaseEstimator
@@ -405,12 +404,6 @@ class Estimator(HtmlReprMixin, BaseEstimator):
         return InputSchema(
             type(self).__name__, getattr(self, "n_timesteps", None), fitted=self._layout if fitted else None
         )
-
-    @classmethod
-    @cache
-    def _get_param_names(cls) -> list[str]:  # at each call of predict: 50 us where the signature is read again
-        names: list[str] = super()._get_param_names()
-        return names
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

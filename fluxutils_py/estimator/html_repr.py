@@ -9,19 +9,19 @@ from typing import Any
 from torch import nn, optim
 
 from fluxutils_py.estimator.nested_parameters import NestedParamsMixin, view
+from fluxutils_py.estimator.sklearn_private import HtmlTables
 from fluxutils_py.estimator.spec import Spec
 
 
-class HtmlReprMixin(NestedParamsMixin):
+class HtmlReprMixin(NestedParamsMixin, HtmlTables):
     """Makes scikit-learn's tables of parameters and fitted attributes readable for estimators of networks.
 
-    Their cells hold 30 characters: what is longer than that by nature (modules, optimizers, partials) is named. A
-    nested parameter follows its argument, and counts as set by the user only if it is not the default of the class or
-    function there; scikit-learn has all of them first, as set.
+    A cell holds 30 characters, so modules, optimizers and partials are shown by a short name. A nested parameter comes
+    after its argument, and counts as set by the user only if it differs from the default of the class or function
+    there; scikit-learn would list all of them first, as set.
     """
 
-    def _get_params_html(self, *args: Any, **kwargs: Any) -> Any:  # scikit-learn asks for it, since 1.7
-        table = super()._get_params_html(*args, **kwargs)  # type: ignore[misc]  # BaseEstimator's
+    def _edit_params_table(self, table: Any) -> Any:
         arguments = list(inspect.signature(type(self).__init__).parameters)
         nested = {name for name in table if "__" in name and name.partition("__")[0] in self._nested()}
         given = {name for name in table.non_default if name not in nested}
@@ -47,8 +47,7 @@ class HtmlReprMixin(NestedParamsMixin):
         origin = value.func if isinstance(value, functools.partial) else value
         return view(origin if callable(origin) else type(origin)).values
 
-    def _get_fitted_attr_html(self, *args: Any, **kwargs: Any) -> Any:  # since 1.8
-        table = super()._get_fitted_attr_html(*args, **kwargs)  # type: ignore[misc]  # BaseEstimator's
+    def _edit_fitted_table(self, table: Any) -> Any:
         for cell in table.data.values():
             cell["value"] = short_repr(cell["value"])
         return table

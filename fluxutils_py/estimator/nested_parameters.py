@@ -22,6 +22,11 @@ from fluxutils_py.estimator.spec import NAMES, Spec, spec_fields
 FILLED = {"params", "optimizer", *SIZES}  # arguments of user code that fit fills in
 
 
+def parameter_names(cls: type) -> list[str]:
+    """The names of the constructor's arguments, sorted as scikit-learn does."""
+    return sorted(inspect.signature(cls).parameters)
+
+
 class NestedParamsMixin:
     """Lets an estimator's ``get_params`` and ``set_params`` reach into its arguments; stands before ``BaseEstimator``.
 
@@ -64,7 +69,7 @@ class NestedParamsMixin:
     @classmethod
     def _nested(cls) -> list[str]:
         """The arguments that are looked into. A subclass may do without some of them."""
-        names: list[str] = cls._get_param_names()  # type: ignore[attr-defined]  # BaseEstimator's
+        names = parameter_names(cls)
         return [name for name in ("model", "opt", "spec") if name in names]
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -125,7 +130,7 @@ class NestedParamsMixin:
     def _check(self, key: str, params: dict[str, Any], known: list[str]) -> None:
         """Raise unless scikit-learn can set a parameter."""
         argument, inside, _ = key.partition("__")
-        names = self._get_param_names()  # type: ignore[attr-defined]  # BaseEstimator's
+        names = parameter_names(type(self))
         fault = f"Invalid parameter {key!r} for estimator {type(self).__name__}"
         if argument not in names:
             raise SpecError(f"{fault}. Valid parameters are: {names!r}.{_guess(key, known)}")

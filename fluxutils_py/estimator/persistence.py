@@ -13,6 +13,7 @@ import torch
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.building import NotStored, build_model, optimizer_class
 from fluxutils_py.estimator.inputs import InputLayout
+from fluxutils_py.estimator.nested_parameters import parameter_names
 from fluxutils_py.estimator.serialization import (
     PLAIN,
     deserialize_loss,
@@ -44,7 +45,7 @@ FITTED = (
 
 def save_estimator(est: Any, path: Any) -> None:
     """Write a fitted estimator; see ``Estimator.save``."""
-    optimizer = getattr(est, "optimizer_", None)
+    optimizer, arguments = getattr(est, "optimizer_", None), est.get_params(deep=False)
     own = hasattr(est, "model") and est.model is not None  # else it is built from the settings
     content = {
         "kind": KIND,
@@ -58,7 +59,7 @@ def save_estimator(est: Any, path: Any) -> None:
         "opt": serialize_opt(getattr(est, "opt", None)),
         "optimizer": None if optimizer is None else serialize_optimizer(optimizer, est.model_),
         "spec": serialize_spec(getattr(est, "spec", None)),
-        "settings": {k: v for k in est._get_param_names() if k not in NO_SETTINGS and _is_plain(v := getattr(est, k))},
+        "settings": {k: v for k, v in arguments.items() if k not in NO_SETTINGS and _is_plain(v)},
         "code": {k: full_name(v) for k in CODE if callable(v := getattr(est, k, None))},
         "fitted": {k: plain_value(getattr(est, k)) for k in FITTED},
         "layout": {**vars(est._layout), "names": _array_to_list(est._layout.names)},
@@ -76,7 +77,7 @@ def save_estimator(est: Any, path: Any) -> None:
 
 def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
     """Read an estimator; see ``Estimator.load``."""
-    known = cls._get_param_names()  # scikit-learn's
+    known = parameter_names(cls)
     if unknown := sorted(set(arguments) - set(known)):
         raise TypeError(f"load: unknown arguments {', '.join(unknown)}; {cls.__name__} takes {', '.join(known)}")
     c = read_estimator(path)

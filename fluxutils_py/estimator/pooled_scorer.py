@@ -17,6 +17,7 @@ from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.inputs import Inputs, read_weight
 from fluxutils_py.estimator.labels import present
 from fluxutils_py.estimator.scoring import pooled_r2
+from fluxutils_py.estimator.sklearn_private import Scorer
 from fluxutils_py.training.predictor import Prediction
 
 
@@ -76,13 +77,13 @@ def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
             f"pooled_scorer knows no metric {name!r}; "
             + (f"did you mean {near[0]!r}?" if near else "sklearn.metrics.get_scorer_names() lists them")
         )
-    stock = get_scorer(name)
-    metric = _Pooled(name, _r2 if name == "r2" else stock._score_func, stock._response_method != "predict")
+    score_func, greater_is_better, response_method, defaults = Scorer.of(get_scorer(name))
+    metric = _Pooled(name, _r2 if name == "r2" else score_func, response_method != "predict")
     unknown = [k for k in kwargs if k not in metric.__signature__.parameters]
     if unknown:
         raise TypeError(f"the metric {name!r} takes no argument {unknown[0]!r}")
-    sign = {"greater_is_better": stock._sign > 0, "response_method": stock._response_method}
-    return make_scorer(metric, **sign, **{**stock._kwargs, **kwargs})
+    settings = {**defaults, **kwargs}
+    return make_scorer(metric, greater_is_better=greater_is_better, response_method=response_method, **settings)
 
 
 def flatten_steps(y_true: Any, *y_pred: Any) -> tuple[np.ndarray, ...]:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
-from sklearn.utils._set_output import _wrap_data_with_container
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
@@ -19,6 +18,7 @@ from fluxutils_py.data.views import SequenceView
 from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.inputs import InputLayout, Inputs, InputSchema, read_inputs
+from fluxutils_py.estimator.sklearn_private import as_configured
 from fluxutils_py.estimator.spec import check_int
 from fluxutils_py.estimator.streaming import series_indices
 
@@ -59,7 +59,7 @@ class _Transforming:
         is_matrix = isinstance(found, np.ndarray) and found.ndim == 2
         if not is_matrix or found.shape[1] != len(self.get_feature_names_out()):  # type: ignore[attr-defined]
             return found
-        return _wrap_data_with_container("transform", found, x, self)
+        return as_configured(found, x, self)
 
     def fit_transform(self, x: Any, y: Any = None, *args: Any, **settings: Any) -> Any:
         """``fit`` with these arguments, then ``transform(x)``."""
