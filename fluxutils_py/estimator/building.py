@@ -197,21 +197,20 @@ def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.op
             )
         settings = {k: copy.deepcopy(v) for k, v in group.items() if k != "params"}
         groups.append({**settings, "params": [params[at[id(p)]] for p in group["params"]]})
-    return _of_groups(opt, groups)
+    return make_optimizer(opt, groups)
 
 
-def _of_groups(opt: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """An optimizer like ``opt``, of other parameter groups."""
-    if isinstance(opt, ChainedOptimizer):
-        return ChainedOptimizer(_of_groups(opt.inner, groups), opt.before, opt.after)
-    accepted = inspect.signature(type(opt)).parameters
-    return type(opt)(groups, **{k: v for k, v in opt.defaults.items() if k in accepted})
+def make_optimizer(like: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """An optimizer of the same class and settings, of other parameter groups."""
+    if isinstance(like, ChainedOptimizer):
+        return ChainedOptimizer(make_optimizer(like.inner, groups), like.before, like.after)
+    return type(like)(groups, **optimizer_arguments(like))
 
 
-def optimizer_class(name: str) -> type[torch.optim.Optimizer] | None:
-    """A public optimizer class of torch by its name; None if there is none."""
-    found = getattr(torch.optim, name, None)
-    return found if isinstance(found, type) and issubclass(found, torch.optim.Optimizer) else None
+def optimizer_arguments(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The settings of an optimizer that its class takes as arguments."""
+    accepted = inspect.signature(type(optimizer)).parameters
+    return {k: v for k, v in optimizer.defaults.items() if k in accepted}
 
 
 def make_generator(random_state: Any) -> np.random.Generator:

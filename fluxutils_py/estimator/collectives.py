@@ -39,7 +39,7 @@ def require_same_fit(training: Any) -> None:
             "the epochs so far": training.loop.epoch,
             **shared_identity(training),
             **sample_digests(data),
-            "the scale of the targets": None if data.codec.scale is None else data.codec.scale.as_dict(),
+            "the scale of the targets": str(data.codec.scale),
             "hooks that all ranks need": [data.validation is not None, training.scheduler is not None],
         }
     )

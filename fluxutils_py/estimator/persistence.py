@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.estimator.building import NotStored, build_model, optimizer_class
+from fluxutils_py.estimator.building import NotStored, build_model
 from fluxutils_py.estimator.inputs import InputLayout
 from fluxutils_py.estimator.nested_parameters import parameter_names
 from fluxutils_py.estimator.serialization import (
+    LOSSES,
+    OPTIMIZERS,
     PLAIN,
-    deserialize_loss,
+    deserialize,
     deserialize_module,
-    deserialize_opt,
+    deserialize_optimizer,
     deserialize_spec,
-    deserialize_transforms,
     full_name,
     plain_value,
-    serialize_loss,
+    restore,
     serialize_module,
-    serialize_opt,
     serialize_optimizer,
     serialize_spec,
+    try_serialize,
 )
 from fluxutils_py.estimator.target_codec import TargetCodec, TargetScale
+from fluxutils_py.nn.losses import seqloss
 from fluxutils_py.nn.seeding import seeded
-from fluxutils_py.optim import ChainedOptimizer, load_optimizer_state
+from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.training.plain_files import read_file, write_file
 
 KIND, FORMAT = "fluxutils_py estimator", 2
@@ -46,31 +48,26 @@ FITTED = (
 def save_estimator(est: Any, path: Any) -> None:
     """Write a fitted estimator; see ``Estimator.save``."""
     optimizer, arguments = getattr(est, "optimizer_", None), est.get_params(deep=False)
-    own = hasattr(est, "model") and est.model is not None  # else it is built from the settings
+    own = arguments.get("model")  # None: built from the settings
     content = {
         "kind": KIND,
         "format": FORMAT,
         "class": type(est).__name__,
-        "model": serialize_module(est.model_) if own else None,
-        "model_name": full_name(est.model) if own else None,
+        "model": None if own is None else (serialize_module(est.model_), full_name(own)),
+        "loss": try_serialize(arguments.get("loss")),
+        "opt": try_serialize(arguments.get("opt")),
+        "spec": serialize_spec(arguments.get("spec")),
+        "settings": {k: v for k, v in arguments.items() if k not in NO_SETTINGS and _is_plain(v)},
+        "code": {k: full_name(arguments[k]) for k in CODE if callable(arguments.get(k))},
         "parameters": {k: v.detach() for k, v in est.model_.state_dict().items()},
         "dtype": str(next(est.model_.parameters()).dtype).removeprefix("torch."),
-        "loss": serialize_loss(getattr(est, "loss", None)),
-        "opt": serialize_opt(getattr(est, "opt", None)),
         "optimizer": None if optimizer is None else serialize_optimizer(optimizer, est.model_),
-        "spec": serialize_spec(getattr(est, "spec", None)),
-        "settings": {k: v for k, v in arguments.items() if k not in NO_SETTINGS and _is_plain(v)},
-        "code": {k: full_name(v) for k in CODE if callable(v := getattr(est, k, None))},
-        "fitted": {k: plain_value(getattr(est, k)) for k in FITTED},
-        "layout": {**vars(est._layout), "names": _array_to_list(est._layout.names)},
-        "codec": {
-            **vars(est._codec),
-            "classes": _array_to_list(est._codec.classes),
-            "scale": None if est._codec.scale is None else est._codec.scale.as_dict(),
-        },
+        "scheduler": None if est._scheduler is None else est._scheduler.state_dict(),
+        "fitted": {k: getattr(est, k) for k in FITTED},
+        "layout": _pack(est._layout),
+        "codec": _pack(est._codec),
         "grad": est.grad_,
-        "generator": plain_value(est._rng.bit_generator.state),
-        "scheduler": None if est._scheduler is None else plain_value(est._scheduler.state_dict()),
+        "generator": est._rng.bit_generator.state,
     }
     write_file(path, plain_value(content))
 
@@ -84,35 +81,17 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
     if c.get("class") != cls.__name__:
         raise LoadError(f"{path} holds {c.get('class')}, not {cls.__name__}; use {c.get('class')}.load")
     with _reading(path), seeded(0):
-        stored = {
-            "model": None
-            if c["model_name"] is None
-            else _made(deserialize_module, c["model"], "model", c["model_name"]),
-            "loss": _made(deserialize_loss, *c["loss"]),
-            "opt": _made(deserialize_opt, *c["opt"]),
-            "spec": _made(deserialize_spec, *c["spec"]),
-            **{k: v for k, v in c["settings"].items() if k not in NO_SETTINGS},
-            **{k: NotStored(k, what) for k, what in c["code"].items() if k in CODE},
-        }
-        stored = {k: v for k, v in stored.items() if k in known}
+        stored = _stored_arguments(c)
         fitted = {k: c["fitted"][k] for k in FITTED}
-        layout = InputLayout(**{**c["layout"], "names": _list_to_array(c["layout"]["names"])})
-        scale = c["codec"]["scale"]
-        codec = TargetCodec(
-            **{
-                **c["codec"],
-                "classes": _list_to_array(c["codec"]["classes"]),
-                "scale": None if scale is None else TargetScale.from_dict(scale),
-            }
-        )
+        layout, codec = _unpack(InputLayout, c["layout"]), _unpack(TargetCodec, c["codec"])
         generator, dtype = _generator(c["generator"]), getattr(torch, c["dtype"])
         if not isinstance(dtype, torch.dtype):
             raise LoadError(f"{path} is damaged (no dtype: {c['dtype']!r})")
-    est = cls(**{**stored, **arguments})
+    est = cls(**{**{k: v for k, v in stored.items() if k in known}, **arguments})
     settings = est._resolved_params()
     if isinstance(settings.model, NotStored):
         raise LoadError(
-            f"{path} holds the parameters of a model of its author's own, {c['model_name']}, not its code: "
+            f"{path} holds the parameters of a model of its author's own, {settings.model.what}, not its code: "
             f"give the model too, {cls.__name__}.load(path, model=...)"
         )
     with seeded(0):
@@ -122,15 +101,29 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
         model.load_state_dict(c["parameters"])
         est.model_ = model.eval()
         vars(est).update(fitted)
-        est._layout, est._codec = layout, codec
+        est._layout, est._codec, est._rng = layout, codec, generator
         if layout.names is not None:
             est.feature_names_in_ = layout.names
         if codec.classes is not None:
             est.classes_ = codec.classes
         est.grad_ = c["grad"].to(next(model.parameters()).device)
-        est._rng = generator
         _restore_optimizer(est, c, "opt" in arguments)
     return est
+
+
+def _stored_arguments(c: dict[str, Any]) -> dict[str, Any]:
+    """The constructor's arguments that a file holds, and placeholders for those that are code."""
+    builders = {
+        "model": deserialize_module,
+        "loss": lambda config: seqloss(deserialize(config, LOSSES)),
+        "opt": lambda config: deserialize(config, OPTIMIZERS),
+    }
+    return {
+        **{k: restore(c[k], k, build) for k, build in builders.items()},
+        "spec": deserialize_spec(c["spec"]),
+        **{k: v for k, v in c["settings"].items() if k not in NO_SETTINGS},
+        **{k: NotStored(k, what) for k, what in c["code"].items() if k in CODE},
+    }
 
 
 def read_estimator(path: Any) -> dict[str, Any]:
@@ -155,19 +148,11 @@ def _reading(path: Any) -> Iterator[None]:
 
 
 def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> None:
-    """The optimizer with its moments and schedule; not if another is asked for, or its class is its author's."""
+    """The optimizer with its moments and schedule, unless another is asked for or the file does not hold it."""
     est._scheduler = None
     if new_opt or c["optimizer"] is None:
         return
-    cls = optimizer_class(c["optimizer"]["class"])
-    if cls is None:
-        return  # a later fit that goes on needs opt=, and says so
-    params = list(est.model_.parameters())
-    groups = [{"params": [params[i] for i in group]} for group in c["optimizer"]["groups"]]
-    accepted = inspect.signature(cls).parameters
-    est.optimizer_ = cls(groups, **{k: v for k, v in c["optimizer"]["defaults"].items() if k in accepted})
-    if "links" in c["optimizer"]:
-        est.optimizer_ = ChainedOptimizer(est.optimizer_, *map(deserialize_transforms, c["optimizer"]["links"]))
+    est.optimizer_ = deserialize_optimizer(c["optimizer"], est.model_)
     spec = est._resolved_params().spec
     factory = spec.get("scheduler") if isinstance(spec, dict) else getattr(spec, "scheduler", None)
     if c["scheduler"] is not None and factory is not None and not isinstance(factory, NotStored):
@@ -189,17 +174,22 @@ def compare_parameters(stored: dict[str, Any], wanted: dict[str, Any], path: Any
         raise LoadError(f"{path} does not fit the model:\n  " + "\n  ".join(faults))
 
 
-def _made(build: Callable[[Any], Any], recipe: Any, argument: str, name: str) -> Any:
-    return NotStored(argument, name) if recipe is None else build(recipe)
+def _pack(value: Any) -> Any:
+    """A dataclass of arrays and plain values as plain data."""
+    if dataclasses.is_dataclass(value):
+        return {f.name: _pack(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray):
+        return {"dtype": "O" if value.dtype.kind in "OT" else value.dtype.str, "values": value.tolist()}
+    return value.str if isinstance(value, np.dtype) else value
 
 
-def _array_to_list(array: np.ndarray | None) -> tuple[str, list[Any]] | None:
-    """An array of numbers or strings as its type and its values."""
-    return None if array is None else ("O" if array.dtype.kind in "OT" else array.dtype.str, array.tolist())
-
-
-def _list_to_array(stored: tuple[str, list[Any]] | None) -> np.ndarray | None:
-    return None if stored is None else np.array(stored[1], dtype=stored[0])
+def _unpack(cls: Any, packed: dict[str, Any]) -> Any:
+    values = dict(packed)
+    for name, value in packed.items():
+        if isinstance(value, dict):
+            is_array = "values" in value
+            values[name] = np.array(value["values"], value["dtype"]) if is_array else _unpack(TargetScale, value)
+    return cls(**values)
 
 
 def _is_plain(value: Any) -> bool:

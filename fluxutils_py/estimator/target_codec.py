@@ -25,13 +25,13 @@ class TargetScale:
     Attributes
     ----------
     mean, scale : ndarray of shape (G,), float64
-    dtype : numpy.dtype
+    dtype : numpy.dtype, or its name
         Of the targets: predictions are no shorter, or a large mean would take their digits.
     """
 
     mean: np.ndarray
     scale: np.ndarray
-    dtype: np.dtype
+    dtype: Any
 
     @classmethod
     def of(cls, y: SeriesArray, segments: Segments, weight: SampleWeight | None) -> TargetScale:
@@ -47,15 +47,6 @@ class TargetScale:
         count, mean, squares = moments(_live_blocks(y, segments, weight), y.F)
         variance = np.maximum(squares, 0) / np.where(count > 0, count, 1)  # below 0 with weights that are refused later
         return cls(mean, safe_scale(mean, variance), y.dtype)
-
-    def as_dict(self) -> dict[str, Any]:
-        """As lists and strings, for files."""
-        return {"mean": self.mean.tolist(), "scale": self.scale.tolist(), "dtype": self.dtype.name}
-
-    @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> TargetScale:
-        """The inverse of :meth:`as_dict`."""
-        return cls(np.array(stored["mean"], float), np.array(stored["scale"], float), np.dtype(stored["dtype"]))
 
     def decode(self, outputs: np.ndarray) -> np.ndarray:
         """Outputs (S, B, G) of the model in the units of the targets."""
