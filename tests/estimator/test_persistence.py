@@ -368,9 +368,7 @@ def test_own_schedule_is_named_and_can_be_given(tmp_path):
     est = Estimator(None, None, SGD, spec(), random_state=0).fit(X, Y)
     est.save(tmp_path / "est")
     loaded = Estimator.load(tmp_path / "est")
-    with pytest.raises(
-        ValueError, match=r"does not hold its spec.scheduler \(\S+LambdaLR\).*load\(path, spec="
-    ):
+    with pytest.raises(ValueError, match=r"does not hold its spec.scheduler \(\S+LambdaLR\).*load\(path, spec="):
         loaded.partial_fit(X, Y)
     round_trip(est, tmp_path, spec=spec())
 
