@@ -114,7 +114,7 @@ class Features:
         whole = bool(known.all())
         zeros = filled if whole else np.where(known, filled, 0.0)
         count = None if whole else known
-        level = _rolling_mean(zeros, count, m)[:, steps]
+        level = rolling_mean(zeros, count, m)[:, steps]
         scale = self._scale(z, zeros, count)[:, steps]
         here = known[:, steps]
         ahead = self.counterparts()
@@ -135,12 +135,12 @@ class Features:
         known = ~np.isnan(filled)
         zeros = np.where(known, filled, 0.0)
         before = slice(steps.start - self.lag, steps.stop - self.lag)
-        means = _rolling_mean(zeros, known, self.season)  # (B, K)
+        means = rolling_mean(zeros, known, self.season)  # (B, K)
         unit = scale if self.log else scale / self.unit
         statistics = (
             level - means[:, before],
             filled[:, steps] - filled[:, steps.start - self.season : steps.stop - self.season],
-            _rolling_mean(zeros, known, self.lag)[:, steps] - level,
+            rolling_mean(zeros, known, self.lag)[:, steps] - level,
         )
         for i, column in enumerate(statistics):
             out[:, :, n + i] = column / scale
@@ -189,12 +189,12 @@ class Features:
         if self.log:
             lowest: np.ndarray | float = LOWEST
         else:
-            size = _rolling_mean(np.abs(zeros), known, self.memory)
+            size = rolling_mean(np.abs(zeros), known, self.memory)
             lowest = np.fmax(LOWEST * size, 1e-6 * self.unit)
         return np.fmax(seasonal, lowest)
 
 
-def _rolling_mean(values: np.ndarray, known: np.ndarray | None, n: int) -> np.ndarray:
+def rolling_mean(values: np.ndarray, known: np.ndarray | None, n: int) -> np.ndarray:
     """Mean over the last ``n`` columns, or as many as there are, of those that are known; NaN where none is."""
     sums = _rolling_sum(values, n)
     if known is None:
@@ -215,7 +215,7 @@ def _mean_change(z: np.ndarray, back: int, n: int) -> np.ndarray:
     change = np.full(z.shape, np.nan)
     np.abs(z[:, back:] - z[:, :-back], out=change[:, back:])
     there = ~np.isnan(change)
-    return _rolling_mean(np.where(there, change, 0.0), there, n)
+    return rolling_mean(np.where(there, change, 0.0), there, n)
 
 
 def _gather(filled: np.ndarray, steps: slice, ahead: np.ndarray) -> np.ndarray:

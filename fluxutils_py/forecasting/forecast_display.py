@@ -75,12 +75,12 @@ class ForecastDisplay:
         if unknown:
             raise DataError(f"ids has {unknown[0]!r}, which is none of the {len(number)} series of the forecaster")
         forecasts = forecast_values(fc, history, future_covariates(fc, history, futr_df))
-        n = min(3 * h if n_history is None else n_history, history.tail.shape[2])
+        n = min(3 * h if n_history is None else n_history, history.n_kept)
         past, forecast, bands = [], [], []
         for series in (number[i] for i in ids):
             length = int(history.lengths[series])
             steps = np.arange(max(0, length - n), length)
-            past.append((_times(history, series, steps), history.tail[0, series, history.tail.shape[2] - len(steps) :]))
+            past.append((_times(history, series, steps), history.tail[0, series, history.n_kept - len(steps) :]))
             forecast.append((_times(history, series, length + np.arange(h)), forecasts[series, 0]))
             if len(column_names(fc)) > 2:
                 bands.append((forecasts[series, 1], forecasts[series, -1]))

@@ -53,7 +53,7 @@ class ForecastLoss:
 
     def _point(self, out: Tensor, ys: Tensor, xs: Tensor) -> Tensor:
         """The loss of each output, (S, B, h)."""
-        error, scale = (out - ys).abs(), xs[..., -1:]
+        error, scale = (out - ys).abs(), xs[..., -1:].clamp(min=1e-12)  # 0 behind a series end
         if self.loss == "mae":
             return error
         if self.loss == "mse":

@@ -13,6 +13,7 @@ from fluxutils_py.data import as_series
 from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.covariates import Covariates, filled_forward
 from fluxutils_py.forecasting.cross_validation import cross_validate
+from fluxutils_py.forecasting.feature_choice import check_settings, choose_features, season_of
 from fluxutils_py.forecasting.forecaster_files import load_forecaster, save_forecaster
 from fluxutils_py.forecasting.frames import is_frame
 from fluxutils_py.forecasting.history import History, start_history
@@ -28,7 +29,6 @@ from fluxutils_py.forecasting.outputs import (
 )
 from fluxutils_py.forecasting.panel import Columns, Panel, read_panel
 from fluxutils_py.forecasting.panel_windows import PanelWindows
-from fluxutils_py.forecasting.settings import check_settings, choose_features, season_of
 from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
 
 

@@ -53,6 +53,11 @@ class History:
     def n_series(self) -> int:
         return self.tail.shape[1]
 
+    @property
+    def n_kept(self) -> int:
+        """K."""
+        return self.tail.shape[2]
+
     def extended(self, models: Sequence[nn.Module], more: Steps, make: Callable[..., PanelWindows]) -> History:
         """The history after further steps of some series, and of new ones. The networks walk through these alone."""
         which, n_old = more.series, self.n_series

@@ -238,15 +238,15 @@ def _read_static(
     for column in columns.stat:
         category = frame.is_category(column)
         rows = frame.labels(column) if category else frame.numbers(column, missing=False)
-        each = np.full(len(ids), None if category else np.nan, dtype=object if category else float)
-        keep = codes >= 0
-        each[codes[keep]] = rows[keep]
-        other = keep & (each[np.maximum(codes, 0)] != rows)
-        if other.any():
-            row = int(other.argmax())
+        keep = np.flatnonzero(codes >= 0)
+        _, begin = np.unique(codes[keep], return_index=True)
+        each = rows[keep[begin]]
+        other = keep[each[codes[keep]] != rows[keep]]
+        if len(other):
+            row = int(other[0])
             raise DataError(
-                f"column {column!r} of {frame.name} is {rows[row]!r} in row {row} and {each[codes[row]]!r} in another "
-                f"of series {ids[codes[row]]!r}; a static covariate has one value per series"
+                f"column {column!r} of {frame.name} is {rows[row]} in row {row} and {each[codes[row]]} before in "
+                f"series {ids[codes[row]]!r}; a static covariate has one value per series"
             )
         found[column] = each
     return found

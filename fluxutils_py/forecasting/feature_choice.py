@@ -8,7 +8,7 @@ import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.estimator.spec import check_int, check_positive
-from fluxutils_py.forecasting.features import TRANSFORMS, Features
+from fluxutils_py.forecasting.features import LARGEST, LOWEST, TRANSFORMS, Features, rolling_mean
 from fluxutils_py.forecasting.forecast_loss import LOSSES
 from fluxutils_py.forecasting.frequency import DAY, Frequency
 from fluxutils_py.forecasting.model_fitting import cell_of
@@ -17,7 +17,7 @@ from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
 POSITIVE_INTEGERS = ("h", "hidden_size", "num_layers", "n_models", "max_steps", "batchsize", "seqsize")
 SAMPLED = 256, 2048  # series and last steps that are looked at
 MOST_SEASONS = 8  # of a long season
-GAIN = 0.95  # the long season must be at least so much better than the season
+LEAST_SHARE = 0.02  # of the variance of errors, for a long season to be of use
 HOUR = DAY // 24
 
 
@@ -103,20 +103,28 @@ def choose_features(
 
 
 def choose_lag(z: np.ndarray, season: int) -> int:
-    """The multiple of the season after which values differ least, over that of one season; of (B, K)."""
-    if season == 1:
-        return 1
-    best, least = season, GAIN
-    change = np.abs(z[:, season:] - z[:, :-season])
-    size = np.nanmean(change) if change.size and not np.isnan(change).all() else 0.0
-    for n in range(2, MOST_SEASONS + 1):
-        lag = n * season
-        if 3 * lag > z.shape[1] or size == 0:
+    """The long season whose last cycle says most of what the seasonal naive forecast will miss; of values (B, K).
+
+    Of the multiples of the season up to ``MOST_SEASONS``, the one with the largest squared correlation between the
+    errors one season ahead and how the values so long before them differed from the last season, levels removed.
+    """
+    m, n_steps = season, z.shape[1]
+    change = np.abs(z[:, m:] - z[:, :-m])
+    if m == 1 or not np.isfinite(change).any():
+        return m
+    known = ~np.isnan(z)
+    level = rolling_mean(np.where(known, z, 0.0), known, m)
+    scale = np.where(np.isfinite(change), change, 0.0).sum(1) / np.maximum(np.isfinite(change).sum(1), 1)
+    unit = np.maximum(scale, LOWEST * max(float(scale.max()), 1e-30))[:, None]
+    shares = {}
+    for lag in range(2 * m, MOST_SEASONS * m + 1, m):
+        if 3 * lag > n_steps:
             break
-        later = np.abs(z[:, lag:] - z[:, :-lag])
-        both = ~np.isnan(later) & ~np.isnan(change[:, lag - season :])
-        ours, base = (np.where(both, a, 0.0).sum(1) for a in (later, change[:, lag - season :]))
-        ratio = float(np.median((ours / np.maximum(base, 1e-12))[both.any(1)])) if both.any() else np.inf
-        if ratio < least:
-            best, least = lag, ratio
-    return best
+        now, before = slice(lag, n_steps - m), slice(0, n_steps - m - lag)
+        error = (z[:, lag + m :] - z[:, now]) / unit
+        earlier = ((z[:, m : n_steps - lag] - level[:, before]) - (z[:, now] - level[:, now])) / unit
+        both = np.isfinite(error) & np.isfinite(earlier)
+        a, b = (np.clip(v[both], -LARGEST, LARGEST) for v in (error, earlier))
+        shares[lag] = float((a @ b) ** 2 / max((a @ a) * (b @ b), 1e-30))
+    best = max(shares.values(), default=0.0)
+    return next((lag for lag, share in shares.items() if share >= 0.97 * best), m) if best >= LEAST_SHARE else m

@@ -1,0 +1,110 @@
+"""Walking forward: against fits and predictions by hand."""
+
+import numpy as np
+import optuna
+import pandas as pd
+import pytest
+from sklearn.model_selection import GridSearchCV
+from utilsforecast.losses import mae, smape
+
+from fluxutils_py.errors import DataError
+from fluxutils_py.forecasting import Forecaster, WalkForwardSplit, evaluate
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps", "ignore:.*too short for the first window")
+BASELINES = ["Naive", "SeasonalNaive", "Drift", "WindowAverage"]
+
+
+def without_last(df, n):
+    last = df.groupby("unique_id").ds.transform("max")
+    return df[df.ds <= last - pd.Timedelta(days=n)]
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_windows_are_forecasts_of_what_was_known(make_panel, small, refit):
+    panel = make_panel(missing=False)  # of rows; the cutoff of a series may be one that is missing
+    panel.loc[::7, "y"] = np.nan
+    fc = Forecaster(3, freq="D", quantiles=(0.5,), **small)
+    found = fc.cross_validation(panel, n_windows=2, step_size=2, refit=refit)
+    assert list(found.columns) == ["unique_id", "ds", "cutoff", "y", "Forecaster", "Forecaster-q0.5", *BASELINES]
+    first = without_last(panel, 5)
+    fitted = Forecaster(3, freq="D", quantiles=(0.5,), **small).fit(first)
+    for behind in (5, 3):
+        past = without_last(panel, behind)
+        if refit:
+            fitted.fit(past)
+        expected = fitted.predict(past)
+        last = panel.groupby("unique_id").ds.max() - pd.Timedelta(days=behind)
+        expected["cutoff"] = expected.unique_id.map(last)
+        both = expected.merge(found, on=["unique_id", "ds", "cutoff"], validate="1:1")
+        assert len(both) == len(expected)
+        np.testing.assert_allclose(both.Forecaster_x, both.Forecaster_y, rtol=1e-5, atol=1e-6)
+        truth = both.merge(panel, on=["unique_id", "ds"], how="left")
+        np.testing.assert_array_equal(truth.y_x, truth.y_y)
+
+
+def test_the_forecaster_itself_stays_unfitted(panel, small):
+    fc = Forecaster(3, **small)
+    fc.cross_validation(panel)
+    assert not hasattr(fc, "models_")
+
+
+def test_panels_too_short_for_the_windows_are_refused(panel, small):
+    with pytest.raises(DataError, match="the windows take 303 steps from the end of each, and the longest series has"):
+        Forecaster(3, **small).cross_validation(panel, n_windows=2, step_size=300)
+    with pytest.raises(DataError, match="cross_validation takes a data frame"):
+        Forecaster(3, **small).cross_validation(np.zeros((1, 2, 30)))
+
+
+def test_scores_are_those_of_utilsforecast(panel, small):
+    found = Forecaster(3, **small).cross_validation(panel.dropna(), n_windows=1).dropna()
+    scores = evaluate(found.drop(columns="cutoff"), [mae, smape], agg_fn="mean").set_index("metric")
+    assert list(scores.columns) == ["Forecaster", *BASELINES]
+    for name in scores.columns:
+        each = (found[name] - found.y).abs().groupby(found.unique_id).mean()
+        np.testing.assert_allclose(scores.loc["mae", name], each.mean())
+
+
+def test_splits_are_by_time(panel):
+    splitter = WalkForwardSplit(h=4, n_splits=3, step_size=5)
+    times = np.unique(panel.ds)
+    parts = list(splitter.split(panel))
+    assert len(parts) == splitter.get_n_splits() == 3
+    for i, (train, test) in enumerate(parts):
+        begin = len(times) - 4 - 5 * (2 - i)
+        assert set(panel.ds.iloc[train]) == set(times[:begin])
+        assert set(panel.ds.iloc[test]) == set(times[begin : begin + 4])
+    with pytest.raises(DataError, match="3 splits of 30 times leave nothing to train on of"):
+        list(WalkForwardSplit(h=30).split(panel))
+
+
+def test_searches_of_scikit_learn_and_optuna(make_panel, small):
+    df = make_panel(("wave",))
+    split = WalkForwardSplit(h=3, n_splits=2)
+    search = GridSearchCV(Forecaster(3, 7, "D", **small), {"lr": [1e-3, 1e-2], "lag": [7, None]}, cv=split).fit(df)
+    assert len(search.best_estimator_.predict()) == 3 * df.unique_id.nunique()
+
+    def objective(trial):
+        fc = Forecaster(3, 7, "D", lr=trial.suggest_float("lr", 1e-3, 1e-1, log=True), **small)
+        found = fc.cross_validation(df).dropna()
+        return float((found.Forecaster - found.y).abs().mean())
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+    study.optimize(objective, n_trials=2)
+    assert np.isfinite(study.best_value)
+
+
+def test_the_score_is_the_error_at_the_times_that_follow(panel, small):
+    past = without_last(panel, 2)
+    fc = Forecaster(3, 7, "D", **small).fit(past)
+    both = fc.predict().merge(panel.dropna(), on=["unique_id", "ds"])
+    scales = {}
+    for name, part in past.groupby("unique_id"):
+        y = part.set_index("ds").y.sort_index()
+        y = y.reindex(pd.date_range(y.index[0], y.index[-1])).to_numpy()
+        change = np.abs(y[7:] - y[:-7])
+        scales[name] = np.nanmean(change) if np.isfinite(change).any() else 0.0
+    scale = np.maximum(both.unique_id.map(scales), 1e-6 * fc.features_.unit)
+    np.testing.assert_allclose(fc.score(panel), -((both.Forecaster - both.y).abs() / scale).mean(), rtol=1e-6)
+    with pytest.raises(DataError, match="df has no row of the 3 steps after the ends of the series"):
+        fc.score(past)

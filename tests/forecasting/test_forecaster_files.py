@@ -1,0 +1,63 @@
+"""Files of forecasters: what is read is what was written, and what is not stored is asked for."""
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from torch import nn
+
+from fluxutils_py.errors import LoadError
+from fluxutils_py.forecasting import Forecaster
+from fluxutils_py.nn import GRU
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than a season")
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "zone", "integer", "array"])
+def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, tmp_path, kind):
+    df = panel
+    if kind == "zone":
+        df = df.assign(ds=df.ds.dt.tz_localize("Europe/Berlin"))
+    if kind == "integer":
+        df = df.assign(ds=(df.ds - df.ds.min()).dt.days.astype("int32"), unique_id=pd.factorize(df.unique_id)[0])
+    if kind == "polars":
+        df = pl.from_pandas(df)
+    if kind == "array":
+        df = np.random.default_rng(0).normal(size=(2, 3, 40))
+    fc = Forecaster(4, n_models=2, quantiles=(0.3,), **small).fit(df)
+    fc.save(tmp_path / "fc.pt")
+    again = Forecaster.load(tmp_path / "fc.pt")
+    assert again.get_params() == {**fc.get_params(), "quantiles": [0.3], "comm": "auto"} | {
+        name: [] for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list")
+    }
+    assert again.features_ == fc.features_
+    a, b = fc.predict(), again.predict()
+    if kind == "array":
+        np.testing.assert_array_equal(b["Forecaster-q0.3"], a["Forecaster-q0.3"])
+        np.testing.assert_array_equal(again.update(df).predict()["Forecaster"], fc.update(df).predict()["Forecaster"])
+    elif kind == "polars":
+        assert a.equals(b)
+        assert a.schema == b.schema
+    else:
+        pd.testing.assert_frame_equal(a, b)
+        pd.testing.assert_frame_equal(fc.predict(df), again.predict(df))
+
+
+def test_code_is_not_stored_but_asked_for(panel, small, tmp_path):
+    fc = Forecaster(3, cell=GRU, loss=nn.HuberLoss(), **small).fit(panel)
+    fc.save(tmp_path / "fc.pt")
+    with pytest.raises(LoadError, match=r"the forecaster's cell and loss, .*Forecaster.load\(path, cell="):
+        Forecaster.load(tmp_path / "fc.pt")
+    again = Forecaster.load(tmp_path / "fc.pt", cell=GRU, loss=nn.HuberLoss())
+    pd.testing.assert_frame_equal(again.predict(), fc.predict())
+
+
+def test_other_files_and_other_networks_are_refused(panel, small, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        Forecaster.load(tmp_path / "none.pt")
+    (tmp_path / "text.pt").write_text("text")
+    with pytest.raises(LoadError, match=r"text\.pt is damaged or no fluxutils_py forecaster file"):
+        Forecaster.load(tmp_path / "text.pt")
+    Forecaster(3, **small).fit(panel).save(tmp_path / "fc.pt")
+    with pytest.raises(LoadError, match=r"body\.module\.weight_ih_l0: \(20, "):
+        Forecaster.load(tmp_path / "fc.pt", hidden_size=6)

@@ -1,0 +1,63 @@
+"""The ends of series and the networks' states there: against a walk through each series alone."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fluxutils_py import reset, states
+from fluxutils_py.forecasting.direct_model import DirectModel, recurrent_body
+from fluxutils_py.forecasting.features import Features
+from fluxutils_py.forecasting.history import last_outputs, start_history, walk
+from fluxutils_py.forecasting.panel_windows import Channels, PanelWindows, WindowArray
+from fluxutils_py.forecasting.sources import PackedSeries
+from fluxutils_py.nn import GRU, LSTM
+
+LENGTHS = np.array([9, 1, 30, 2, 17])
+
+
+@pytest.fixture
+def windows(rng):
+    features = Features(3, 4, 4, 5, False, 1.0)
+    source = PackedSeries(rng.normal(size=(1, LENGTHS.sum())), LENGTHS)
+    return PanelWindows(source, features, Channels(3, features.n_inputs))
+
+
+@pytest.mark.parametrize("cell", [LSTM, GRU])
+def test_each_series_is_walked_through_but_for_its_last_step(windows, cell):
+    model = DirectModel(recurrent_body(cell, 2), windows.channels, (), 6).eval()
+    history = start_history([model], windows, None)
+    x = torch.from_numpy(np.asarray(WindowArray(windows, "inputs"))).permute(2, 1, 0)  # (T, N, F)
+    outputs = last_outputs(model, windows, LENGTHS - 1, history.states[0])
+    for i, n in enumerate(LENGTHS):
+        reset(model)
+        with torch.no_grad():
+            if n > 1:
+                model(x[: n - 1, i : i + 1])
+            for found, expected in zip(history.states[0], states(model), strict=True):
+                if n == 1:
+                    assert not found[:, i].any()
+                else:
+                    torch.testing.assert_close(found[:, i], expected[:, 0])
+            last = model(x[n - 1 : n, i : i + 1])
+        np.testing.assert_allclose(outputs[i], last[0, 0].numpy(), atol=1e-5)
+    reset(model)
+
+
+def test_a_walk_goes_on_where_it_ended(windows):
+    model = DirectModel(recurrent_body(LSTM, 1), windows.channels, (), 6).eval()
+    zero = np.zeros(5, int)
+    whole = walk(model, windows, zero, LENGTHS, None)
+    half = LENGTHS // 2
+    parts = walk(model, windows, half, LENGTHS - half, walk(model, windows, zero, half, None))
+    for a, b in zip(whole, parts, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_models_without_a_state_have_an_empty_one(windows):
+    body = lambda n_in, n_out: nn.Linear(n_in, n_out)  # noqa: E731
+    model = DirectModel(body, windows.channels, (), 6).eval()
+    history = start_history([model], windows, None)
+    assert history.states == [[]]
+    assert last_outputs(model, windows, LENGTHS - 1, []).shape == (5, 3)
+    assert (history.n_series, history.n_kept) == (5, windows.features.lookback + 1)

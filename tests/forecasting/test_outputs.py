@@ -1,0 +1,45 @@
+"""Covariates known ahead: what is missing is named."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from fluxutils_py.errors import DataError
+from fluxutils_py.forecasting import Forecaster
+
+
+@pytest.fixture(scope="module")
+def fitted(small):
+    rng = np.random.default_rng(0)
+    df = pd.DataFrame(
+        {"unique_id": np.repeat(["a", "b"], 20), "ds": np.tile(pd.date_range("2024-02-20", periods=20), 2)}
+    )
+    df["y"], df["promo"] = rng.normal(size=40), rng.integers(0, 2, 40)
+    return Forecaster(3, 5, futr_exog_list=["promo"], **small).fit(df)
+
+
+def test_the_rows_to_fill_in_are_those_that_are_forecast(fitted):
+    frame = fitted.make_future_dataframe()
+    assert frame.unique_id.tolist() == ["a"] * 3 + ["b"] * 3
+    assert frame.ds.tolist() == [*pd.date_range("2024-03-11", periods=3)] * 2
+    out = fitted.predict(futr_df=frame.assign(promo=1).sample(frac=1, random_state=0))
+    pd.testing.assert_frame_equal(out[["unique_id", "ds"]], frame)
+
+
+def test_what_is_missing_is_named(fitted):
+    frame = fitted.make_future_dataframe().assign(promo=1.0)
+    with pytest.raises(DataError, match=r"futr_exog_list names promo: .* predict\(futr_df=...\)"):
+        fitted.predict()
+    with pytest.raises(DataError, match=r"futr_df has no row of series 'b' at 2024-03-12.* .column 'ds'."):
+        fitted.predict(futr_df=frame.drop(index=4))
+    with pytest.raises(DataError, match="column 'promo' of futr_df is missing in row 2"):
+        fitted.predict(futr_df=frame.assign(promo=[1, 1, np.nan, 1, 1, 1]))
+    with pytest.raises(DataError, match="futr_df has no column 'promo'"):
+        fitted.predict(futr_df=frame.drop(columns="promo"))
+
+
+def test_rows_of_other_series_and_times_are_left_out(fitted):
+    frame = fitted.make_future_dataframe().assign(promo=1.0)
+    more = pd.DataFrame({"unique_id": ["c", "a"], "ds": pd.to_datetime(["2024-03-11", "2024-05-01"]), "promo": 9.0})
+    expected = fitted.predict(futr_df=frame)
+    pd.testing.assert_frame_equal(fitted.predict(futr_df=pd.concat([more, frame])), expected)

@@ -1,0 +1,84 @@
+"""Windows of inputs and targets: against plain slicing, and masks of each horizon."""
+
+import numpy as np
+import pytest
+
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.forecasting.features import Features
+from fluxutils_py.forecasting.panel_windows import Channels, PanelWindows, WindowArray
+from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
+
+H, M = 4, 3
+
+
+@pytest.fixture
+def windows(rng):
+    lengths = np.array([11, 1, 26, 7])
+    values = rng.normal(size=(3, lengths.sum()))  # target, one past covariate; the last is known ahead
+    features = Features(H, M, 2 * M, 5, False, 1.0)
+    channels = Channels(H, features.n_inputs, hist=1, stat=2, futr=1, categories=(4,), base=True)
+    ahead = PackedSeries(values[2:], lengths)
+    static, codes = rng.normal(size=(4, 2)), rng.integers(0, 4, (4, 1))
+    return PanelWindows(PackedSeries(values[:2], lengths), features, channels, static, codes, ahead)
+
+
+def test_targets_are_the_next_values_less_the_seasonal_naive_by_the_scale(windows, oracle):
+    n, length = windows.n_series, 26
+    targets = windows.targets(Segments(np.arange(n), np.zeros(n, int), np.full(n, length)), 0, length)
+    for i, (offset, count) in enumerate(zip(windows.source.offsets, windows.source.lengths, strict=True)):
+        y = windows.source.values[0, offset : offset + count]
+        for t in range(count):
+            _, scale, ahead, _ = oracle.state(y, t, windows.features)
+            later = np.full(H, np.nan)
+            later[: count - t - 1] = y[t + 1 : t + 1 + H]
+            np.testing.assert_allclose(targets[i, t], (later - ahead) / scale, rtol=1e-5, atol=1e-5)
+        assert np.isnan(targets[i, count - 1 :]).all()
+
+
+def test_channels_stand_where_they_are_said_to(windows, oracle):
+    c, f, series, t = windows.channels, windows.features, 2, 20
+    at = windows.source.offsets[series]
+    x = windows.inputs(Segments(np.array([series]), np.array([t]), np.array([3])), 0, 3)[0, 0]
+    y, hist, futr = (*windows.source.values[:, at : at + 26], windows.ahead.values[0, at : at + 26])
+    _, scale, ahead, _ = oracle.state(y, t, f)
+    assert x.shape == (c.total,)
+    np.testing.assert_allclose(x[: c.history], oracle.inputs(y, t, f), atol=2e-5)
+    later = [*futr[t + 1 : t + 1 + H], *futr[t + np.array([-2, -1, 0, -2])]]
+    rest = [hist[t], *windows.static[series], futr[t], *windows.codes[series], *later, *ahead / scale, scale]
+    np.testing.assert_allclose(x[c.history :], rest, rtol=1e-5)
+
+
+def test_series_in_any_order_and_from_any_step_are_those_alone(windows):
+    segments = Segments(np.array([2, 0, 3, 2]), np.array([9, 0, 2, 0]), np.array([5, 5, 5, 5]))
+    together = WindowArray(windows, "inputs").read_segments(segments, 1, 4)
+    assert together.shape == (3, 4, windows.channels.total)
+    for i in range(4):
+        alone = WindowArray(windows, "inputs").read_segments(segments[np.array([i])], 1, 4)
+        np.testing.assert_array_equal(together[:, i], alone[:, 0])
+
+
+def test_arrays_take_slices_as_others_do(windows):
+    warmup = np.array([2, 0, 6, 1])
+    for array in (WindowArray(windows, "inputs"), WindowArray(windows, "targets", warmup)):
+        whole = np.asarray(array)
+        assert whole.shape == array.shape == (len(whole), 4, 26)
+        np.testing.assert_allclose(array[:, 1:3, 4:9], whole[:, 1:3, 4:9], atol=1e-5)
+        np.testing.assert_allclose(array[2, [3, 0], 5], whole[2, [3, 0], 5], atol=1e-5)
+    assert np.isnan(whole[:, 2, :6]).all()
+    assert not np.isnan(whole[:, 2, 6]).any()
+
+
+def test_a_map_is_read_only_where_the_windows_are(rng):
+    class Watched:
+        shape, dtype, read = (2, 50, 3000), np.dtype(float), []
+
+        def __getitem__(self, key):
+            self.read.append((key[1], key[2]))
+            return np.zeros([len(range(*k.indices(n))) for k, n in zip(key, self.shape, strict=True)])
+
+    features = Features(H, M, M, 5, False, 1.0)
+    windows = PanelWindows(ArraySource(Watched()), features, Channels(H, features.n_inputs))
+    segments = Segments(np.arange(10, 20), np.full(10, 2000), np.full(10, 50))
+    windows.inputs(segments, 0, 50)
+    windows.targets(segments, 0, 50)
+    assert Watched.read == [(slice(10, 20), slice(2000 - features.lookback, 2050)), (slice(10, 20), slice(2050, 2054))]
