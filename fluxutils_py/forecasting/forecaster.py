@@ -299,12 +299,8 @@ class Forecaster(BaseEstimator):
     def score(self, df: Any, y: Any = None) -> float:
         """Minus the mean absolute error of the forecasts at the times in a frame, in units of each series' scale.
 
-        The frame holds what follows on the series of ``fit``; rows of other series and times are left out.
-
-        Raises
-        ------
-        DataError
-            If no row is of a time that is forecast.
+        The frame holds what follows on the series of ``fit``; rows of other series and times are left out. DataError if
+        that leaves none.
         """
         check_is_fitted(self, "models_")
         return score_of(self, df)
@@ -318,15 +314,8 @@ class Forecaster(BaseEstimator):
     def load(cls, path: Any, **arguments: Any) -> Self:
         """Read what :meth:`save` wrote; no code in the file is run.
 
-        Parameters
-        ----------
-        path : str or path-like
-        **arguments
-            In place of the stored ones; a ``model``, ``cell`` or ``loss`` of one's own is not stored and must be given.
-
-        Raises
-        ------
-        FileNotFoundError, LoadError
+        ``arguments`` take the place of the stored ones; a ``model``, ``cell`` or ``loss`` of one's own is not stored and
+        must be given. FileNotFoundError or LoadError if the file is none.
         """
         return load_forecaster(cls, path, arguments)
 
