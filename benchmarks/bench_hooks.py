@@ -21,13 +21,13 @@ from torch import nn
 
 from fluxutils_py import Estimator, Spec
 from fluxutils_py.nn import LSTM
-from fluxutils_py.training import ForEachNSteps
+from fluxutils_py.training import EveryNSteps
 
 BASE = "no hooks"
 
 
 class AtTenth:
-    trigger = ForEachNSteps(10)
+    trigger = EveryNSteps(10)
 
     def on_step(self, loop: Any) -> None:
         pass

@@ -130,9 +130,9 @@ class Estimator(HtmlReprMixin, BaseEstimator):
 
     >>> import tempfile
     >>> from fluxutils_py.training import Checkpointer
-    >>> from fluxutils_py.training import ForEachNSteps
+    >>> from fluxutils_py.training import EveryNSteps
     >>> folder = tempfile.TemporaryDirectory()
-    >>> saves = Checkpointer(folder.name, keep=2, trigger=ForEachNSteps(100))
+    >>> saves = Checkpointer(folder.name, keep=2, trigger=EveryNSteps(100))
     >>> est.set_params(callbacks=saves, random_state=0).fit(x, y).n_iter_
     2
     >>> folder.cleanup()

@@ -36,7 +36,7 @@ def with_checkpoints(callbacks: list[Any], training: Any, attributes: Any) -> li
     ):
         raise ValueError(
             "several ranks save a checkpoint together, and their clocks differ: give the Checkpointer a trigger that "
-            "goes by steps, such as ForEachNSteps(100)"
+            "goes by steps, such as EveryNSteps(100)"
         )
     things = {
         "fit": _Fit(training, attributes),  # first: what is of another job is refused before anything is looked at

@@ -44,10 +44,10 @@ class PointsWriter:
     Examples
     --------
     >>> import tempfile
-    >>> from fluxutils_py.training import Every, Loop, StepInfo
+    >>> from fluxutils_py.training import EveryNSteps, Loop, StepInfo
     >>> path = Path(tempfile.mkdtemp(), "points.jsonl")
     >>> loop = Loop(lambda batch: StepInfo(float(batch)))
-    >>> loop.hooks.attach(PointsWriter(path, trigger=Every(2)))
+    >>> loop.hooks.attach(PointsWriter(path, trigger=EveryNSteps(2)))
     >>> loop.run_epochs([4, 3, 2, 1], epochs=1)
     >>> for point in load_points(path):
     ...     print(point)
@@ -65,7 +65,7 @@ class PointsWriter:
     def on_step(self, loop: Any) -> None:
         if loop.rank:
             return
-        found = {"Train": loop.info.metrics or {"loss": loop.info.loss}}
+        found = {"Train": loop.metrics or {"loss": loop.batch_loss}}
         if self.datasets:
             for data, metrics in evaluate_datasets(self.trainer, self.datasets).items():
                 found[f"Eval on {data}"] = metrics

@@ -88,7 +88,7 @@ class ProgressBar:
 
     def on_epoch(self, loop: Any) -> None:
         losses = {k: format_metric(v) for k, v in loop.record.items() if k.endswith("loss") and v is not None}
-        metrics = _metrics(loop) if loop.info.metrics else {}
+        metrics = _metrics(loop) if loop.metrics else {}
         folds = {"folds": loop.record["folds"]} if loop.record.get("folds", 1) > 1 else {}
         self._bar.set_postfix({"epoch": loop.record["epoch"], **folds, **losses, **metrics})
 
@@ -102,5 +102,5 @@ class ProgressBar:
 
 
 def _metrics(loop: Any) -> dict[str, str]:
-    metrics = loop.info.metrics or {"loss": loop.info.loss}
+    metrics = loop.metrics or {"loss": loop.batch_loss}
     return {name: format_metric(value) for name, value in metrics.items() if as_number(value) is not None}

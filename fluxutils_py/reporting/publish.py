@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 class PublishTrainingProgress:
     """An action that writes the loss and the metrics of the step, the speed, and what the model has sown.
 
-    Tags are ``train/loss``, ``train/<metric>``, ``trainer/steps_per_sec`` (since the last time that it acted, so not
-    at the first), and ``summary/<path>/<name>`` for each :func:`sow`. Only rank 0 writes.
+    Tags are ``train/batch_loss``, ``train/<metric>``, ``trainer/steps_per_sec`` (since the last time that it acted, so
+    not at the first), and ``summary/<path>/<name>`` for each :func:`sow`. Only rank 0 writes.
 
     Parameters
     ----------
@@ -57,34 +57,41 @@ class PublishTrainingProgress:
     >>> times = iter([1000.0, 1010.0])
     >>> publish = PublishTrainingProgress(Printer(), clock=lambda: next(times))
     >>> publish(SimpleNamespace(step=10, model=None))
-    >>> publish(SimpleNamespace(step=133, model=None), SimpleNamespace(loss=0.5, metrics={"accuracy": 0.75}))
+    >>> publish(SimpleNamespace(step=133, model=None), SimpleNamespace(batch_loss=0.5, metrics={"accuracy": 0.75}))
     ('trainer/steps_per_sec', 12.3, 133)
-    ('train/loss', 0.5, 133)
+    ('train/batch_loss', 0.5, 133)
     ('train/accuracy', 0.75, 133)
     """
 
     name, priority = "training progress", 50  # after what other hooks do to the step
 
-    def __init__(self, writer: Any, *, trigger: Any = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        writer: Any,
+        summary_collections: Iterable[str] = (),
+        *,
+        trigger: Any = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.writer, self.trigger, self.clock = writer, trigger, clock
         self._last: tuple[int, float] | None = None
         self._collector: SummaryCollector | None = None
 
-    def __call__(self, state: Any, info: Any = None) -> None:
-        if getattr(state, "rank", 0):
+    def __call__(self, loop: Any, step_info: Any = None, **_: Any) -> None:
+        if getattr(loop, "rank", 0):
             return
-        step, now = state.step, self.clock()
+        step, now = loop.step, self.clock()
         if self._last is not None and step > self._last[0] and now > self._last[1]:
             self.writer.add_scalar("trainer/steps_per_sec", (step - self._last[0]) / (now - self._last[1]), step)
         self._last = step, now
-        info = getattr(state, "info", None) if info is None else info
-        if info is not None:
-            for name, value in {"loss": info.loss, **info.metrics}.items():
+        step_info = getattr(loop, "step_info", None) if step_info is None else step_info
+        if step_info is not None:
+            for name, value in {"batch_loss": step_info.batch_loss, **step_info.metrics}.items():
                 if (found := as_number(value)) is not None:
                     self.writer.add_scalar(f"train/{name}", found, step)
         collector = active_collector()
-        if collector is not None and state.model is not None:
-            publish_train_intermediates(self.writer, collector.take(state.model), step)
+        if collector is not None and loop.model is not None:
+            publish_train_intermediates(self.writer, collector.take(loop.model), step)
 
     def on_start(self, loop: Any) -> None:
         """A run begins: the time that has passed since an earlier one does not count."""

@@ -1,8 +1,8 @@
-"""What evaluation finds, for people."""
+"""Tables of what training and evaluation found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -74,3 +74,27 @@ def format_metric(value: Any) -> str:
     """A metric in four digits; what is no number as it is."""
     found = as_number(value)
     return str(value) if found is None else f"{found:.4g}"
+
+
+def history_table(history: Iterable[Mapping[str, Any]]) -> Any:
+    """The records of epochs, such as ``Loop.history``, as a table: a row for each, a column for each quantity.
+
+    Returns
+    -------
+    pandas.DataFrame or dict of list
+        A frame if pandas is installed, else columns. What a record lacks is None there.
+
+    Examples
+    --------
+    >>> table = history_table([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25, "lr": 0.1}])
+    >>> list(table), list(table["loss"])
+    (['epoch', 'loss', 'lr'], [0.5, 0.25])
+    """
+    records = list(history)
+    names = dict.fromkeys(name for record in records for name in record)
+    columns = {name: [record.get(name) for record in records] for name in names}
+    try:
+        import pandas  # type: ignore[import-untyped]  # its stubs are a package of their own
+    except ImportError:
+        return columns
+    return pandas.DataFrame(columns)

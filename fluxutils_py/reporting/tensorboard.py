@@ -19,9 +19,9 @@ SUFFIX = ".fit"  # of the files that are written here; others in the directory a
 class TensorBoard:
     """A hook that writes the curves of training for TensorBoard; ``callbacks=[TensorBoard("runs/a")]`` is all.
 
-    Tags are ``epoch/<name>`` for every number in the record of an epoch (``loss``, ``validation_loss``, ``lr``, ...),
-    and those of :class:`PublishTrainingProgress` for single steps. All go by the step of the loop. Rank 0 writes, and
-    what was written can be looked at while training goes on.
+    Tags are ``train/loss``, ``validation/loss``, ``train/lr`` and so on for the numbers in the record of an epoch, and
+    those of :class:`PublishTrainingProgress`, such as ``train/batch_loss``, for single steps. All go by the step of the
+    loop. Rank 0 writes, and what was written can be looked at while training goes on.
 
     Parameters
     ----------
@@ -101,8 +101,9 @@ class TensorBoard:
     def on_epoch(self, loop: Any) -> None:
         if self._writer is not None:
             for name, value in loop.record.items():
-                if name != "epoch" and (found := as_number(value)) is not None:
-                    self._writer.add_scalar(f"epoch/{name}", found, loop.step)
+                if name != "epoch" and (number := as_number(value)) is not None:
+                    part, rest = ("validation", name[11:]) if name.startswith("validation_") else ("train", name)
+                    self._writer.add_scalar(f"{part}/{rest}", number, loop.step)
 
     def on_close(self, loop: Any) -> None:
         opened, self._open, self._writer, self._progress = self._open, None, None, None

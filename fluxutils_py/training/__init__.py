@@ -1,17 +1,19 @@
 """The training loop, its hooks and triggers, trainers and tasks, datasets, checkpoints."""
 
-from fluxutils_py.training.callbacks import cb, cby, history_table
+from fluxutils_py.reporting.tables import history_table
+from fluxutils_py.training.adapters import cb, cby
 from fluxutils_py.training.checkpointer import Checkpointer
 from fluxutils_py.training.crontab import CronTab
 from fluxutils_py.training.dataset import InMemory, Map, ReadAhead, Take
 from fluxutils_py.training.early_stopping import EarlyStopping
 from fluxutils_py.training.hooks import StopTraining
-from fluxutils_py.training.loop import Loop, StepInfo
+from fluxutils_py.training.loop import Loop
+from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.task_step import TaskStep
 from fluxutils_py.training.train_state import TrainState
 from fluxutils_py.training.train_task import BaseTrainTask, TrainTask
 from fluxutils_py.training.trainer import Trainer
-from fluxutils_py.training.triggers import EveryNSteps, ForEachNSteps, NTimes, Trigger
+from fluxutils_py.training.triggers import EveryNSeconds, EveryNSteps, NTimes, Trigger
 from fluxutils_py.training.weighted_loss import WeightedLoss
 
 __all__ = [
@@ -19,8 +21,8 @@ __all__ = [
     "Checkpointer",
     "CronTab",
     "EarlyStopping",
+    "EveryNSeconds",
     "EveryNSteps",
-    "ForEachNSteps",
     "InMemory",
     "Loop",
     "Map",

@@ -50,7 +50,7 @@ class Checkpointer:
         Of how many of the newest checkpoints :meth:`restore` takes the mean, for the trainable floating parameters of
         modules; all else is that of the newest. Above 1, training does not go on exactly.
     trigger : Trigger, optional
-        As a hook of a loop: after which steps to save, such as ``EverySeconds(60)``. None: after every epoch.
+        As a hook of a loop: after which steps to save, such as ``EveryNSeconds(60)``. None: after every epoch.
 
     Notes
     -----
@@ -106,7 +106,7 @@ class Checkpointer:
         given: Any = trigger
         if given is not None and not isinstance(given, Trigger):
             raise TypeError(
-                f"trigger must be a Trigger, such as ForEachNSteps(100) or EverySeconds(60), or None; got {given!r}"
+                f"trigger must be a Trigger, such as EveryNSteps(100) or EveryNSeconds(60), or None; got {given!r}"
             )
         if keep != -1 and keep < take_mean:
             raise ValueError(f"take_mean={take_mean} needs as many checkpoints, and keep={keep}; raise keep")
@@ -162,8 +162,8 @@ class Checkpointer:
             for name, thing in self.tracked.items()
             if isinstance(thing, nn.Module)
         }
-        info = getattr(loop, "info", None)
-        numbers = {} if info is None else {"loss": info.loss, **info.metrics}
+        info = getattr(loop, "step_info", None)
+        numbers = {} if info is None else {"batch_loss": info.batch_loss, **info.metrics}
         metrics = {k: v for k, v in numbers.items() if v is None or isinstance(v, int | float)}
         return self.write(state, loop.step, metrics=metrics, trainable=trainable, others=others)
 

@@ -22,9 +22,10 @@ from fluxutils_py.parallel.gradients import (
     tree_reduce,
     value_and_gradient,
 )
-from fluxutils_py.training.callbacks import cb as as_cb
-from fluxutils_py.training.callbacks import cby as as_cby
-from fluxutils_py.training.loop import Loop, StepInfo
+from fluxutils_py.training.adapters import cb as as_cb
+from fluxutils_py.training.adapters import cby as as_cby
+from fluxutils_py.training.loop import Loop
+from fluxutils_py.training.step_info import StepInfo
 
 __all__ = ["autotrain", "itrain", "ptrain", "train", "ttrain"]
 

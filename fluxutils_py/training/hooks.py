@@ -1,9 +1,9 @@
-"""One list of hooks, for everything that happens around training steps."""
+"""Hooks: what is called around training steps."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,42 +11,70 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.training.triggers import Trigger
 
 EVENTS = ("start", "step", "epoch", "end", "close")
-COLLECTIVE_EVENTS = ("step", "epoch", "end")
 
-Action = Callable[[Any], Any]  # what it returns is not looked at
+Action = Callable[..., Any]
 
 
-class StopTraining(Exception):  # a request, not an error; the name is PrayTools' and Flux'
-    """Raised by a hook to end training after this step, cleanly: what was learnt stays."""
+class StopTraining(Exception):  # a request, not an error; the name is that of PrayTools and Flux
+    """Raised by a hook to end training cleanly after this step: what was learnt stays."""
 
 
 @dataclass(order=True)
 class _Entry:
+    """An action, and when to call it."""
+
     priority: float
     order: int
     name: str = field(compare=False)
     action: Action = field(compare=False)
+    trigger: Trigger | None = field(compare=False)
+    results: dict[str, Any] | None = field(compare=False)
+    last_step: int | None = field(default=None, compare=False)  # at which the action was called
+
+    def is_due(self, event: str, loop: Any) -> bool:
+        if self.trigger is None:
+            return True
+        if event == "end":
+            return loop.step > loop.start_step and self.last_step != loop.step
+        return self.trigger.fires(loop)
+
+    def __call__(self, loop: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            value = self.action(loop, *args, **kwargs)
+            if self.results is not None:
+                self.results[self.name] = value
+        finally:  # also when it raised StopTraining
+            if self.trigger is not None:
+                self.last_step = loop.step
+                self.trigger.acted(loop)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last_step": self.last_step, **(self.trigger.state_dict() if self.trigger else {})}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.last_step = state["last_step"]
+        if self.trigger is not None:
+            self.trigger.load_state_dict(state)
 
 
 class Hooks:
-    """Actions by event, run in order of priority (lowest first), then of registration.
+    """Actions by event, called in the order of their priority (lowest first), then of their registration.
 
-    Events: ``start`` (before the first step), ``step`` (after each), ``epoch`` (after each), ``end`` (after the last
-    step, if nothing failed) and ``close`` (always, at the very end: for releasing things).
+    Events are ``start`` (before the first step of a run), ``step`` (after each step), ``epoch`` (after each epoch),
+    ``end`` (after the last step, unless something failed) and ``close`` (always, at the very end, to release things).
 
-    Actions that are ``collective`` are what all ranks do at once, such as a checkpoint: they come after the others, on
-    every rank, also where one of the others has failed.
+    Collective actions are those that all ranks carry out together, such as saving a checkpoint. They come after the
+    others, on every rank, even on one where another action has failed.
 
-    :meth:`state_dict` holds what triggers remember, and hooks that have ``state_dict`` and ``load_state_dict``
-    themselves, by name.
+    :meth:`state_dict` holds the counters of triggers, and the state of hooks that have ``state_dict`` and
+    ``load_state_dict`` themselves, by name.
     """
 
     def __init__(self) -> None:
-        self._entries: dict[str, list[_Entry]] = {event: [] for event in EVENTS}
-        self._collective: dict[str, list[_Entry]] = {event: [] for event in COLLECTIVE_EVENTS}
+        self._entries: dict[tuple[str, bool], list[_Entry]] = {(e, c): [] for e in EVENTS for c in (False, True)}
         self._n = 0
         self._stateful: dict[str, Any] = {}
-        self._unclaimed: dict[str, Any] = {}  # states loaded for hooks that are yet to be added
+        self._pending_states: dict[str, Any] = {}  # of hooks that are yet to be added
 
     def add(
         self,
@@ -54,47 +82,64 @@ class Hooks:
         action: Action,
         *,
         name: str | None = None,
-        priority: float = 0,
+        priority: float | None = None,
         trigger: Trigger | None = None,
         collective: bool | None = None,
+        results: dict[str, Any] | None = None,
     ) -> None:
-        """Have ``action(loop)`` called at ``event``; with a trigger, for event ``step``, only when it fires.
+        """Call ``action(loop)`` at an event.
 
-        Whether it is ``collective``, an action may say itself, as an attribute.
+        Parameters
+        ----------
+        event : str
+        action : callable
+            If it is an object with ``on_start`` or ``on_close``, those are called too, around each run.
+        name : str, optional
+            For error messages, and for the state. None: that of the function or the class.
+        priority, collective : optional
+            None: the attribute of that name of the action, or of the object whose method it is; else 0 and False.
+        trigger : Trigger, optional
+            Call it after those steps or epochs only. ``event`` is then ``"step"``, or the event of the trigger.
+        results : dict, optional
+            Put what the action returns in here, under its name.
         """
-        collective = getattr(action, "collective", False) if collective is None else collective
-        name = name or getattr(action, "__name__", None) or repr(action)
-        if trigger is None:
-            self._add(event, action, name, priority, collective)
-            return
-        if event != "step":
-            raise ValueError(f"a trigger decides after each step; event {event!r} takes none")
-        trigger = trigger.copy()
-        triggered = _Triggered(trigger, action)
-        self._add("start", trigger.start, name, priority)
-        self._add("step", triggered.on_step, name, priority, collective)
-        if trigger.at_end:
-            self._add("end", triggered.on_end, name, priority, collective)
-        self._keep(name, triggered)
+        name = name or getattr(action, "__name__", None) or type(action).__name__
+        priority = _attribute(action, "priority", 0) if priority is None else priority
+        collective = _attribute(action, "collective", False) if collective is None else collective
+        entry = _Entry(priority, self._n, name, action, None if trigger is None else trigger.copy(), results)
+        if trigger is not None:
+            if event not in ("step", trigger.event):
+                raise ValueError(
+                    f"{type(trigger).__name__} decides after each {trigger.event}; event {event!r} has none"
+                )
+            event = trigger.event
+            self._register_state(name, entry)
+            if trigger.at_end:
+                self._insert("end", collective, entry)
+        self._insert(event, collective, entry)
+        for other in ("start", "close"):
+            if hasattr(action, f"on_{other}"):
+                self.add(other, getattr(action, f"on_{other}"), name=name, priority=priority, collective=False)
 
-    def _add(self, event: str, action: Action, name: str, priority: float, collective: bool = False) -> None:
+    def _insert(self, event: str, collective: bool, entry: _Entry) -> None:
         self._n += 1
-        entries = (self._collective if collective and event in COLLECTIVE_EVENTS else self._entries)[event]
-        entries.append(_Entry(priority, self._n, name, action))
+        # starting and closing are done by each rank for itself: a collective there would hang where one has failed
+        entries = self._entries[event, collective and event not in ("start", "close")]
+        entries.append(entry)
         entries.sort()
 
     def attach(self, hook: Any) -> None:
-        """Add what a user gives as a callback.
+        """Add what a user passes as a callback.
 
-        A function ``f(loop)`` is called after every step. One with ``add_to(hooks)``, such as :class:`CronTab`, adds
-        what it consists of by itself. Any other object is asked for any of ``on_start``, ``on_step``,
-        ``on_epoch``, ``on_end``, ``on_close``, called with the loop, and for ``name``, ``priority``, ``collective``,
-        and ``trigger``: when to call its ``on_step``.
+        A function ``f(loop)`` is called after every step. An object with ``add_to(hooks)``, such as :class:`CronTab`,
+        adds its parts itself. Any other object may have ``on_start``, ``on_step``, ``on_epoch``, ``on_end`` and
+        ``on_close``, each called with the loop; ``name``, ``priority`` and ``collective``; and a ``trigger``, which
+        decides when ``on_step`` is called.
 
         Raises
         ------
         TypeError
-            If it is neither, a class that was not built, or cannot be called with the loop.
+            If it is none of these, a class instead of an object, or cannot be called with the loop.
         """
         if isinstance(hook, type):
             raise TypeError(f"callback {hook.__name__} is a class; build it first: {hook.__name__}(...)")
@@ -110,42 +155,34 @@ class Hooks:
                 "a callback is a function of the loop, or has on_start, on_step, on_epoch, on_end or on_close; "
                 f"got {hook!r}"
             )
+        priority, collective = getattr(hook, "priority", 0), getattr(hook, "collective", False)
         for event, action in methods.items():
             _require_one_argument(name if action is hook else f"{name}.on_{event}", action)
             trigger = getattr(hook, "trigger", None) if event == "step" else None
-            priority, collective = getattr(hook, "priority", 0), getattr(hook, "collective", False)
             self.add(event, action, name=name, priority=priority, trigger=trigger, collective=collective)
         if hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict"):
-            self._keep(name, hook)
+            self._register_state(name, hook)
 
-    def _keep(self, name: str, thing: Any) -> None:
-        n = 1
-        while (key := name if n == 1 else f"{name} ({n})") in self._stateful:
-            n += 1
-        self._stateful[key] = thing
-        if key in self._unclaimed:
-            thing.load_state_dict(self._unclaimed.pop(key))
+    def run(self, event: str, loop: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Call the actions of an event, but for the collective ones.
 
-    def run(self, event: str, loop: Any) -> None:
-        """Call the actions of an event; an error says which hook it came from.
-
-        An error ends the event, but not ``close``: the others release their things all the same.
+        An error ends the event, and says which hook it came from; but all hooks of ``close`` are called.
         """
-        self._run(self._entries[event], event, loop)
+        self._run(event, False, loop, *args, **kwargs)
 
-    def run_collective(self, event: str, loop: Any) -> None:
-        """Call the actions of an event that all ranks do together."""
-        self._run(self._collective[event], event, loop)
+    def run_collective(self, event: str, loop: Any, /, *args: Any, **kwargs: Any) -> None:
+        """Call the collective actions of an event."""
+        self._run(event, True, loop, *args, **kwargs)
 
-    def _run(self, entries: list[_Entry], event: str, loop: Any) -> None:
+    def _run(self, event: str, collective: bool, loop: Any, *args: Any, **kwargs: Any) -> None:
         failed: Exception | None = None
-        for entry in entries:
+        for entry in self._entries[event, collective]:
             try:
-                entry.action(loop)
+                if entry.is_due(event, loop):
+                    entry(loop, *args, **kwargs)
             except StopTraining:
-                if (
-                    loop.ranks.error_is_shared
-                ):  # raised within what ranks do together, which it ended: an error on the others
+                # other ranks take it for an error within a collective; a loop of one's own cannot be stopped
+                if not hasattr(loop, "stop") or loop.ranks.error_is_shared:
                     raise
                 loop.stop()
             except Exception as error:
@@ -156,34 +193,56 @@ class Hooks:
         if failed is not None:
             raise failed
 
-    def require_one_clock(self) -> None:
-        """Raise ValueError if several ranks were to do something together at times on which their clocks differ."""
-        for entry in self._collective["step"]:
-            trigger = getattr(getattr(entry.action, "__self__", None), "trigger", None)
-            if isinstance(trigger, Trigger) and trigger.by_clock:
+    def check_collective_triggers(self) -> None:
+        """Raise ValueError if ranks would do something together at times on which their clocks disagree."""
+        for entry in self._entries["step", True]:
+            if entry.trigger is not None and entry.trigger.by_clock:
                 raise ValueError(
-                    f"the hook {entry.name!r} is what all ranks do together, and their clocks differ: give it a "
-                    "trigger that goes by steps, such as ForEachNSteps(100)"
+                    f"all ranks carry out the hook {entry.name!r} together, but their clocks differ: give it a trigger "
+                    "that goes by steps, such as EveryNSteps(100)"
                 )
 
+    # -- state ---------------------------------------------------------------------------------------
+
+    def _register_state(self, name: str, thing: Any) -> None:
+        key = next(key for key in numbered(name) if key not in self._stateful)
+        self._stateful[key] = thing
+        if key in self._pending_states:
+            thing.load_state_dict(self._pending_states.pop(key))
+
     def state_dict(self) -> dict[str, Any]:
-        """What hooks and triggers remember, by the names of the hooks."""
+        """Return the state of hooks and triggers, by the names of the hooks."""
         return {name: thing.state_dict() for name, thing in self._stateful.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict`, with the same hooks, added before or after; further ones begin anew."""
-        self._unclaimed = dict(state)
+        """Restore the state of the same hooks, added before or after; further ones begin anew."""
+        self._pending_states = dict(state)
         for name, thing in self._stateful.items():
-            if name in self._unclaimed:
-                thing.load_state_dict(self._unclaimed.pop(name))
+            if name in self._pending_states:
+                thing.load_state_dict(self._pending_states.pop(name))
 
-    def require_all(self) -> None:
-        """Raise :class:`LoadError` if a hook is missing of those whose states were loaded."""
-        if self._unclaimed:
+    def check_restored(self) -> None:
+        """Raise :class:`LoadError` if a hook is missing whose state was loaded."""
+        if self._pending_states:
             raise LoadError(
-                f"the state is of a run with the hooks {', '.join(map(repr, self._unclaimed))}, which this run lacks "
-                f"(it has {', '.join(map(repr, self._stateful)) or 'none'}); add the same hooks under the same names"
+                f"the state is of a run with the hooks {', '.join(map(repr, self._pending_states))}, which this run "
+                f"lacks (it has {', '.join(map(repr, self._stateful)) or 'none'}); add the same hooks under the same "
+                "names"
             )
+
+
+def numbered(name: str) -> Iterator[str]:
+    """Yield ``name``, ``name (2)``, ``name (3)``, ..."""
+    yield name
+    n = 2
+    while True:
+        yield f"{name} ({n})"
+        n += 1
+
+
+def _attribute(action: Any, name: str, default: Any) -> Any:
+    """An attribute of an action, or of the object whose method it is."""
+    return getattr(action, name, getattr(getattr(action, "__self__", None), name, default))
 
 
 def _require_one_argument(name: str, action: Any) -> None:
@@ -199,33 +258,3 @@ def _require_one_argument(name: str, action: Any) -> None:
             f"the callback {name}{signature} must take one argument, the loop; fluxutils_py.training.cb(f) is a "
             "callback that calls f()"
         ) from None
-
-
-class _Triggered:
-    """An action that is called when its trigger fires."""
-
-    def __init__(self, trigger: Trigger, action: Action) -> None:
-        self.trigger, self.action = trigger, action
-        self.acted: int | None = None  # at which step, last
-
-    def on_step(self, loop: Any) -> None:
-        if self.trigger.fires(loop):
-            self._act(loop)
-
-    def on_end(self, loop: Any) -> None:
-        if loop.step > loop.start_step and self.acted != loop.step:
-            self._act(loop)
-
-    def _act(self, loop: Any) -> None:
-        self.acted = loop.step
-        try:
-            self.action(loop)
-        finally:  # also when it raised StopTraining
-            self.trigger.fired(loop)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"acted": self.acted, **self.trigger.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.acted = state["acted"]
-        self.trigger.load_state_dict(state)

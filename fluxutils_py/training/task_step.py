@@ -14,7 +14,7 @@ from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import recurrent_layers, restore, snapshot
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.gradient_vector import GradientVector
-from fluxutils_py.training.loop import StepInfo
+from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.train_state import TrainState
 from fluxutils_py.training.trainer import gradient_norm, require_finite
 from fluxutils_py.tree import tree_map

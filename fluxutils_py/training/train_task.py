@@ -16,8 +16,9 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import reset, restore, snapshot
 from fluxutils_py.parallel import RankGroup
+from fluxutils_py.reporting.publish import PublishTrainingProgress
 from fluxutils_py.training.checkpointer import Checkpointer
-from fluxutils_py.training.loop import StepInfo
+from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.task_step import Seed, Step, draw, generator
 from fluxutils_py.training.train_state import TrainState
 from fluxutils_py.tree import named_leaves
@@ -132,23 +133,28 @@ class BaseTrainTask:
     # -- actions -------------------------------------------------------------------------------------
 
     def make_log_writer(self, logger: logging.Logger | None = None, loglevel: int = logging.INFO) -> Action:
-        """An action for a :class:`CronTab` or a hook: :meth:`write_trainer_log`, on rank 0."""
+        """A hook that calls :meth:`write_trainer_log` on rank 0."""
 
-        def write_log(state: Any, info: StepInfo | None = None) -> None:
-            if not getattr(state, "rank", 0):
-                self.write_trainer_log(state, step_info=info or state.info, logger=logger, loglevel=loglevel)
+        def write_log(loop: Any, step_info: StepInfo | None = None, **_: Any) -> None:
+            if not getattr(loop, "rank", 0):
+                self.write_trainer_log(loop, step_info=step_info or loop.step_info, logger=logger, loglevel=loglevel)
 
         return write_log
 
-    def make_checkpoint_saver(self, path: Any, keep: int = 1) -> Action:
-        """An action that saves model, optimizer and step where :meth:`TrainTask.initialize_train_state` looks for them.
+    def make_training_progress_publisher(self, writer: Any, summary_collections: Iterable[str] = ()) -> Action:
+        """A hook that publishes the progress of training: :class:`PublishTrainingProgress`."""
+        return PublishTrainingProgress(writer, summary_collections)
 
-        In a loop, a :class:`Checkpointer` that tracks the loop and the data as well resumes exactly. Rank 0 writes.
+    def make_checkpoint_saver(self, path: Any, keep: int = 1) -> Action:
+        """A hook that saves model, optimizer and step where :meth:`TrainTask.initialize_train_state` looks for them.
+
+        To resume a loop exactly, use a :class:`Checkpointer` that tracks the loop and the data as well. Rank 0 writes.
         """
 
-        def save_checkpoint(state: TrainState, *_: Any) -> Any:
-            return Checkpointer(path, keep).track(**state.parts()).save(state)
+        def save_checkpoint(loop: Any, *_: Any, **__: Any) -> Any:
+            return Checkpointer(path, keep).track(**getattr(loop, "state", loop).parts()).save(loop)
 
+        save_checkpoint.collective = True  # type: ignore[attr-defined]  # functions have attributes
         return save_checkpoint
 
 

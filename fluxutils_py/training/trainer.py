@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from fluxutils_py.nn.states import recurrent_layers, reset, restore, snapshot
 from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.dataset import Minibatch, as_dataset, as_minibatch
-from fluxutils_py.training.loop import StepInfo
 from fluxutils_py.training.running_metrics import EMAMetric, MeanMetric
+from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.triggers import at_least
 
 Executor = Callable[[tuple[Any, ...]], Any]

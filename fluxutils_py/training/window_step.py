@@ -16,8 +16,8 @@ from fluxutils_py.nn.recurrent import State, map_state
 from fluxutils_py.nn.states import evaluating, mark, marked, recurrent_layers, reset, restore, snapshot
 from fluxutils_py.parallel import Threads
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
-from fluxutils_py.training.loop import StepInfo
 from fluxutils_py.training.replicas import Replicas
+from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.tensor_batches import Batch
 from fluxutils_py.training.window_loss import window_loss
 

@@ -73,7 +73,7 @@ def test_a_function_is_called_after_every_step():
 
     def watch(loop):
         steps.append(loop.step)
-        losses.append(loop.info.loss)
+        losses.append(loop.batch_loss)
 
     est = make(watch).fit(X, Y)
     assert steps == list(range(1, 3 * STEPS + 1))
@@ -173,7 +173,7 @@ def test_stopping_in_the_middle_of_an_epoch(end):
     assert len(est.loss_curve_) == len(est.history_) == 2
 
     losses = []
-    twin = make(lambda loop: losses.append(loop.info.loss), epochs=2)
+    twin = make(lambda loop: losses.append(loop.batch_loss), epochs=2)
     twin.fit(X, Y)
     assert est.loss_curve_[0] == twin.loss_curve_[0]
     assert est.loss_ == pytest.approx(np.mean(losses[8:10]), rel=1e-12)  # of what there was
@@ -547,7 +547,7 @@ def test_the_curve_weighs_windows_by_their_live_steps_and_loss_does_not():
     infos = []
     y = Y.copy()
     y[:, 0, 3:] = np.nan
-    est = make(lambda loop: infos.append(loop.info), epochs=1).fit(X, y)
+    est = make(lambda loop: infos.append(loop.step_info), epochs=1).fit(X, y)
     losses, live = np.array([i.loss for i in infos]), np.array([i.n_live for i in infos])
     assert live.sum() == np.isfinite(y).sum()
     assert est.loss_ == pytest.approx(losses.mean(), rel=1e-12)

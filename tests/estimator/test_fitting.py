@@ -10,7 +10,7 @@ from torch.optim import Adam
 
 from fluxutils_py import Estimator, Spec, net2vec
 from fluxutils_py.nn import LSTM
-from fluxutils_py.training import Checkpointer, ForEachNSteps, StopTraining
+from fluxutils_py.training import Checkpointer, EveryNSteps, StopTraining
 
 N, T = 7, 11
 RNG = np.random.default_rng(3)
@@ -163,7 +163,7 @@ def test_without_an_earlier_fit_or_going_on_from_it_what_was_learnt_stays(start)
 
 def test_an_error_after_a_resume_leaves_an_earlier_fit_too(tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda handle: None)
-    saves = Checkpointer(tmp_path, trigger=ForEachNSteps(1))
+    saves = Checkpointer(tmp_path, trigger=EveryNSteps(1))
     with pytest.raises(Boom):
         make(random_state=0, callbacks=[saves, raises(Boom(), 3)]).fit(X, Y)
     est = make(random_state=0).fit(X, Y)

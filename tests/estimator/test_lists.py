@@ -21,7 +21,7 @@ from fluxutils_py import (
     net2vec,
 )
 from fluxutils_py.nn import LSTM
-from fluxutils_py.training import Checkpointer, ForEachNSteps
+from fluxutils_py.training import Checkpointer, EveryNSteps
 
 LENGTHS = [9, 3, 14, 1, 6, 11, 14]
 
@@ -191,7 +191,7 @@ def test_scikit_learn_splits_lists_by_series(x):
 
 def test_a_fit_that_was_killed_goes_on_and_one_of_other_lengths_does_not(x, tmp_path):
     y = targets(x)
-    saves = Checkpointer(tmp_path, trigger=ForEachNSteps(1), keep=2)
+    saves = Checkpointer(tmp_path, trigger=EveryNSteps(1), keep=2)
 
     def stop(loop):
         if loop.step == 5:
@@ -206,7 +206,7 @@ def test_a_fit_that_was_killed_goes_on_and_one_of_other_lengths_does_not(x, tmp_
 
 
 def test_starts_tell_one_fit_from_another(x, tmp_path):
-    saves = Checkpointer(tmp_path, trigger=ForEachNSteps(1), keep=2)
+    saves = Checkpointer(tmp_path, trigger=EveryNSteps(1), keep=2)
     data = padded(x), padded(targets(x))
     est(callbacks=saves).fit(*data, lengths=[1] * 7)
     with pytest.raises(ValueError, match="starts and lengths of series"):

@@ -13,7 +13,7 @@ from sklearn.pipeline import make_pipeline
 from fluxutils_py import SequenceRegressor, SequenceScaler, h5mmap, h5save, net2vec, samples, timesteps
 from fluxutils_py.data import weights as weights_module
 from fluxutils_py.errors import DataError, LoadError, SpecError
-from fluxutils_py.training import Checkpointer, ForEachNSteps
+from fluxutils_py.training import Checkpointer, EveryNSteps
 
 N, T = 13, 17
 SMALL = {"hidden_size": 3, "epochs": 2, "batchsize": 5, "seqsize": 6, "random_state": 0}
@@ -232,7 +232,7 @@ def test_a_fit_that_was_killed_goes_on_and_one_on_other_targets_does_not(x, y, t
             raise KeyboardInterrupt
 
     def make(*callbacks):
-        saves = Checkpointer(tmp_path / "saves", trigger=ForEachNSteps(1))
+        saves = Checkpointer(tmp_path / "saves", trigger=EveryNSteps(1))
         return SequenceRegressor(**SMALL, callbacks=[saves, *callbacks])
 
     with pytest.raises(KeyboardInterrupt):

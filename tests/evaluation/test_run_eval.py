@@ -19,7 +19,7 @@ from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import SingleProcessComm
 from fluxutils_py.training import Checkpointer, InMemory, Loop, Map, StepInfo, StopTraining, Trainer
 from fluxutils_py.training.dataset import Minibatch
-from fluxutils_py.training.triggers import Every
+from fluxutils_py.training.triggers import EveryNSteps
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def test_a_processor_may_stop_a_loop():
     x = torch.randn(12, 1)
     action = RunEval(SquaredOutput(), ONES).add_result_processor(stop_at_four).add_result_processor(stop_at_four)
     loop = Loop(Trainer(nn.Linear(1, 1), nn.MSELoss(), torch.optim.SGD))
-    loop.on_step("evaluate", action, trigger=Every(2))
+    loop.on_step("evaluate", action, trigger=EveryNSteps(2))
     loop.run_epochs(InMemory(x, x, batchsize=2), 3)
     assert loop.step == 4
     assert calls == [2, 2, 4, 4]

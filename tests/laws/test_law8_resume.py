@@ -24,8 +24,8 @@ from torch.optim import SGD, Adam, AdamW, NAdam, lr_scheduler
 from fluxutils_py import Estimator, Spec, net2vec, seqloss
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn import GRU, LSTM
-from fluxutils_py.training import Checkpointer, ForEachNSteps, StopTraining
-from fluxutils_py.training.triggers import EverySeconds
+from fluxutils_py.training import Checkpointer, EveryNSteps, StopTraining
+from fluxutils_py.training.triggers import EveryNSeconds
 
 PROGRAM = Path(__file__).parent / "programs" / "resume.py"
 N, T = 7, 11  # with batchsize 4 and seqsize 4: groups of 4 and 3 series, 3 windows each, the last of 3 steps
@@ -159,7 +159,7 @@ def test_a_fit_stopped_at_any_step_and_called_again_equals_the_uninterrupted_one
     steps = whole[1][-1]
     assert steps >= STEPS
     for k in range(1, steps + 1):
-        folder, trigger = tmp_path / str(k), ForEachNSteps(1 + k % 3)
+        folder, trigger = tmp_path / str(k), EveryNSteps(1 + k % 3)
         with pytest.raises(Boom):
             make(folder, Breaks(k), trigger=trigger, **settings).fit(**arguments)
         again = make(folder, trigger=trigger, **settings)
@@ -171,7 +171,7 @@ def test_a_fit_stopped_at_any_step_and_called_again_equals_the_uninterrupted_one
 @pytest.mark.parametrize("settings", [{}, {"shuffle": True, "patience": 5}, {"accumulate": 4}], ids=str)
 def test_a_finished_fit_goes_on_for_more_epochs_as_if_they_had_been_asked_for_at_once(tmp_path, settings):
     held = {"validation_data": (XV, -YV)}  # the best weights come early, the last ones are what goes on
-    for trigger in (None, ForEachNSteps(5)):
+    for trigger in (None, EveryNSteps(5)):
         folder = tmp_path / str(trigger is None)
         for epochs in (1, 2, 5):
             one = make(folder, trigger=trigger, epochs=epochs, **settings).fit(X, Y, **held)
@@ -181,15 +181,15 @@ def test_a_finished_fit_goes_on_for_more_epochs_as_if_they_had_been_asked_for_at
 def test_only_the_steps_that_are_left_are_made(tmp_path):
     made = []
     with pytest.raises(Boom):
-        make(tmp_path, Breaks(9), trigger=ForEachNSteps(2)).fit(X, Y)
-    make(tmp_path, lambda loop: made.append(loop.step), trigger=ForEachNSteps(2)).fit(X, Y)
+        make(tmp_path, Breaks(9), trigger=EveryNSteps(2)).fit(X, Y)
+    make(tmp_path, lambda loop: made.append(loop.step), trigger=EveryNSteps(2)).fit(X, Y)
     assert made == [9, 10, 11, 12]
 
 
 def test_what_is_shown_of_an_unfinished_fit_is_of_its_complete_epochs(tmp_path):
     with pytest.raises(Boom):
-        make(tmp_path, Breaks(9), trigger=ForEachNSteps(2)).fit(X, Y)
-    est = make(tmp_path, Breaks(9), trigger=ForEachNSteps(2))
+        make(tmp_path, Breaks(9), trigger=EveryNSteps(2)).fit(X, Y)
+    est = make(tmp_path, Breaks(9), trigger=EveryNSteps(2))
     with pytest.raises(Boom):
         est.fit(X, Y)
     first = make(epochs=1).fit(X, Y)
@@ -203,8 +203,8 @@ def test_a_memory_map_is_gone_on_with_as_an_array_is(tmp_path):
     whole = outcome(make(shuffle=True).fit(X, Y))
     for k in (3, 8):
         with pytest.raises(Boom):
-            make(tmp_path / str(k), Breaks(k), trigger=ForEachNSteps(1), shuffle=True).fit(mapped, Y)
-        assert same(outcome(make(tmp_path / str(k), trigger=ForEachNSteps(1), shuffle=True).fit(X, Y)), whole)
+            make(tmp_path / str(k), Breaks(k), trigger=EveryNSteps(1), shuffle=True).fit(mapped, Y)
+        assert same(outcome(make(tmp_path / str(k), trigger=EveryNSteps(1), shuffle=True).fit(X, Y)), whole)
 
 
 def test_an_interrupt_leaves_the_last_checkpoint(tmp_path):
@@ -213,16 +213,16 @@ def test_an_interrupt_leaves_the_last_checkpoint(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make(tmp_path, interrupt, trigger=ForEachNSteps(1)).fit(X, Y)
+        make(tmp_path, interrupt, trigger=EveryNSteps(1)).fit(X, Y)
     assert Checkpointer(tmp_path).latest_step() == 7
-    assert same(outcome(make(tmp_path, trigger=ForEachNSteps(1)).fit(X, Y)), outcome(make().fit(X, Y)))
+    assert same(outcome(make(tmp_path, trigger=EveryNSteps(1)).fit(X, Y)), outcome(make().fit(X, Y)))
 
 
 # -- checkpointers as callbacks ------------------------------------------------------------------------
 
 
 def test_a_checkpointer_keeps_nothing_of_a_fit_and_is_copied_and_pickled_with_the_estimator(tmp_path):
-    est = make(tmp_path, trigger=ForEachNSteps(4) | EverySeconds(1000))
+    est = make(tmp_path, trigger=EveryNSteps(4) | EveryNSeconds(1000))
     checkpoints = est.callbacks[0]
     whole = outcome(est.fit(X, Y))
     assert est.callbacks[0] is checkpoints
@@ -236,7 +236,7 @@ def test_of_several_checkpointers_the_one_that_is_furthest_is_gone_on_from(tmp_p
     made, folders = [], [tmp_path / name for name in "abc"]
 
     def several(*others):
-        saves = [Checkpointer(f, trigger=ForEachNSteps(n)) for f, n in zip(folders, (4, 3, 5), strict=True)]
+        saves = [Checkpointer(f, trigger=EveryNSteps(n)) for f, n in zip(folders, (4, 3, 5), strict=True)]
         return make(None, *others, *saves, shuffle=True)
 
     with pytest.raises(Boom):
@@ -257,8 +257,8 @@ def test_a_fitted_estimator_that_is_warm_goes_on_from_itself(tmp_path):
 
 def test_a_warm_fit_that_was_killed_goes_on_in_another_process(tmp_path):
     with pytest.raises(Boom):
-        make(tmp_path, Breaks(9), epochs=1, trigger=ForEachNSteps(1)).set_params(warm_start=True).fit(X, Y).fit(X, Y)
-    est = make(tmp_path, epochs=1, trigger=ForEachNSteps(1)).fit(X, Y)  # the fit that was killed
+        make(tmp_path, Breaks(9), epochs=1, trigger=EveryNSteps(1)).set_params(warm_start=True).fit(X, Y).fit(X, Y)
+    est = make(tmp_path, epochs=1, trigger=EveryNSteps(1)).fit(X, Y)  # the fit that was killed
     warm = make(epochs=1).set_params(warm_start=True).fit(X, Y).fit(X, Y)
     assert same(outcome(est), outcome(warm))
 
@@ -375,7 +375,7 @@ def test_a_fit_that_is_killed_at_20_moments_equals_the_uninterrupted_one(program
 BOOM, TOLD = "ZeroDivisionError: boom", "RemoteError: rank 1: ZeroDivisionError: boom"
 CLOCK = (
     "ValueError: several ranks save a checkpoint together, and their clocks differ: give the Checkpointer a trigger "
-    "that goes by steps, such as ForEachNSteps(100)"
+    "that goes by steps, such as EveryNSteps(100)"
 )
 
 

@@ -14,7 +14,7 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.reporting import PointsWriter, load_points
 from fluxutils_py.reporting.points import Point
 from fluxutils_py.training import InMemory, Loop, StepInfo, Trainer
-from fluxutils_py.training.triggers import Every
+from fluxutils_py.training.triggers import EveryNSteps
 
 
 @pytest.fixture
@@ -35,11 +35,11 @@ def test_points_of_a_trainer_are_its_metrics_and_those_of_evaluation(path):
     loop, expected = Loop(trainer), []
 
     def note(loop):
-        expected.extend((loop.step, f"Train: {k}", "loss", v) for k, v in loop.info.metrics.items())
+        expected.extend((loop.step, f"Train: {k}", "loss", v) for k, v in loop.metrics.items())
         expected.extend((loop.step, f"Eval on few: {k}", "loss", v) for k, v in trainer.eval(other).items())
 
-    loop.on_step("note", note, trigger=Every(3))
-    loop.hooks.attach(PointsWriter(path, trainer, other, trigger=Every(3)))
+    loop.on_step("note", note, trigger=EveryNSteps(3))
+    loop.hooks.attach(PointsWriter(path, trainer, other, trigger=EveryNSteps(3)))
     loop.run_epochs(data, 2)
     assert [p[0] for p in expected[::5]] == [3, 6, 9]
     assert load_points(path) == expected  # to the last bit
@@ -50,7 +50,7 @@ def test_points_of_a_trainer_are_its_metrics_and_those_of_evaluation(path):
 
 def test_the_points_of_an_estimator_are_the_losses_of_its_steps(path, rng):
     x, losses = rng.normal(size=(2, 5, 8)), []
-    hooks = [PointsWriter(path), lambda loop: losses.append(loop.info.loss)]
+    hooks = [PointsWriter(path), lambda loop: losses.append(loop.batch_loss)]
     Estimator(spec={"epochs": 2, "batchsize": 3, "seqsize": 4}, callbacks=hooks, random_state=0).fit(x, x[:1])
     assert load_points(path) == [(k, "Train: loss", "loss", v) for k, v in enumerate(losses, 1)]
     assert len(losses) == 8

@@ -21,7 +21,7 @@ from fluxutils_py.reporting import (
     sow,
 )
 from fluxutils_py.reporting.summaries import active_collector
-from fluxutils_py.training import CronTab, ForEachNSteps, InMemory, Loop, StepInfo, Trainer
+from fluxutils_py.training import CronTab, EveryNSteps, InMemory, Loop, StepInfo, Trainer
 
 
 class Written(NullSummaryWriter):
@@ -66,7 +66,7 @@ def test_loss_and_metrics_of_the_step_are_written_where_they_are_numbers():
     state.step = 4
     publish(state, StepInfo(None, 0))
     del writer.found["trainer/steps_per_sec"]
-    assert writer.found == {"train/loss": [(3, 0.25)], "train/accuracy": [(3, 0.5)]}
+    assert writer.found == {"train/batch_loss": [(3, 0.25)], "train/accuracy": [(3, 0.5)]}
 
 
 def test_in_a_table_of_actions_it_takes_what_is_collected_around_it():
@@ -80,7 +80,7 @@ def test_in_a_table_of_actions_it_takes_what_is_collected_around_it():
     state.step = 9
     cron.run(state, StepInfo(0.5))  # nobody collects
     assert writer.found["summary/1/mean_output"] == [expected[2], expected[5]]
-    assert writer.found["train/loss"] == [(3, 0.5), (6, 0.5), (9, 0.5)]
+    assert writer.found["train/batch_loss"] == [(3, 0.5), (6, 0.5), (9, 0.5)]
 
 
 def data():
@@ -93,11 +93,11 @@ def test_attached_to_a_loop_it_collects_by_itself():
     trainer.model[1].register_forward_hook(lambda module, inputs, output: means.append(output.mean().item()))
     loop, times = Loop(trainer), iter(range(100))
     losses = []
-    loop.on_step("losses", lambda loop: losses.append(loop.info.loss))
-    publish = PublishTrainingProgress(writer := Written(), trigger=ForEachNSteps(2), clock=lambda: next(times) / 4)
+    loop.on_step("losses", lambda loop: losses.append(loop.batch_loss))
+    publish = PublishTrainingProgress(writer := Written(), trigger=EveryNSteps(2), clock=lambda: next(times) / 4)
     loop.hooks.attach(publish)
     loop.run_epochs(data(), 3)
-    assert writer.found["train/loss"] == [(step, losses[step - 1]) for step in (2, 4, 6, 8)]
+    assert writer.found["train/batch_loss"] == [(step, losses[step - 1]) for step in (2, 4, 6, 8)]
     assert writer.found["summary/1/mean_output"] == [(s, pytest.approx(means[s - 1], rel=1e-6)) for s in (2, 4, 6, 8)]
     assert writer.found["trainer/steps_per_sec"] == [(4, 8.0), (6, 8.0), (8, 8.0)]
     assert [step for step, _ in writer.found["train/ema_loss"]] == [2, 4, 6, 8]

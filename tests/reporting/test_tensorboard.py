@@ -16,7 +16,7 @@ from torch import nn
 from fluxutils_py import Estimator, Spec, net2vec, samples
 from fluxutils_py.nn import LSTM
 from fluxutils_py.reporting import ScalarSummary, SummaryWriter, TensorBoard, sow
-from fluxutils_py.training import Checkpointer, ForEachNSteps, InMemory, Loop, StepInfo, StopTraining, Trainer
+from fluxutils_py.training import Checkpointer, EveryNSteps, InMemory, Loop, StepInfo, StopTraining, Trainer
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 7, 11)).astype("f4")
@@ -39,7 +39,7 @@ class Losses:
         self.found = []
 
     def on_step(self, loop):
-        self.found.append((loop.step, np.float32(loop.info.loss)))
+        self.found.append((loop.step, np.float32(loop.batch_loss)))
 
 
 def curve(values, n=STEPS):
@@ -50,20 +50,20 @@ def without_times(found):
     return {tag: events for tag, events in found.items() if "second" not in tag and "sec" not in tag}
 
 
-@pytest.mark.parametrize("trigger", [4, ForEachNSteps(4)])
+@pytest.mark.parametrize("trigger", [4, EveryNSteps(4)])
 def test_the_curves_are_those_of_the_fit(tmp_path, scalars, trigger):
     losses = Losses()
     est = make(TensorBoard(tmp_path / "new" / "a", trigger=trigger), losses).fit(X, Y, validation_data=(XV, YV))
     found = scalars(tmp_path / "new" / "a")
-    assert found["epoch/loss"] == curve(est.loss_curve_)
-    assert found["epoch/validation_loss"] == curve(est.validation_loss_curve_)
+    assert found["train/loss"] == curve(est.loss_curve_)
+    assert found["validation/loss"] == curve(est.validation_loss_curve_)
     for name in ("lr", "mean_batch_loss", "seconds"):
-        assert found[f"epoch/{name}"] == curve([record[name] for record in est.history_])
-    assert found["train/loss"] == losses.found[3::4]
+        assert found[f"train/{name}"] == curve([record[name] for record in est.history_])
+    assert found["train/batch_loss"] == losses.found[3::4]
     assert [step for step, _ in found["trainer/steps_per_sec"]] == [8, 12, 16, 20, 24]
     assert set(found) == {
-        "epoch/loss", "epoch/validation_loss", "epoch/lr", "epoch/mean_batch_loss", "epoch/seconds", "epoch/folds",
-        "train/loss", "trainer/steps_per_sec",
+        "train/loss", "validation/loss", "train/lr", "train/mean_batch_loss", "train/seconds", "train/folds",
+        "train/batch_loss", "trainer/steps_per_sec",
     }  # fmt: skip
 
 
@@ -80,9 +80,9 @@ def test_the_curves_can_be_looked_at_while_training_goes_on(tmp_path, scalars, m
     def look(loop):
         if loop.step == 2 * STEPS + 1:
             end = time.monotonic() + 60
-            while len(scalars(tmp_path).get("epoch/loss", [])) < 2 and time.monotonic() < end:
+            while len(scalars(tmp_path).get("train/loss", [])) < 2 and time.monotonic() < end:
                 time.sleep(0.05)
-            seen.extend(scalars(tmp_path)["epoch/loss"])
+            seen.extend(scalars(tmp_path)["train/loss"])
 
     est = make(TensorBoard(tmp_path), look).fit(X, Y)
     assert seen == curve(est.loss_curve_)[:2]
@@ -99,7 +99,7 @@ def test_a_trainers_metrics_and_summaries_of_its_model_are_there_too(tmp_path, s
     x = torch.randn(20, 3)
     trainer = Trainer(nn.Sequential(nn.Tanh(), Loud(3, 1)), nn.MSELoss(), torch.optim.SGD)
     loop, metrics = Loop(trainer), []
-    loop.on_step("metrics", lambda loop: metrics.append(loop.info.metrics))
+    loop.on_step("metrics", lambda loop: metrics.append(loop.metrics))
     loop.hooks.attach(TensorBoard(tmp_path, trigger=1))
     loop.run_epochs(InMemory(x, x.sum(1, keepdim=True), batchsize=8), 2)
     found = scalars(tmp_path)
@@ -115,7 +115,7 @@ def test_runs_of_steps_go_on_with_the_curve(tmp_path, scalars):
     for n in (2, 1, 1):
         loop.run_steps(batches, n)
     loop.run_epochs(batches, 1)
-    assert scalars(tmp_path)["train/loss"] == curve(batches, 1)
+    assert scalars(tmp_path)["train/batch_loss"] == curve(batches, 1)
 
 
 # -- fits that go on -------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ def test_a_fit_that_is_killed_and_resumed_has_each_point_once(tmp_path, scalars,
             kill(loop)
 
     for killing in (True, False):
-        saves = Checkpointer(tmp_path / "saves", trigger=ForEachNSteps(every))
+        saves = Checkpointer(tmp_path / "saves", trigger=EveryNSteps(every))
         est = make(TensorBoard(tmp_path / "cut", trigger=1), Late() if killed_at % STEPS == 0 else kill, saves)
         if killing:
             with pytest.raises(Killed):
@@ -154,25 +154,25 @@ def test_a_fit_that_is_killed_and_resumed_has_each_point_once(tmp_path, scalars,
     if (
         every == 1 and saved and saved % STEPS == 0
     ):  # between the last step of an epoch and its end: one point makes way
-        expected["train/loss"].pop(saved - 1)
+        expected["train/batch_loss"].pop(saved - 1)
     assert found == expected
 
 
 def test_more_epochs_after_a_checkpoint_go_on_with_the_curves(tmp_path, scalars):
     for epochs in (1, 3):
         est = make(TensorBoard(tmp_path / "a", trigger=2), Checkpointer(tmp_path / "saves"), epochs=epochs).fit(X, Y)
-    assert scalars(tmp_path / "a")["epoch/loss"] == curve(est.loss_curve_)
-    assert [step for step, _ in scalars(tmp_path / "a")["train/loss"]] == list(range(2, 27, 2))
+    assert scalars(tmp_path / "a")["train/loss"] == curve(est.loss_curve_)
+    assert [step for step, _ in scalars(tmp_path / "a")["train/batch_loss"]] == list(range(2, 27, 2))
 
 
 def test_partial_fit_and_warm_start_go_on_with_the_curves(tmp_path, scalars):
     est = make(TensorBoard(tmp_path / "partial", trigger=3))
     for _ in range(12):  # files of one process, within a second or two
         est.partial_fit(X, Y)
-    assert scalars(tmp_path / "partial")["epoch/loss"] == curve(est.loss_curve_)
-    assert [step for step, _ in scalars(tmp_path / "partial")["train/loss"]] == list(range(3, 109, 3))
+    assert scalars(tmp_path / "partial")["train/loss"] == curve(est.loss_curve_)
+    assert [step for step, _ in scalars(tmp_path / "partial")["train/batch_loss"]] == list(range(3, 109, 3))
     est = make(TensorBoard(tmp_path / "warm"), epochs=1, warm_start=True).fit(X, Y).fit(X, Y)
-    assert scalars(tmp_path / "warm")["epoch/loss"] == curve(est.loss_curve_)
+    assert scalars(tmp_path / "warm")["train/loss"] == curve(est.loss_curve_)
 
 
 # -- several fits ----------------------------------------------------------------------------------------------------
@@ -187,9 +187,9 @@ def test_a_fit_that_begins_anew_sets_the_earlier_one_aside_and_nothing_else(tmp_
     est = make(TensorBoard(tmp_path, trigger=5), epochs=2).fit(X, Y)
     found = scalars(tmp_path)
     assert found["mine"] == [(7, 0.5)]
-    assert found["epoch/loss"] == curve(est.loss_curve_)
-    assert [step for step, _ in found["train/loss"]] == [5, 10, 15]
-    assert "epoch/validation_loss" not in found
+    assert found["train/loss"] == curve(est.loss_curve_)
+    assert [step for step, _ in found["train/batch_loss"]] == [5, 10, 15]
+    assert "validation/loss" not in found
     assert (tmp_path / earlier.name.replace("tfevents", "earlier")).read_bytes() == content
 
 
@@ -205,7 +205,7 @@ def test_two_fits_at_once_do_not_share_a_directory(tmp_path, scalars):
         f"another fit is writing to {tmp_path}: give each a directory, or let TensorBoard(..., each_fit=True)"
     )
     est = make(TensorBoard(tmp_path)).fit(X, Y)  # it was let go of
-    assert scalars(tmp_path)["epoch/loss"] == curve(est.loss_curve_)
+    assert scalars(tmp_path)["train/loss"] == curve(est.loss_curve_)
 
 
 @pytest.mark.parametrize("n_jobs", [None, 2])
@@ -216,7 +216,7 @@ def test_each_fit_of_a_search_has_a_directory(tmp_path, scalars, accumulated, n_
     folders = sorted(path.name for path in tmp_path.iterdir())
     assert folders == [f"fit-{n:04}" for n in range(1, 6)]  # the last is that of the best
     assert [len(list((tmp_path / name).iterdir())) for name in folders] == [1] * 5
-    last = scalars(tmp_path / "fit-0005")["epoch/loss"]
+    last = scalars(tmp_path / "fit-0005")["train/loss"]
     assert [value for _, value in last] == [np.float32(v) for v in search.best_estimator_.loss_curve_]
     texts = [accumulated(tmp_path / name).Tensors("estimator/text_summary")[0] for name in folders]
     sizes = ["seqsize=4" in text.tensor_proto.string_val[0].decode() for text in texts]
@@ -235,8 +235,8 @@ def test_it_is_cloned_and_pickled_as_its_directory_also_while_in_use(tmp_path, s
     second = make(copies[0]).fit(X, Y)
     third = make(copies[1]).fit(X, Y)
     assert first.loss_curve_ == second.loss_curve_ == third.loss_curve_
-    assert scalars(tmp_path)["epoch/loss"] == curve(third.loss_curve_)
-    assert [step for step, _ in scalars(tmp_path)["train/loss"]] == list(range(2, 27, 2))
+    assert scalars(tmp_path)["train/loss"] == curve(third.loss_curve_)
+    assert [step for step, _ in scalars(tmp_path)["train/batch_loss"]] == list(range(2, 27, 2))
     assert len(list(tmp_path.iterdir())) == 3
 
 
@@ -255,8 +255,8 @@ def test_a_fit_that_fails_or_is_stopped_leaves_what_it_wrote(tmp_path, scalars, 
     else:
         with pytest.raises(error):
             est.fit(X, Y)
-    assert [step for step, _ in scalars(tmp_path)["train/loss"]][: STEPS + 4] == list(range(1, STEPS + 5))
-    assert scalars(tmp_path)["epoch/loss"][0][0] == STEPS
+    assert [step for step, _ in scalars(tmp_path)["train/batch_loss"]][: STEPS + 4] == list(range(1, STEPS + 5))
+    assert scalars(tmp_path)["train/loss"][0][0] == STEPS
 
 
 def test_without_tensorboard_nothing_is_trained_or_made(monkeypatch, tmp_path):

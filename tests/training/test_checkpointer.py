@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.training import Checkpointer, ForEachNSteps, InMemory, Loop, StepInfo, Trainer
+from fluxutils_py.training import Checkpointer, EveryNSteps, InMemory, Loop, StepInfo, Trainer
 from fluxutils_py.training.early_stopping import Schedule
 from fluxutils_py.training.generator_state import RandomGenerators
-from fluxutils_py.training.triggers import AtNthStep
+from fluxutils_py.training.triggers import AtSteps
 
 
 def names(folder):
@@ -115,7 +115,7 @@ def test_other_things_are_refused_before_anything_is_written(tmp_path, value, wh
     assert not (tmp_path / "new").exists()
 
 
-TRIGGER = "trigger must be a Trigger, such as ForEachNSteps(100) or EverySeconds(60), or None; got 100"
+TRIGGER = "trigger must be a Trigger, such as EveryNSteps(100) or EveryNSeconds(60), or None; got 100"
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_what_cannot_be_tracked_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("trigger", "steps"), [(None, [3, 6, 6]), (ForEachNSteps(2), [2, 4, 6, 6]), (AtNthStep(5), [5, 6])]
+    ("trigger", "steps"), [(None, [3, 6, 6]), (EveryNSteps(2), [2, 4, 6, 6]), (AtSteps(5), [5, 6])]
 )
 def test_saves_after_epochs_or_when_its_trigger_fires_and_at_the_end(tmp_path, trigger, steps):
     loop = Loop(lambda batch: StepInfo(float(batch), metrics={"m": 2.0, "text": "t"}))
@@ -319,13 +319,13 @@ def test_saves_after_epochs_or_when_its_trigger_fires_and_at_the_end(tmp_path, t
     loop.hooks.attach(checkpoints)
     loop.run_epochs([1, 2, 3], 2)
     assert [int(path.stem[-8:]) for path in checkpoints.paths()] == steps
-    assert json.loads(checkpoints.latest().with_suffix(".json").read_text())["metrics"] == {"loss": 3.0, "m": 2.0}
+    assert json.loads(checkpoints.latest().with_suffix(".json").read_text())["metrics"] == {"batch_loss": 3.0, "m": 2.0}
 
 
 def test_save_is_an_action_for_any_hook(tmp_path):
     loop = Loop(lambda batch: StepInfo(1.0))
     checkpoints = Checkpointer(tmp_path, keep=-1).track(loop=loop)
-    loop.on_step("save", checkpoints.save, priority=100, trigger=AtNthStep(2))
+    loop.on_step("save", checkpoints.save, priority=100, trigger=AtSteps(2))
     loop.run_epochs([1, 2, 3], 1)
     assert [checkpoints.read(path)["loop"]["step"] for path in checkpoints.paths()] == [2]
 
@@ -344,7 +344,7 @@ class Fit:
         self.trainer = Trainer(self.model, nn.MSELoss(), torch.optim.Adam)
         self.loop = Loop(self.trainer)
         self.loop.hooks.attach(Schedule(torch.optim.lr_scheduler.MultiStepLR(self.trainer.optimizer, [20, 40]), "step"))
-        self.checkpoints = Checkpointer(folder, trigger=ForEachNSteps(1)).track(
+        self.checkpoints = Checkpointer(folder, trigger=EveryNSteps(1)).track(
             model=self.model,
             optimizer=self.trainer.optimizer,
             loop=self.loop,

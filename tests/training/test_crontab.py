@@ -5,10 +5,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from fluxutils_py import Estimator
-from fluxutils_py.training import CronTab, Loop, StepInfo, StopTraining, Trigger
-from fluxutils_py.training.triggers import AtNthStep, Every, EverySeconds, Exponential
+from fluxutils_py.training import CronTab, Loop, StepInfo, StopTraining, Trainer
+from fluxutils_py.training.adapters import with_state
+from fluxutils_py.training.triggers import (
+    AtNthStep,
+    AtSteps,
+    EveryNSeconds,
+    EveryNSteps,
+    Exponential,
+    ForEachNSteps,
+)
 
 
 def steps_of(cron, n, start=0):
@@ -36,8 +46,8 @@ def test_actions_are_done_at_their_steps():
     cron = CronTab()
     cron.schedule(nothing, name="interval", step_interval=5)
     cron.schedule(nothing, name="at", at_step=(3, 11)).schedule(nothing, name="one", at_step=7)
-    cron.schedule(nothing, name="first", at_first_steps=2).schedule(nothing, name="trigger", trigger=Every(6))
-    cron.schedule(nothing, name="both", trigger=Every(6), at_step=1)
+    cron.schedule(nothing, name="first", at_first_steps=2).schedule(nothing, name="trigger", trigger=EveryNSteps(6))
+    cron.schedule(nothing, name="both", trigger=EveryNSteps(6), at_step=1)
     found = steps_of(cron, 12)
     assert found == {
         "interval": [5, 10],
@@ -88,47 +98,55 @@ def test_names_are_the_actions_own_and_never_the_same():
 
 def test_what_cannot_be_scheduled_says_why():
     cron = CronTab()
-    with pytest.raises(TypeError, match=r"^an action is a function of the state, got 3$"):
+    with pytest.raises(TypeError, match=r"^an action is a function of the loop, got 3$"):
         cron.schedule(3, at_step=1)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'each_step'"):
+    names = "step_interval, at_step, at_first_steps, at_first_steps_of_process, time_interval"
+    with pytest.raises(TypeError, match=rf"^schedule\(\) has no trigger 'each_step'; there are {names} and trigger$"):
         cron.schedule(nothing, each_step=1)
-    told = (
-        "when to act is not given: set step_interval, at_step, at_first_steps, at_first_steps_of_process or "
-        "time_interval"
-    )
-    with pytest.raises(ValueError, match=f"^{told}$"):
+    with pytest.raises(ValueError, match=rf"^schedule\(\) needs to know when: set trigger, or one of {names}$"):
         cron.schedule(nothing)
     assert cron.run(SimpleNamespace(step=1)) == {}
 
 
 def test_rows_count_by_themselves_though_they_are_given_one_trigger():
-    every = Every(3)
+    every = EveryNSteps(3, relative=True)
     cron = CronTab().schedule(nothing, name="a", trigger=every).schedule(nothing, name="b", trigger=every)
     assert steps_of(cron, 7) == {"a": [3, 6], "b": [3, 6]}
-    assert every.count == 0
+    assert every.origin is None
 
 
-def test_triggers_are_told_where_training_begins():
-    class Told(Trigger):
-        seen = []  # noqa: RUF012 - of all copies
+def test_it_is_called_as_in_bobbin():
+    """As in bobbin's examples: a name, a trigger, an action; and keywords of ``run``."""
+    steps = []
 
-        def start(self, at):
-            self.seen.append((at.step, at.start_step, at.end_step))
+    def act(train_state, *, step_info, **_):
+        steps.append((train_state.step, step_info))
 
-        def _due(self, at):
-            return False
+    cron = CronTab().add("act", ForEachNSteps(2) | AtNthStep((1, 3)), act)
+    state = SimpleNamespace(step=0)
+    for state.step in range(1, 7):
+        cron.run(state, is_train_state_replicated=False, step_info=state.step / 2)
+    assert steps == [(1, 0.5), (2, 1), (3, 1.5), (4, 2), (6, 3)]
 
-    cron = CronTab().schedule(nothing, name="a", trigger=Told())
-    steps_of(cron, 3, start=20)
-    again = CronTab().schedule(nothing, name="a", trigger=Told())
-    again.load_state_dict(cron.state_dict())
-    steps_of(again, 3, start=23)
-    assert Told.seen == [(20, 20, None), (23, 20, None)]  # the second goes on
+
+def test_an_action_of_bobbins_form_is_a_hook_of_a_loop():
+    trainer = Trainer(nn.Linear(2, 1), nn.MSELoss(), torch.optim.SGD)
+    seen = []
+
+    def act(train_state, *, step_info):
+        seen.append((train_state.step, train_state.model, list(train_state.params), step_info.loss))
+
+    loop = Loop(trainer)
+    loop.hooks.attach(CronTab().schedule(with_state(act), step_interval=2))
+    x = torch.ones(6, 2)
+    loop.run_epochs([(x[i : i + 2], x[i : i + 2, :1]) for i in range(0, 6, 2)], 1)
+    assert seen == [(2, trainer.model, ["weight", "bias"], seen[0][3])]
+    assert isinstance(seen[0][3], float)
 
 
 def test_a_clock_goes_on_from_when_an_action_is_over():
     now = SimpleNamespace(time=0.0)
-    cron = CronTab().schedule(nothing, name="c", trigger=EverySeconds(7, clock=lambda: now.time))
+    cron = CronTab().schedule(nothing, name="c", trigger=EveryNSeconds(7, clock=lambda: now.time))
     found = []
     for step in range(1, 9):
         now.time += 3
@@ -141,13 +159,13 @@ def test_an_error_names_the_action_and_the_table_goes_on():
     cron = CronTab().schedule(lambda s: 1 / 0, name="bad", at_step=1).schedule(nothing, name="good", step_interval=1)
     with pytest.raises(ZeroDivisionError) as error:
         cron.run(SimpleNamespace(step=1))
-    assert error.value.__notes__ == ["raised by the action 'bad' at step 1"]
+    assert error.value.__notes__ == ["raised by the on_step hook 'bad'"]
     assert cron.run(SimpleNamespace(step=2)) == {"good": None}
 
 
 def test_what_triggers_remember_comes_back():
     def table():
-        return CronTab().schedule(nothing, name="a", trigger=Every(4)).schedule(nothing, name="b", at_step=9)
+        return CronTab().schedule(nothing, name="a", trigger=EveryNSteps(4)).schedule(nothing, name="b", at_step=9)
 
     whole, first, second = table(), table(), table()
     expected = steps_of(whole, 12)
@@ -226,7 +244,7 @@ def test_an_action_ends_training_with_stop_training():
 
 def test_a_table_is_a_callback_of_an_estimator():
     x = np.random.default_rng(0).standard_normal((2, 5, 12)).astype("float32")
-    cron = CronTab().schedule(lambda loop: (loop.step, loop.model is not None), name="a", trigger=AtNthStep(2, 3))
+    cron = CronTab().schedule(lambda loop: (loop.step, loop.model is not None), name="a", trigger=AtSteps(2, 3))
     est = Estimator(spec={"epochs": 1, "batchsize": 5, "seqsize": 3}, callbacks=[cron], random_state=0).fit(x, x)
     assert est.n_iter_ == 1
     assert cron.results == {"a": (3, True)}
@@ -234,11 +252,11 @@ def test_a_table_is_a_callback_of_an_estimator():
 
 def test_several_ranks_that_do_something_together_do_not_go_by_the_clock():
     loop = Loop(lambda batch: StepInfo(1.0))
-    act = SimpleNamespace(name="look", collective=True, trigger=EverySeconds(1), on_step=nothing)
+    act = SimpleNamespace(name="look", collective=True, trigger=EveryNSeconds(1), on_step=nothing)
     loop.hooks.attach(act)
     told = (
-        "the hook 'look' is what all ranks do together, and their clocks differ: give it a trigger that goes by "
-        "steps, such as ForEachNSteps(100)"
+        "all ranks carry out the hook 'look' together, but their clocks differ: give it a trigger that goes by steps, "
+        "such as EveryNSteps(100)"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
-        loop.hooks.require_one_clock()
+        loop.hooks.check_collective_triggers()

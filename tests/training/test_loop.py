@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.training import Loop, StepInfo
+from fluxutils_py.training import Loop, StepInfo, Trainer
 
 
 def identity(batch):
@@ -74,7 +74,7 @@ def test_hooks_see_the_counters_as_they_stand():
     loop.on_start(
         "start", lambda loop: seen.append(("start", loop.step, loop.epoch, loop.n_epochs, loop.steps_per_epoch))
     )
-    loop.on_step("step", lambda loop: seen.append((loop.step, loop.epoch, loop.info.loss)))
+    loop.on_step("step", lambda loop: seen.append((loop.step, loop.epoch, loop.batch_loss)))
     loop.on_epoch("epoch", lambda loop: seen.append((loop.step, loop.epoch, loop.record["epoch"], len(loop.history))))
     loop.on_end("end", lambda loop: seen.append(("end", loop.step, loop.epoch, len(loop.history))))
     loop.run_epochs([(1.0, 1), (2.0, 1)], 2)
@@ -196,6 +196,56 @@ def test_a_run_of_steps_can_be_stopped_and_go_on():
     assert log == ["a", "b"]
     loop.run_steps(batches, 3)
     assert log == list("abcde")
+
+
+def test_a_run_of_no_steps_calls_no_hooks():
+    log, loop = [], logging([])
+    for event in ("start", "end", "close"):
+        loop.hooks.add(event, lambda loop: log.append(loop.step))
+    loop.run_steps(iter("ab"), 0)
+    loop.run_to_step(iter("ab"), 0)
+    assert log == []
+
+
+def test_after_a_restart_n_steps_are_n_more():
+    log, states = [], []
+    loop = logging(log)
+    loop.hooks.add("step", lambda loop: states.append(loop.state_dict()))
+    loop.run_steps(Batches(*"abcdefgh"), 3)
+    for state in states:
+        rest = logging(log := [])
+        rest.load_state_dict(state)
+        rest.run_steps(Batches(*"abcdefgh"), 4)
+        assert log == list("abcdefgh"[state["step"] :][:4])
+        assert (rest.start_step, rest.end_step) == (state["step"], state["step"] + 4)
+        rest.load_state_dict(state)
+        rest.run_to_step(Batches(*"abcdefgh"), 3)
+        assert (rest.step, rest.start_step) == (3, 0)
+
+
+def test_epochs_are_counted_over_runs_and_from_the_start_of_each():
+    seen, loop = [], logging([])
+    loop.on_epoch("note", lambda loop: seen.append((loop.epoch, loop.epoch - loop.start_epoch)))
+    loop.run_epochs("ab", 2)
+    loop.run_epochs("ab", 2)
+    assert seen == [(0, 0), (1, 1), (2, 0), (3, 1)]
+
+
+def test_the_loop_carries_what_hooks_need():
+    model = torch.nn.Linear(3, 1)
+    trainer = Trainer(model, torch.nn.MSELoss(), torch.optim.Adam)
+    loop, x, seen = Loop(trainer), torch.randn(7, 3), []
+
+    def look(loop):
+        seen.append((loop.step, loop.batch_loss, loop.metrics["batch_loss"], loop.state.step, loop.batches is data))
+
+    data = [(x, x[:, :1])]
+    loop.on_step("look", look)
+    loop.run_epochs(data, 2)
+    assert [s[0] for s in seen] == [s[3] for s in seen] == [1, 2]
+    assert all(loss == metric and own for _, loss, metric, _, own in seen)
+    assert (loop.model, loop.optimizer) == (model, trainer.optimizer)
+    assert (loop.state.model, loop.state.opt) == (model, trainer.optimizer)
 
 
 # -- what is known of a run ----------------------------------------------------------------------------
@@ -351,7 +401,6 @@ def test_steps_go_on_where_an_iterator_stands():
     assert loop.step == 5
     assert log == [
         *[("start", 0), ("step", 1), ("step", 2), ("end", 2), ("close", 2)],
-        *[("start", 2), ("end", 2), ("close", 2)],
         *[("start", 2), ("step", 3), ("step", 4), ("step", 5), ("end", 5), ("close", 5)],
     ]
     assert (loop.epoch, loop.history) == (0, [])

@@ -12,7 +12,7 @@ from torch import nn
 import fluxutils_py.estimator.fitting as fitting
 from fluxutils_py import Estimator, Spec, net2vec
 from fluxutils_py.nn import LSTM
-from fluxutils_py.training import Checkpointer, ForEachNSteps, Loop, StepInfo
+from fluxutils_py.training import Checkpointer, EveryNSteps, Loop, StepInfo
 from fluxutils_py.training.gradient_step import supports_found_inf
 from fluxutils_py.training.pending_loss import PendingLoss
 from fluxutils_py.training.window_step import WindowStep
@@ -75,7 +75,7 @@ def test_a_loss_is_read_when_the_next_step_is_at_work_or_when_a_hook_asks(late, 
     estimator(epochs=1, batchsize=13, seqsize=10).fit(*data())
     assert log == ["step", "step", "read", "step", "read", "step", "read", "step", "read", "read"]
     seen = []
-    est = estimator(lambda loop: seen.append(loop.info.loss), epochs=1, batchsize=13).fit(*data())
+    est = estimator(lambda loop: seen.append(loop.batch_loss), epochs=1, batchsize=13).fit(*data())
     assert [type(loss) for loss in seen] == [float] * 5
     assert np.mean(seen) == pytest.approx(est.loss_, rel=1e-12)
 
@@ -127,7 +127,7 @@ def test_a_checkpoint_knows_all_losses_and_is_never_of_a_step_that_failed(late, 
         if loop.step == 23:
             raise Killed
 
-    saves = Checkpointer(tmp_path, trigger=ForEachNSteps(7))
+    saves = Checkpointer(tmp_path, trigger=EveryNSteps(7))
     with pytest.raises(Killed):
         estimator([saves, kill], shuffle=True).fit(*data())
     again = estimator([saves, lambda loop: None], shuffle=True).fit(*data())
@@ -136,7 +136,7 @@ def test_a_checkpoint_knows_all_losses_and_is_never_of_a_step_that_failed(late, 
 
     late(True)
     broken.calls = 0
-    saves = Checkpointer(tmp_path / "other", keep=-1, trigger=ForEachNSteps(1))
+    saves = Checkpointer(tmp_path / "other", keep=-1, trigger=EveryNSteps(1))
     with pytest.raises(FloatingPointError):
         estimator(saves, loss=partial(broken, at=4, where="loss"), epochs=1).fit(*data())
     assert saves.latest_step() == 3
@@ -158,4 +158,4 @@ def test_a_loop_waits_for_what_is_late_before_what_is_not():
     loop = Loop(lambda batch: StepInfo(next(losses)))
     loop.run_epochs(range(4), 1)
     assert loop.history[0]["mean_batch_loss"] == 3.0
-    assert loop.info.loss is None
+    assert loop.batch_loss is None

@@ -28,7 +28,7 @@ from fluxutils_py.training.early_stopping import Schedule
 from fluxutils_py.training.generator_state import RandomGenerators
 from fluxutils_py.training.running_metrics import EMAMetric
 from fluxutils_py.training.tensor_batches import Batch, TensorBatches
-from fluxutils_py.training.triggers import Every
+from fluxutils_py.training.triggers import EveryNSteps
 
 X = torch.arange(22.0).reshape(11, 2)
 EPOCHS = 3
@@ -121,7 +121,7 @@ class Run:
         self.value, self.fired, self.data = 1.0, [], data()
         self.average = EMAMetric(name="average")
         self.loop = Loop(self.step)
-        self.loop.on_step("often", lambda loop: self.fired.append(("often", loop.step)), trigger=Every(3))
+        self.loop.on_step("often", lambda loop: self.fired.append(("often", loop.step)), trigger=EveryNSteps(3))
         self.loop.on_step("sometimes", lambda loop: self.fired.append(("sometimes", loop.step)), trigger=NTimes(4))
         self.loop.on_epoch("epoch", lambda loop: self.fired.append(("epoch", loop.step)))
         self.loop.hooks.attach(cby(self.average.update))
@@ -185,7 +185,7 @@ def test_epochs_go_on_after_any_step(data, no_thread_stays):
 
 @pytest.mark.parametrize("data", ["in memory, shuffled", "read ahead", "a loader with a generator"])
 def test_steps_go_on_after_any_step(data):
-    for whole, rest in cut_off(lambda: Run(DATA[data]), lambda run: run.loop.run_steps(run.data, 4)):
+    for whole, rest in cut_off(lambda: Run(DATA[data]), lambda run: run.loop.run_to_step(run.data, 4)):
         assert rest == whole
 
 
@@ -193,7 +193,7 @@ def test_steps_over_endless_data_go_on():
     def make():
         return Run(lambda: shuffled(infinite=True))
 
-    for whole, rest in cut_off(make, lambda run: run.loop.run_steps(run.data, 13)):
+    for whole, rest in cut_off(make, lambda run: run.loop.run_to_step(run.data, 13)):
         assert rest == whole
 
 
@@ -300,7 +300,7 @@ class Fit:
     def outcome(self):
         history = [{k: v for k, v in record.items() if k != "seconds"} for record in self.loop.history]
         weights = torch.cat([t.flatten() for t in self.model.state_dict().values()]).tolist()
-        return weights, history, self.trainer.optimizer.param_groups[0]["lr"], self.loop.info.metrics
+        return weights, history, self.trainer.optimizer.param_groups[0]["lr"], self.loop.metrics
 
 
 @pytest.mark.parametrize("patience", [None, 2])
@@ -337,7 +337,7 @@ def test_hooks_may_be_added_after_their_state_is_loaded():
         loop = Loop(lambda batch: StepInfo(1.0))
         if before is not None:
             loop.load_state_dict(before)
-        loop.on_step("note", lambda loop: fired.append(loop.step), trigger=Every(3))
+        loop.on_step("note", lambda loop: fired.append(loop.step), trigger=EveryNSteps(3))
         return loop
 
     first, fired = make([], None), []
@@ -350,7 +350,7 @@ def test_hooks_of_one_name_are_told_apart_by_their_order():
     def make():
         fired, loop = ([], []), Loop(lambda batch: StepInfo(1.0))
         for n, log in zip((2, 3), fired, strict=True):
-            loop.on_step("note", lambda loop, log=log: log.append(loop.step), trigger=Every(n))
+            loop.on_step("note", lambda loop, log=log: log.append(loop.step), trigger=EveryNSteps(n))
         return fired, loop
 
     (_, loop), (fired, rest) = make(), make()

@@ -128,7 +128,7 @@ def test_updates_after_each_step_constrain_parameters_and_not_its_loss():
     trainer = Trainer(net(), mse, torch.optim.Adam).add_per_step_update(max_norm)
     loop = Loop(trainer)
     loop.on_step("note", lambda loop: norms.append(trainer.model[0].weight.norm(dim=1).max().item()))
-    loop.on_step("note", lambda loop: losses.append(loop.info.loss))
+    loop.on_step("note", lambda loop: losses.append(loop.batch_loss))
     assert trainer.model[0].weight.norm(dim=1).max() > 0.4
     loop.run_epochs(data(), 1)
     assert max(norms) <= 0.3 + 1e-12
@@ -180,7 +180,7 @@ def test_metrics_of_training_are_those_of_gomlx_and_ones_own():
     optimizer = torch.optim.Adam(plain.parameters())
     ema = [EMAMetric(), EMAMetric(), EMAMetric(new_example_weight=0.5)]
     loop, found = Loop(trainer), []
-    loop.on_step("note", lambda loop: found.append(dict(loop.info.metrics)))
+    loop.on_step("note", lambda loop: found.append(dict(loop.metrics)))
     loop.run_epochs(data(), 1)
     for batch in data():
         optimizer.zero_grad()
@@ -243,7 +243,7 @@ def test_anything_that_updates_computes_and_resets_is_a_metric():
     assert (type(found), found) == (float, pytest.approx(expected))
     loop = Loop(trainer)
     loop.run_epochs(data(), 1)
-    assert loop.info.metrics["Largest"] > 0
+    assert loop.metrics["Largest"] > 0
     trainer.load_state_dict(trainer.state_dict())  # which it has no part in
 
 

@@ -5,21 +5,24 @@ from types import SimpleNamespace
 
 import pytest
 
-from fluxutils_py.training import EveryNSteps, ForEachNSteps, Loop, NTimes, StepInfo
+from fluxutils_py.training import Loop, StepInfo
+from fluxutils_py.training.adapters import EveryNSteps as every_n_steps
+from fluxutils_py.training.adapters import ExponentialCallback, NTimesDuringLoop, PeriodicCallback
+from fluxutils_py.training.crontab import CronTab
 from fluxutils_py.training.triggers import (
     AnyOf,
     AtFirstNSteps,
-    AtFirstNStepsOfProcess,
     AtNthStep,
-    Every,
-    EverySeconds,
+    AtSteps,
+    EveryNEpochs,
+    EveryNSeconds,
+    EveryNSteps,
     Exponential,
-    ExponentialCallback,
+    ForEachNSteps,
     ForEachTSeconds,
-    NTimesDuringLoop,
-    PeriodicCallback,
+    NTimes,
+    OrTrigger,
     Trigger,
-    when,
 )
 
 
@@ -67,21 +70,21 @@ def steps_of(trigger, n_steps, start=0, at="step"):
 
 
 @pytest.mark.parametrize(("start", "expected"), [(0, [3, 6, 9]), (7, [10, 13, 16])])
-def test_every_counts_from_where_it_was_added(start, expected):
-    assert steps_of(Every(3), 11, start) == expected
+def test_every_n_steps_may_count_from_where_it_was_added(start, expected):
+    assert steps_of(EveryNSteps(3, relative=True), 11, start) == expected
 
 
 def test_every_n_steps_of_gomlx_in_a_loop_that_was_resumed():
     fired, loop = [], loop_at(150)
-    EveryNSteps(loop, 100, "note", 0, lambda loop: fired.append(loop.step))
+    every_n_steps(loop, 100, "note", 0, lambda loop, metrics: fired.append(loop.step))
     loop.run_steps(range(220), 220)
     assert fired == [250, 350]  # and not at the last step, 370
-    assert steps_of(ForEachNSteps(100), 220, 150) == [200, 300]
+    assert steps_of(EveryNSteps(100), 220, 150) == [200, 300]
 
 
-def test_every_goes_on_counting_over_runs():
+def test_every_n_steps_goes_on_counting_over_runs():
     fired, loop = [], loop_at()
-    EveryNSteps(loop, 5, "note", 0, lambda loop: fired.append(loop.step))
+    every_n_steps(loop, 5, "note", 0, lambda loop, metrics: fired.append(loop.step))
     for _ in range(4):
         loop.run_steps(range(3), 3)
     assert fired == [5, 10]
@@ -102,7 +105,7 @@ def test_n_times_fires_exactly_so_often_and_at_the_last_step(n, n_steps):
 
 def test_n_times_begins_anew_in_each_run():
     fired, loop = [], loop_at()
-    NTimesDuringLoop(loop, 3, "note", 0, lambda loop: fired.append(loop.step))
+    NTimesDuringLoop(loop, 3, "note", 0, lambda loop, metrics: fired.append(loop.step))
     loop.run_steps(range(9), 9)
     loop.run_steps(range(3), 3)
     loop.run_epochs(range(6), 2)
@@ -180,7 +183,7 @@ def test_a_factor_of_one_is_a_constant_distance():
 @pytest.mark.parametrize(("n_steps", "at_end"), [(12, [6, 12]), (13, [6, 13]), (6, [6])])
 def test_exponential_at_the_end(n_steps, at_end):
     fired, loop = [], loop_at()
-    ExponentialCallback(loop, 5, 10, True, "note", 0, lambda loop: fired.append(loop.step))
+    ExponentialCallback(loop, 5, 10, True, "note", 0, lambda loop, metrics: fired.append(loop.step))
     loop.run_steps(range(n_steps), n_steps)
     assert fired == at_end  # once only, where a step fires that is the last
 
@@ -192,7 +195,7 @@ def test_a_period_is_counted_from_the_end_of_the_action():
     clock, started = Clock(), []
     loop = loop_at(clock=clock, seconds=1)
 
-    def slow(loop):
+    def slow(loop, metrics):
         started.append(clock.now)
         clock.now += 3
 
@@ -203,14 +206,14 @@ def test_a_period_is_counted_from_the_end_of_the_action():
 
 
 def test_a_period_of_nothing_fires_at_every_step_but_the_first():
-    assert steps_of(EverySeconds(0), 4) == [2, 3, 4]
+    assert steps_of(EveryNSeconds(0), 4) == [2, 3, 4]
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(2, [3, 5, 6]), (1, [2, 3, 4, 5, 6]), (99, [6])])
 def test_a_period_at_the_end_is_never_run_twice(seconds, expected):
     clock, fired = Clock(), []
     loop = loop_at(clock=clock, seconds=1)
-    PeriodicCallback(loop, seconds, True, "note", 0, lambda loop: fired.append(loop.step), clock=clock)
+    PeriodicCallback(loop, seconds, True, "note", 0, lambda loop, metrics: fired.append(loop.step), clock=clock)
     loop.run_steps(range(6), 6)
     assert fired == expected
 
@@ -239,6 +242,13 @@ def test_a_time_interval_counts_from_when_the_action_began():
 # -- by the loop's steps -------------------------------------------------------------------------------
 
 
+def scheduled(names, n_steps, start=0):
+    fired, loop = [], loop_at(start)
+    loop.hooks.attach(CronTab().schedule(lambda loop: fired.append(loop.step), **names))
+    loop.run_steps(range(n_steps), n_steps)
+    return fired
+
+
 @pytest.mark.parametrize(
     ("names", "steps"),
     [
@@ -253,7 +263,7 @@ def test_a_time_interval_counts_from_when_the_action_began():
     ],
 )
 def test_triggers_by_the_names_of_bobbin(names, steps):
-    assert steps_of(when(**names), 13) == steps
+    assert scheduled(names, 13) == steps
 
 
 @pytest.mark.parametrize(
@@ -266,31 +276,63 @@ def test_triggers_by_the_names_of_bobbin(names, steps):
     ],
 )
 def test_what_counts_from_the_first_step_of_training_and_what_from_that_of_the_process(names, steps):
-    assert steps_of(when(**names), 7, start=6) == steps
+    assert scheduled(names, 7, start=6) == steps
 
 
 def test_step_zero_is_a_multiple_and_among_the_first():
     at = SimpleNamespace(step=0)
-    assert ForEachNSteps(3).fires(at)
+    assert EveryNSteps(3).fires(at)
     assert AtFirstNSteps(0).fires(at)
-    assert AtNthStep(0).fires(at)
+    assert AtSteps(0).fires(at)
 
 
-def test_a_time_interval_by_name():
+def test_bobbins_own_triggers_and_their_check():
+    """As in bobbin's cron_test.py."""
+    at = SimpleNamespace(step=0)
+    triggers = {
+        ForEachNSteps(10): lambda step: step % 10 == 0,
+        AtFirstNSteps(10): lambda step: step <= 10,
+        AtNthStep(17): lambda step: step == 17,
+        AtNthStep((17, 30)): lambda step: step in (17, 30),
+        AtFirstNSteps(5) | ForEachNSteps(3): lambda step: step <= 5 or step % 3 == 0,
+        OrTrigger(AtNthStep(2), AtNthStep(4)): lambda step: step in (2, 4),
+    }
+    for at.step in range(100):
+        for trigger, expected in triggers.items():
+            assert trigger.check(at) == expected(at.step)
     clock = Clock()
-    trigger, found = when(time_interval=7, clock=clock), []
-    for clock.now in (10, 15, 19):
+    at_zero, later = ForEachTSeconds(7, clock=clock), ForEachTSeconds(7, fire_at_zero=False, clock=clock)
+    assert (at_zero.check(at), later.check(at)) == (True, False)
+    clock.now += 8
+    assert at_zero.check(at)
+    assert later.check(at)
+
+
+def test_every_n_seconds_may_fire_at_zero():
+    clock = Clock()
+    trigger = EveryNSeconds(5, fire_at_zero=True, clock=clock)
+    found = []
+    for clock.now in (10, 12, 15, 19):
         found.append(trigger.fires(SimpleNamespace(step=0)))
-    assert found == [True, False, True]
+    assert found == [True, False, True, False]
 
 
-def test_when_needs_a_trigger_and_knows_no_other():
-    with pytest.raises(
-        ValueError, match=r"^when to act is not given: set step_interval, at_step, at_first_steps, at_fi"
-    ):
-        when()
-    with pytest.raises(TypeError, match="unexpected keyword argument 'step_intervall'"):
-        when(step_intervall=3)
+# -- by epochs -----------------------------------------------------------------------------------------
+
+
+def test_every_n_epochs_goes_by_epochs_over_runs():
+    fired, loop = [], loop_at()
+    loop.on_step("note", lambda loop: fired.append((loop.record["epoch"], loop.step)), trigger=EveryNEpochs(2))
+    loop.run_epochs(range(3), 3)
+    loop.run_epochs(range(3), 2)
+    assert fired == [(2, 6), (4, 12)]
+
+
+def test_steps_and_epochs_are_not_combined():
+    with pytest.raises(ValueError, match=r"^triggers that go by steps and by epochs cannot be combined; add the hook"):
+        EveryNSteps(2) | EveryNEpochs(2)
+    with pytest.raises(ValueError, match=r"^CronTab.run goes by steps; give 'a' a trigger that does, or use a Loop$"):
+        CronTab().add("a", EveryNEpochs(2), print).run(SimpleNamespace(step=1))
 
 
 # -- several together ----------------------------------------------------------------------------------
@@ -298,19 +340,19 @@ def test_when_needs_a_trigger_and_knows_no_other():
 
 def test_all_triggers_are_asked_though_the_first_fires():
     """Else the first step of the process would be taken for a later one."""
-    assert steps_of(AtNthStep(1) | AtFirstNStepsOfProcess(3), 6) == [1, 2, 3]
-    assert steps_of(AtNthStep(1, 2) | Every(3) | AtNthStep(4), 7) == [1, 2, 3, 4, 6]
+    assert steps_of(AtSteps(1) | AtFirstNSteps(3, of_process=True), 6) == [1, 2, 3]
+    assert steps_of(AtSteps(1, 2) | EveryNSteps(3) | AtSteps(4), 7) == [1, 2, 3, 4, 6]
 
 
 def test_several_fire_at_the_end_if_one_does():
-    assert steps_of(AtNthStep(2) | NTimes(1), 5) == [2, 5]
-    assert steps_of(AtNthStep(5) | NTimes(1), 5) == [5]
+    assert steps_of(AtSteps(2) | NTimes(1), 5) == [2, 5]
+    assert steps_of(AtSteps(5) | NTimes(1), 5) == [5]
 
 
 def test_of_several_only_those_that_fired_are_told_that_the_action_is_over():
     clock, fired = Clock(), []
     loop = loop_at(clock=clock, seconds=1)
-    trigger = AtNthStep(3) | EverySeconds(4, clock=clock)
+    trigger = AtSteps(3) | EveryNSeconds(4, clock=clock)
     loop.on_step("note", lambda loop: fired.append(loop.step), trigger=trigger)
     loop.run_steps(range(10), 10)
     assert fired == [3, 5, 9]  # 5: 4 seconds after the first step, though something else fired meanwhile
@@ -318,14 +360,29 @@ def test_of_several_only_those_that_fired_are_told_that_the_action_is_over():
 
 def test_only_triggers_can_be_combined():
     with pytest.raises(TypeError):
-        Every(3) | 4
+        EveryNSteps(3) | 4
+
+
+def test_a_run_that_is_lengthened_after_a_restart_fires_once_more():
+    def run(epochs, state=None):
+        fired, loop, states = [], loop_at(), []
+        loop.on_step("note", lambda loop: fired.append(loop.step), trigger=NTimes(3))
+        loop.hooks.add("end", lambda loop: states.append(loop.state_dict()), priority=math.inf)
+        if state is not None:
+            loop.load_state_dict(state)
+        loop.run_epochs(range(3), epochs)
+        return fired, states[0]
+
+    fired, state = run(2)
+    rest, _ = run(4, state)
+    assert (fired, rest) == ([2, 4, 6], [12])
 
 
 # -- as part of a hook ---------------------------------------------------------------------------------
 
 
 def test_hooks_that_are_given_one_trigger_count_by_themselves():
-    a, b, trigger = [], [], Every(2) | AtFirstNStepsOfProcess(1)
+    a, b, trigger = [], [], EveryNSteps(2) | AtFirstNSteps(1, of_process=True)
     loop = loop_at()
     loop.on_step("a", lambda loop: a.append(loop.step), trigger=trigger)
     loop.on_step("b", lambda loop: b.append(loop.step), trigger=trigger)
@@ -351,21 +408,21 @@ def test_nothing_fires_at_the_end_of_a_run_without_steps():
 
 
 def test_triggers_are_for_steps():
-    with pytest.raises(ValueError, match=r"^a trigger decides after each step; event 'epoch' takes none$"):
-        Loop(None).hooks.add("epoch", print, trigger=Every(2))
+    with pytest.raises(ValueError, match=r"^EveryNSteps decides after each step; event 'epoch' has none$"):
+        Loop(None).hooks.add("epoch", print, trigger=EveryNSteps(2))
 
 
 # -- going on ------------------------------------------------------------------------------------------
 
 DETERMINISTIC = [
-    Every(3),
+    EveryNSteps(3),
     NTimes(5),
     NTimes(100),
     Exponential(2, 1.5),
-    ForEachNSteps(4),
-    AtNthStep(1, 5, 13),
+    EveryNSteps(4),
+    AtSteps(1, 5, 13),
     AtFirstNSteps(6),
-    Every(2) | NTimes(3) | AtNthStep(7),
+    EveryNSteps(2) | NTimes(3) | AtSteps(7),
 ]
 
 
@@ -378,7 +435,7 @@ def test_a_trigger_that_goes_on_fires_as_if_it_had_not_been_interrupted(trigger,
         loop.on_step("save", lambda loop: states.append(loop.state_dict()), priority=1)
         if state is not None:
             loop.load_state_dict(state)
-        loop.run_steps(range(17), 17)
+        loop.run_to_step(range(17), 17)
         return fired, states
 
     whole, states = run()
@@ -386,7 +443,7 @@ def test_a_trigger_that_goes_on_fires_as_if_it_had_not_been_interrupted(trigger,
     assert rest == [step for step in whole if step > cut]
 
 
-@pytest.mark.parametrize("kind", [EverySeconds, ForEachTSeconds])
+@pytest.mark.parametrize("kind", [EveryNSeconds, ForEachTSeconds])
 def test_time_that_has_passed_is_kept_though_clocks_differ(kind):
     clock, other = Clock(1000), Clock(5)
     first, second = kind(10, clock=clock), kind(10, clock=other)
@@ -407,15 +464,15 @@ def test_time_that_has_passed_is_kept_though_clocks_differ(kind):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: Every(0), ValueError, "n must be at least 1, got 0"),
-        (lambda: Every(2.0), TypeError, "n must be an integer, got 2.0"),
+        (lambda: EveryNSteps(0), ValueError, "n must be at least 1, got 0"),
+        (lambda: EveryNSteps(2.0), TypeError, "n must be an integer, got 2.0"),
         (lambda: NTimes(True), TypeError, "n must be an integer, got True"),
-        (lambda: ForEachNSteps(-1), ValueError, "n must be at least 1, got -1"),
-        (lambda: AtNthStep(3, -1), ValueError, "a step must be at least 0, got -1"),
+        (lambda: EveryNSteps(-1), ValueError, "n must be at least 1, got -1"),
+        (lambda: AtSteps(3, -1), ValueError, "a step must be at least 0, got -1"),
         (lambda: Exponential(0, 2), ValueError, "start must be at least 1, got 0"),
         (lambda: Exponential(5, 0.9), ValueError, "factor must be at least 1, got 0.9"),
         (lambda: Exponential(5, math.inf), ValueError, "factor must be at least 1, got inf"),
-        (lambda: EverySeconds(-1), ValueError, "the time must be a number of seconds, 0 or more, got -1"),
+        (lambda: EveryNSeconds(-1), ValueError, "the time must be a number of seconds, 0 or more, got -1"),
         (lambda: ForEachTSeconds(math.nan), ValueError, "the time must be a number of seconds, 0 or more, got nan"),
     ],
 )
@@ -430,5 +487,5 @@ def test_a_trigger_of_ones_own_needs_one_method():
         def _due(self, at):
             return at.step % 2 == 1
 
-    assert steps_of(Odd() | AtNthStep(4), 5) == [1, 3, 4, 5]
+    assert steps_of(Odd() | AtSteps(4), 5) == [1, 3, 4, 5]
     assert isinstance(Odd() | Odd(), AnyOf)

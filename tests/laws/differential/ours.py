@@ -28,7 +28,7 @@ from fluxutils_py.nn import (
     SequenceStack,
     SlidingWindowAttention,
 )
-from fluxutils_py.training import Checkpointer, ForEachNSteps
+from fluxutils_py.training import Checkpointer, EveryNSteps
 
 from .arrays import IGNORED, N_LABELS, N_WORDS
 from .cases import STACKS
@@ -389,4 +389,4 @@ def build_estimator(case, callbacks=(), orders=None):
 
 
 def checkpointer(folder, every):
-    return Checkpointer(folder, keep=2, trigger=ForEachNSteps(every))
+    return Checkpointer(folder, keep=2, trigger=EveryNSteps(every))

@@ -23,9 +23,9 @@ from fluxutils_py import Estimator, Spec
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import get_communicator
-from fluxutils_py.training import Checkpointer, ForEachNSteps, Loop
+from fluxutils_py.training import Checkpointer, EveryNSteps, Loop
 from fluxutils_py.training.plain_files import read_file, write_file
-from fluxutils_py.training.triggers import EverySeconds
+from fluxutils_py.training.triggers import EveryNSeconds
 
 FOLDER = Path(sys.argv[1])
 N, T = 7, 11
@@ -107,7 +107,7 @@ start.number = 0
 
 
 def attempt(rank, comm, folder, every, out, epochs=12):
-    saves = [] if folder is None else [Checkpointer(folder, keep=2, trigger=ForEachNSteps(every))]
+    saves = [] if folder is None else [Checkpointer(folder, keep=2, trigger=EveryNSteps(every))]
     est = fit(estimator(*saves, comm=comm, epochs=epochs))
     write_file(FOLDER / f"{out}-{rank}", outcome(est))
 
@@ -177,7 +177,7 @@ def fails(rank, comm, case):
     actions = {"hook": boom, "last hook": boom, "stop": Loop.stop, "stop between epochs": Loop.stop}
     action, step = actions.get(case), {"last hook": 24, "stop between epochs": 0}.get(case, 6)
     hooks = [On(step, action)] if rank == 1 and action else []
-    trigger = EverySeconds(1) if case == "clock" else ForEachNSteps(6 if action else 3)
+    trigger = EveryNSeconds(1) if case == "clock" else EveryNSteps(6 if action else 3)
     saves = Checkpointer(FOLDER / ("in the way/folder" if case == "writing" else case), keep=-1, trigger=trigger)
     if case == "reading" and rank == 1:
         saves._combined = unreadable

@@ -20,7 +20,7 @@ from fluxutils_py.evaluation import EvalResults, EvalTask, RunEval, eval_batches
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import RankGroup, assert_replica_integrity, gather_from_processes, get_communicator
 from fluxutils_py.training import InMemory, Loop, StopTraining, Trainer
-from fluxutils_py.training.triggers import Every
+from fluxutils_py.training.triggers import EveryNSteps
 
 rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
 folder = Path(sys.argv[1])
@@ -117,7 +117,7 @@ def train(action, before=None, steps=4):
         loop = Loop(Trainer(model, nn.MSELoss(), torch.optim.SGD), ranks)
         if before is not None:
             loop.on_step("before", before)
-        loop.on_step("evaluate", action, trigger=Every(2))
+        loop.on_step("evaluate", action, trigger=EveryNSteps(2))
         try:
             loop.run_epochs(InMemory(x, x[:, :1], batchsize=1), 2)
         except BaseException as caught:

@@ -41,11 +41,11 @@ def scalars(path):
 
 def the_first_writes_the_curves_of_all():
     losses = []
-    e = est(TensorBoard(folder / "fit", trigger=1), lambda loop: losses.append(np.float32(loop.info.loss))).fit(x, y)
+    e = est(TensorBoard(folder / "fit", trigger=1), lambda loop: losses.append(np.float32(loop.batch_loss))).fit(x, y)
     world.Barrier()
     found = scalars(folder / "fit")
-    assert [value for _, value in found["epoch/loss"]] == [np.float32(v) for v in e.loss_curve_]
-    assert found["train/loss"] == list(enumerate(losses, 1))
+    assert [value for _, value in found["train/loss"]] == [np.float32(v) for v in e.loss_curve_]
+    assert found["train/batch_loss"] == list(enumerate(losses, 1))
     assert len(list((folder / "fit").iterdir())) == 1
 
 
@@ -76,7 +76,7 @@ def by_directory_the_others_write_nothing():
     told = gather_from_processes(sorted(p.name for p in (folder / "by key").iterdir()))
     assert told == [["dev", "train"]] * 2
     assert scalars(folder / "by key" / "dev") == {"rank": [(1, 0.0)]}
-    assert [step for step, _ in scalars(folder / "by key" / "train")["train/loss"]] == [2, 4, 6, 8]
+    assert [step for step, _ in scalars(folder / "by key" / "train")["train/batch_loss"]] == [2, 4, 6, 8]
     (text,) = (
         EventAccumulator(str(folder / "by key" / "train")).Reload().Tensors("trainer/diagnosis/process/text_summary")
     )

@@ -58,7 +58,7 @@ def check(n):
         assert [abs(a["loss"] - b["loss"]) < 1e-12 for a, b in zip(loop.history, one.history, strict=True)] == [
             True
         ] * 2
-        assert loop.info.metrics == {"rows": SIZES[ranks.rank]}
+        assert loop.metrics == {"rows": SIZES[ranks.rank]}
         assert loop.step == state.step == 12
 
         # a rank without data, for once

@@ -1,0 +1,107 @@
+"""The epoch that a loop is in."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from fluxutils_py.training.dataset import iterate_from
+from fluxutils_py.training.pending_loss import PendingLoss
+from fluxutils_py.training.step_info import StepInfo
+
+SUMS = ("n_losses", "n_live", "total", "weighted")
+
+
+class EpochProgress:
+    """Where in the batches an epoch is, and the sums of which its record has the means.
+
+    Attributes
+    ----------
+    step : int
+        Completed steps of the epoch.
+    batches : iterable or None
+        What it goes through.
+    """
+
+    def __init__(self) -> None:
+        self.batches: Any = None
+        self._source: Iterator[Any] | None = None  # the rest of the epoch
+        self._pending: deque[StepInfo] = deque()  # whose losses have not been read yet, oldest first
+        self._clear()
+
+    def _clear(self) -> None:
+        self.step = self.n_losses = 0
+        self.n_live = self.total = self.weighted = self._seconds = 0.0
+        self._started: float | None = None
+        self._pending.clear()
+
+    def is_over(self, batches: Iterable[Any]) -> bool:
+        """Whether it is an epoch over these batches that has begun."""
+        return self.step > 0 if self._source is None else self.batches is batches
+
+    def open(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The rest of the epoch, or all of a new one if it is over other batches."""
+        if not self.is_over(batches):
+            self.close()
+        if self._source is None:
+            self.batches, self._source = batches, iterate_from(batches, self.step)
+        return self._source
+
+    def close(self) -> None:
+        """Forget the epoch: it is complete, or given up."""
+        source, batches, self._source, self.batches = self._source, self.batches, None, None
+        self._clear()
+        close = getattr(source, "close", None)
+        if close is not None and source is not batches:  # it may be reading ahead; batches are the caller's to close
+            close()
+
+    def add(self, info: StepInfo) -> None:
+        """Count a step."""
+        self.step += 1
+        if isinstance(info.batch_loss, PendingLoss):
+            self._pending.append(info)
+            self.read_pending(keep=1)
+        elif info.batch_loss is not None:
+            self._add(info.batch_loss, info.n_live)
+
+    def read_pending(self, keep: int = 0) -> None:
+        """Read the losses that a GPU was computing, but for the newest; it works on those meanwhile."""
+        while len(self._pending) > keep:
+            info = self._pending.popleft()
+            self._add(float(info.batch_loss), info.n_live)
+
+    def _add(self, batch_loss: float, n_live: float) -> None:
+        self.n_losses += 1
+        self.n_live += n_live
+        self.total += batch_loss
+        self.weighted += batch_loss * n_live
+
+    def start_clock(self) -> None:
+        self._started = time.perf_counter()
+
+    def stop_clock(self) -> None:
+        self._seconds, self._started = self.seconds, None
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds + (0.0 if self._started is None else time.perf_counter() - self._started)
+
+    def record(self) -> dict[str, float | None]:
+        """Means over the steps so far."""
+        return {
+            "loss": self.weighted / self.n_live if self.n_live else None,
+            "mean_batch_loss": self.total / self.n_losses if self.n_losses else None,
+            "seconds": self.seconds,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        self.read_pending()
+        return {"step": self.step, "seconds": self.seconds, **{name: getattr(self, name) for name in SUMS}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.close()
+        self.step, self._seconds = state["step"], state["seconds"]
+        for name in SUMS:
+            setattr(self, name, state[name])
