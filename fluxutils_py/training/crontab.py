@@ -118,7 +118,6 @@ class CronTab:
         kwargs.pop("is_train_state_replicated", None)
         self._step_results.clear()
         self._hooks.run("step", state, *args, **kwargs)
-        self._hooks.run_collective("step", state, *args, **kwargs)
         self.results.update(self._step_results)
         return dict(self._step_results)
 

@@ -26,7 +26,7 @@ def monitored_loss(record: dict[str, Any]) -> float | None:
 class Validation:
     """Add ``validation_loss`` to each epoch's record: the same loss on other data, in evaluation mode."""
 
-    name, priority = "validation", -30
+    name, priority, collective = "validation", -30, True
 
     def __init__(self, model: nn.Module, loss: Loss, batches: Iterable[Batch], comm: RankGroup | None = None) -> None:
         self.model, self.loss, self.batches, self.ranks = model, loss, batches, comm

@@ -28,12 +28,12 @@ class _Entry:
     name: str = field(compare=False)
     action: Action = field(compare=False)
     trigger: Trigger | None = field(compare=False)
+    collective: bool = field(compare=False)
     results: dict[str, Any] | None = field(compare=False)
     last_step: int | None = field(default=None, compare=False)  # at which the action was called
 
     def is_due(self, event: str, loop: Any) -> bool:
-        if self.trigger is None:
-            return True
+        assert self.trigger is not None
         if event == "end":
             return loop.step > loop.start_step and self.last_step != loop.step
         return self.trigger.fires(loop)
@@ -63,15 +63,15 @@ class Hooks:
     Events are ``start`` (before the first step of a run), ``step`` (after each step), ``epoch`` (after each epoch),
     ``end`` (after the last step, unless something failed) and ``close`` (always, at the very end, to release things).
 
-    Collective actions are those that all ranks carry out together, such as saving a checkpoint. They come after the
-    others, on every rank, even on one where another action has failed.
+    Collective actions are those that all ranks carry out together, such as saving a checkpoint. A rank on which another
+    action has failed takes part in them all the same: the first thing that they exchange is the error.
 
     :meth:`state_dict` holds the counters of triggers, and the state of hooks that have ``state_dict`` and
     ``load_state_dict`` themselves, by name.
     """
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, bool], list[_Entry]] = {(e, c): [] for e in EVENTS for c in (False, True)}
+        self._entries: dict[str, list[_Entry]] = {event: [] for event in EVENTS}
         self._n = 0
         self._stateful: dict[str, Any] = {}
         self._pending_states: dict[str, Any] = {}  # of hooks that are yet to be added
@@ -106,7 +106,8 @@ class Hooks:
         name = name or getattr(action, "__name__", None) or type(action).__name__
         priority = _attribute(action, "priority", 0) if priority is None else priority
         collective = _attribute(action, "collective", False) if collective is None else collective
-        entry = _Entry(priority, self._n, name, action, None if trigger is None else trigger.copy(), results)
+        trigger = None if trigger is None else trigger.copy()
+        entry = _Entry(priority, self._n, name, action, trigger, collective, results)
         if trigger is not None:
             if event not in ("step", trigger.event):
                 raise ValueError(
@@ -115,18 +116,16 @@ class Hooks:
             event = trigger.event
             self._register_state(name, entry)
             if trigger.at_end:
-                self._insert("end", collective, entry)
-        self._insert(event, collective, entry)
+                self._insert("end", entry)
+        self._insert(event, entry)
         for other in ("start", "close"):
             if hasattr(action, f"on_{other}"):
                 self.add(other, getattr(action, f"on_{other}"), name=name, priority=priority, collective=False)
 
-    def _insert(self, event: str, collective: bool, entry: _Entry) -> None:
+    def _insert(self, event: str, entry: _Entry) -> None:
         self._n += 1
-        # starting and closing are done by each rank for itself: a collective there would hang where one has failed
-        entries = self._entries[event, collective and event not in ("start", "close")]
-        entries.append(entry)
-        entries.sort()
+        self._entries[event].append(entry)
+        self._entries[event].sort()
 
     def attach(self, hook: Any) -> None:
         """Add what a user passes as a callback.
@@ -164,39 +163,43 @@ class Hooks:
             self._register_state(name, hook)
 
     def run(self, event: str, loop: Any, /, *args: Any, **kwargs: Any) -> None:
-        """Call the actions of an event, but for the collective ones.
+        """Call the actions of an event.
 
-        An error ends the event, and says which hook it came from; but all hooks of ``close`` are called.
+        An error ends the event, and says which hook it came from; but all hooks of ``close`` are called. In a loop of
+        several ranks it is kept until the next collective.
         """
-        self._run(event, False, loop, *args, **kwargs)
-
-    def run_collective(self, event: str, loop: Any, /, *args: Any, **kwargs: Any) -> None:
-        """Call the collective actions of an event."""
-        self._run(event, True, loop, *args, **kwargs)
-
-    def _run(self, event: str, collective: bool, loop: Any, *args: Any, **kwargs: Any) -> None:
-        failed: Exception | None = None
-        for entry in self._entries[event, collective]:
+        ranks, failed = getattr(loop, "ranks", None), None
+        for entry in self._entries[event]:
+            if entry.trigger is not None and not entry.is_due(event, loop):
+                continue
             try:
-                if entry.is_due(event, loop):
-                    entry(loop, *args, **kwargs)
-            except StopTraining:
-                # other ranks take it for an error within a collective; a loop of one's own cannot be stopped
-                if not hasattr(loop, "stop") or loop.ranks.error_is_shared:
-                    raise
-                loop.stop()
+                if ranks is None or ranks.is_single or (entry.collective and event not in ("start", "close")):
+                    self._call(entry, event, loop, args, kwargs)
+                elif ranks.error is None or event == "close":
+                    ranks.guard(self._call, entry, event, loop, args, kwargs)
             except Exception as error:
-                error.add_note(f"raised by the on_{event} hook {entry.name!r}")
                 if event != "close":
                     raise
                 failed = failed or error
         if failed is not None:
             raise failed
 
+    def _call(self, entry: _Entry, event: str, loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            entry(loop, *args, **kwargs)
+        except StopTraining:
+            # other ranks take it for an error within a collective; a loop of one's own cannot be stopped
+            if not hasattr(loop, "stop") or loop.ranks.error_is_shared:
+                raise
+            loop.stop()
+        except Exception as error:
+            error.add_note(f"raised by the on_{event} hook {entry.name!r}")
+            raise
+
     def check_collective_triggers(self) -> None:
         """Raise ValueError if ranks would do something together at times on which their clocks disagree."""
-        for entry in self._entries["step", True]:
-            if entry.trigger is not None and entry.trigger.by_clock:
+        for entry in self._entries["step"]:
+            if entry.collective and entry.trigger is not None and entry.trigger.by_clock:
                 raise ValueError(
                     f"all ranks carry out the hook {entry.name!r} together, but their clocks differ: give it a trigger "
                     "that goes by steps, such as EveryNSteps(100)"

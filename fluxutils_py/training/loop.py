@@ -282,8 +282,7 @@ class Loop:
                 ranks.guard(self.hooks.check_restored)
                 if not ranks.is_single:
                     ranks.guard(self.hooks.check_collective_triggers)
-                ranks.guard(self.hooks.run, "start", self)
-                ranks.allgather()
+                self._call_hooks("start")
                 yield
                 self.end_step = self.step
                 self._call_hooks("end")
@@ -292,13 +291,12 @@ class Loop:
                 raise
             finally:
                 self._running = False
-                ranks.guard(self.hooks.run, "close", self)
+                self.hooks.run("close", self)
             ranks.allgather()
 
     def _call_hooks(self, event: str) -> None:
-        self.ranks.guard(self.hooks.run, event, self)
+        self.hooks.run(event, self)
         self.ranks.allgather()
-        self.hooks.run_collective(event, self)
 
     def _run_epoch(self, batches: Iterable[Any]) -> None:
         self._take_steps(batches)
@@ -336,8 +334,7 @@ class Loop:
             progress.add(info)
             self._info = info
             self.step += 1
-            ranks.guard(self.hooks.run, "step", self)
-            self.hooks.run_collective("step", self)
+            self.hooks.run("step", self)
         progress.read_pending()
         progress.stop_clock()
         self.loop_step = self.step

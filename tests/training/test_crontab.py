@@ -185,7 +185,7 @@ def test_as_hooks_the_same_actions_are_done_at_the_same_steps():
     assert found == [3, 4, 6] * 2
 
 
-def test_actions_that_ranks_do_together_come_last_by_priority_and_results_stay():
+def test_actions_come_by_priority_also_that_of_their_object_and_results_stay():
     order = []
 
     class Together:
@@ -204,10 +204,10 @@ def test_actions_that_ranks_do_together_come_last_by_priority_and_results_stay()
     loop = Loop(lambda batch: StepInfo(1.0))
     loop.hooks.attach(cron)
     loop.run_epochs(range(3), 1)
-    assert order == ["alone", "called", "saved"]
-    assert cron.results == {"alone": None, "t": 2, "s": None}
+    assert order == ["called", "saved", "alone"]
+    assert cron.results == {"t": 2, "s": None, "alone": None}
     steps_of(cron, 3)
-    assert order == ["alone", "called", "saved"] * 2
+    assert order == ["called", "saved", "alone"] * 2
 
 
 def test_an_action_that_has_something_to_open_and_close_does_so_around_each_run():

@@ -1,11 +1,13 @@
 """In which order hooks run, and what becomes of their errors."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from fluxutils_py.training import Loop, StepInfo, StopTraining, cb
 from fluxutils_py.training.hooks import EVENTS, Hooks
+from fluxutils_py.training.triggers import EveryNSteps
 
 
 def loop_of(log):
@@ -219,20 +221,57 @@ def test_an_error_while_closing_does_not_hide_the_first():
     assert isinstance(caught.value.__context__, ZeroDivisionError)
 
 
-def test_an_action_may_say_itself_that_ranks_do_it_together():
-    done = []
+class Ranks:
+    """Rank 0 of two, on which nobody else is."""
 
-    class Together:
-        collective = True
+    rank, size, is_single, stopped, error_is_shared = 0, 2, False, False, False
+    error = None
 
+    def guard(self, f, *args):
+        try:
+            return f(*args)
+        except Exception as error:
+            self.error = self.error or error
+            return None
+
+
+class Saver:
+    """A collective action, told by its class, that notes whether an error is pending as it begins."""
+
+    collective = True
+
+    def __init__(self, done):
+        self.done = done
+
+    def save(self, loop):
+        self.done.append(("save", loop.ranks.error is not None))
+
+
+def test_a_rank_that_failed_takes_part_in_collective_actions_and_in_no_others():
+    done, hooks, loop = [], Hooks(), SimpleNamespace(ranks=Ranks(), step=1, start_step=0, stop=None)
+    hooks.add("step", Saver(done).save, priority=-5)
+    hooks.add("step", lambda loop: 1 / 0, name="fails")
+    hooks.add("step", lambda loop: done.append("alone"))
+    hooks.add("step", Saver(done).save, trigger=EveryNSteps(1))
+    hooks.add("close", lambda loop: done.append("closed"))
+    hooks.run("step", loop)
+    assert done == [("save", False), ("save", True)]
+    assert loop.ranks.error.__notes__ == ["raised by the on_step hook 'fails'"]
+    hooks.run("close", loop)
+    assert done[2:] == ["closed"]
+
+
+def test_an_action_with_something_to_open_and_close_does_so_around_each_run():
+    log = []
+
+    class Opens(Everything):
         def __call__(self, loop):
-            done.append("together")
+            self.log.append(loop.step)
 
-    loop = Loop(lambda batch: StepInfo(1.0))
-    loop.on_step("together", Together(), priority=-5)
-    loop.on_step("alone", lambda loop: done.append("alone"), priority=5)
-    loop.run_steps([1], 1)
-    assert done == ["alone", "together"]
+    loop = loop_of([])
+    loop.on_step("opens", Opens(log), trigger=EveryNSteps(2))
+    loop.run_epochs("abc", 1)
+    assert log == ["start", 2, "close"]
 
 
 class OnEpochOfNothing:
