@@ -16,9 +16,9 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.gradient_vector import GradientVector
 from fluxutils_py.parallel.gradients import Gradients, as_scalar, require_gradient
-from fluxutils_py.training.loop import StepInfo
 from fluxutils_py.training.pending_loss import PendingLoss
 from fluxutils_py.training.sharding import digest, shard
+from fluxutils_py.training.step_info import StepInfo
 
 BATCHES = ("same", "per_rank")
 

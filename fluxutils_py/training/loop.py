@@ -7,7 +7,7 @@ import statistics
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -107,9 +107,7 @@ class Loop:
 
     def __init__(self, step: Callable[[Any], StepInfo | None] | Any, comm: Any = "auto") -> None:
         ranks = getattr(step, "ranks", None)
-        self._enters = not isinstance(comm, RankGroup)
-        ranks = comm if ranks is None and not self._enters else ranks
-        self.ranks = RankGroup.from_comm(comm, "Loop") if ranks is None else ranks
+        self.ranks = RankGroup.from_comm(comm if ranks is None else ranks, "Loop")
         self.rank = self.ranks.rank
         self.hooks = Hooks()
         self.step_fn = getattr(step, "train_step", step)
@@ -277,7 +275,7 @@ class Loop:
     def _run_hooks(self) -> Iterator[None]:
         """Call the hooks at the start and the end of a run."""
         ranks, self._running = self.ranks, True
-        with ranks if self._enters else nullcontext():
+        with ranks:
             try:
                 ranks.guard(self.hooks.check_restored)
                 if not ranks.is_single:

@@ -24,7 +24,7 @@ from fluxutils_py.nn import (
 )
 from fluxutils_py.nn.cells import SMGUCell
 from fluxutils_py.nn.states import recurrent_layers
-from fluxutils_py.training import Checkpointer, ForEachNSteps
+from fluxutils_py.training import Checkpointer, EveryNSteps
 
 from .conftest import B, S, T, difference, flat, make_task, window
 
@@ -142,8 +142,8 @@ def test_law_8_a_fit_that_is_stopped_goes_on_bit_for_bit(layer, spec, tmp_path):
     task = make_task(n_series=11)
     whole = fit(layer, task, epochs=2, **spec)
     with pytest.raises(Interrupted):
-        fit(layer, task, epochs=2, callbacks=[Checkpointer(tmp_path, trigger=ForEachNSteps(3)), stop], **spec)
-    resumed = fit(layer, task, epochs=2, callbacks=[Checkpointer(tmp_path, trigger=ForEachNSteps(3))], **spec)
+        fit(layer, task, epochs=2, callbacks=[Checkpointer(tmp_path, trigger=EveryNSteps(3)), stop], **spec)
+    resumed = fit(layer, task, epochs=2, callbacks=[Checkpointer(tmp_path, trigger=EveryNSteps(3))], **spec)
     assert torch.equal(net2vec(resumed), net2vec(whole))
     assert resumed.loss_curve_ == whole.loss_curve_
 
