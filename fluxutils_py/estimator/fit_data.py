@@ -11,16 +11,17 @@ import numpy as np
 from fluxutils_py.data import SampleWeight, SequenceWindows
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import block_slices
-from fluxutils_py.errors import ShapeError
+from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.building import require_stored
 from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.inputs import Inputs, InputSchema, feature_counts, read_inputs, read_weight
 from fluxutils_py.estimator.labels import ClassWeightArray, LabelEncoder, find_classes
-from fluxutils_py.estimator.spec import Spec, check_int, read_spec
+from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.estimator.target_codec import TargetCodec, TargetScale
 from fluxutils_py.estimator.targets import MISSING_LABEL, Targets, read_labels, read_targets
 from fluxutils_py.estimator.validation_split import hold_out, intersect
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
+from fluxutils_py.validation import check_integer
 
 MIN_WINDOWS_PER_FOLD = 8  # fewer windows in a piece of a series, and its state would mean nothing
 
@@ -101,7 +102,7 @@ def prepare(
         raise ValueError(f"target must be 'auto', 'step' or 'series', got {settings.target!r}")
     spec = read_spec(settings.spec)
     if epochs is not None:
-        check_int("epochs", epochs, 1)
+        check_integer("epochs", epochs, 1, error=SpecError)
         spec = dataclasses.replace(spec, epochs=int(epochs))
     loss = as_loss(settings.loss)
     inputs = read_inputs(x, schema, starts=starts, lengths=lengths)

@@ -17,7 +17,7 @@ from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import adamw, require_single_input_and_output
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.estimator_settings import Settings
-from fluxutils_py.estimator.spec import Spec, check_int, check_positive, read_spec
+from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.estimator.target_codec import TargetCodec, TargetScale
 from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.nn import (
@@ -36,6 +36,7 @@ from fluxutils_py.nn import (
     SequenceStack,
     SlidingWindowAttention,
 )
+from fluxutils_py.validation import check_integer, check_positive
 
 
 def attention(n_in: int, n_out: int) -> SlidingWindowAttention:
@@ -133,9 +134,9 @@ class _SequenceEstimator(Estimator):
         if not callable(cell):
             raise ValueError(f"cell must be one of {', '.join(map(repr, CELLS))}, or a class, got {self.cell!r}")
         for name in ("hidden_size", "num_layers", "n_iter_no_change"):
-            check_int(name, getattr(self, name), 1)
-        check_int("n_timesteps", self.n_timesteps, 1, optional=True)
-        check_positive("lr", self.lr)
+            check_integer(name, getattr(self, name), 1, error=SpecError)
+        check_integer("n_timesteps", self.n_timesteps, 1, optional=True, error=SpecError)
+        check_positive("lr", self.lr, error=SpecError)
         for name, most in (("dropout", 1), ("weight_decay", math.inf)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) <= most:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fluxutils_py.errors import SpecError
+from fluxutils_py.validation import check_integer, check_positive
 
 
 @dataclass(frozen=True)
@@ -151,12 +152,12 @@ def _check(spec: Spec) -> None:
         ("accumulate", 1, False),
         ("patience", 1, True),
     ):
-        check_int(f"spec.{name}", getattr(spec, name), least, optional)
+        check_integer(f"spec.{name}", getattr(spec, name), least, optional=optional, error=SpecError)
     if not isinstance(spec.shuffle, bool | np.bool_):
         raise SpecError(f"spec.shuffle must be True or False, got {spec.shuffle!r}")
     if not isinstance(spec.rebatch, bool | np.bool_) and not (isinstance(spec.rebatch, str) and spec.rebatch == "auto"):
         raise SpecError(f"spec.rebatch must be 'auto', True or False, got {spec.rebatch!r}")
-    check_positive("spec.clip", spec.clip, optional=True)
+    check_positive("spec.clip", spec.clip, optional=True, error=SpecError)
     if spec.scheduler is not None and not callable(spec.scheduler):
         raise SpecError(
             f"spec.scheduler must be a function of the optimizer that returns a scheduler, got {spec.scheduler!r}; "
@@ -164,20 +165,3 @@ def _check(spec: Spec) -> None:
         )
     if spec.schedule_every not in ("epoch", "step"):
         raise SpecError(f"spec.schedule_every must be 'epoch' or 'step', got {spec.schedule_every!r}")
-
-
-def check_int(what: str, value: Any, least: int, optional: bool = False) -> None:
-    """Raise :class:`SpecError` unless ``value`` is an integer of at least ``least`` (or None, if that is allowed)."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
-        kind = "a positive integer" if least == 1 else f"an integer of at least {least}"
-        raise SpecError(f"{what} must be {kind}{' or None' if optional else ''}, got {value!r}")
-
-
-def check_positive(what: str, value: Any, optional: bool = False) -> None:
-    """Raise :class:`SpecError` unless ``value`` is a number above 0 (or None, if that is allowed)."""
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) > 0:
-        raise SpecError(f"{what} must be a positive number{' or None' if optional else ''}, got {value!r}")

@@ -12,11 +12,12 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.estimator.spec import check_int, read_spec
+from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.target_codec import Transform
 from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.training.tensors import to_tensor
+from fluxutils_py.validation import check_integer
 
 
 def stream(model: Any, n_series: int = 1, state: Sequence[Tensor] | None = None, *, method: str = "predict") -> Any:
@@ -104,7 +105,7 @@ class EstimatorStream:
 
     def __init__(self, est: Any, n_series: int = 1, state: Any = None, method: str = "predict") -> None:
         check_is_fitted(est, "model_")
-        check_int("n_series", n_series, 1)
+        check_integer("n_series", n_series, 1, error=SpecError)
         self.n_series = int(n_series)
         self.transforms: list[Transform] = [_decoder(est, method)]
         layout = est._layout

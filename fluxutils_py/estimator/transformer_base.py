@@ -16,11 +16,11 @@ from fluxutils_py.data.arrays import in_memory
 from fluxutils_py.data.ragged import MappedSeries
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.data.weights import block_slices
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.inputs import InputLayout, Inputs, InputSchema, read_inputs
 from fluxutils_py.estimator.sklearn_private import as_configured
-from fluxutils_py.estimator.spec import check_int
 from fluxutils_py.estimator.streaming import series_indices
+from fluxutils_py.validation import check_integer
 
 
 class _Transforming:
@@ -169,7 +169,7 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
             Its ``step`` gives for ``(F, N)`` what :meth:`transform` gives for that step of the whole series.
         """
         check_is_fitted(self)
-        check_int("n_series", n_series, 1)
+        check_integer("n_series", n_series, 1, error=SpecError)
         n_features = int(self._layout.features)
         return TransformerStream(self._block_function(), (n_features, int(n_series)), state)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import make_generator
-from fluxutils_py.estimator.spec import check_int
+from fluxutils_py.validation import check_integer
 
 
 def rollout(est: Any, x: Any, n_steps: int, *, known: Any = None) -> np.ndarray:
@@ -42,7 +42,7 @@ def rollout(est: Any, x: Any, n_steps: int, *, known: Any = None) -> np.ndarray:
     >>> rollout(est, x, 3).shape
     (1, 1, 3)
     """
-    check_int("n_steps", n_steps, 1)
+    check_integer("n_steps", n_steps, 1, error=SpecError)
     live, y = _warmed(est, x, "predict")
     n_outputs, n_series = y.shape
     n_inputs = int(x.shape[0])
@@ -84,7 +84,7 @@ def generate(est: Any, x: Any, n_steps: int, *, temperature: float = 1.0, random
     ValueError
         If ``temperature`` is negative, or ``x`` is not of integers.
     """
-    check_int("n_steps", n_steps, 1)
+    check_integer("n_steps", n_steps, 1, error=SpecError)
     if not temperature >= 0:
         raise ValueError(f"temperature must be 0 or more, got {temperature!r}")
     x = np.asarray(x)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 
-from fluxutils_py.errors import DataError
-from fluxutils_py.estimator.spec import check_int
+from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.forecasting.baselines import baseline_forecasts
 from fluxutils_py.forecasting.frames import Frame, is_frame, make_frame, require
 from fluxutils_py.forecasting.history import start_history
 from fluxutils_py.forecasting.outputs import column_names, forecast_values
 from fluxutils_py.forecasting.panel import Panel, read_panel
+from fluxutils_py.validation import check_integer
 
 KNOWN = 10_000  # last values that baselines look at, at most
 
@@ -24,7 +24,7 @@ def cross_validate(fc: Any, df: Any, n_windows: int, step_size: int | None, refi
     """What ``Forecaster.cross_validation`` returns."""
     step_size = int(fc.h) if step_size is None else step_size
     for name, value in (("n_windows", n_windows), ("step_size", step_size)):
-        check_int(name, value, 1)
+        check_integer(name, value, 1, error=SpecError)
     if not is_frame(df):
         raise DataError("cross_validation takes a data frame; of an array (F, N, T), cut off steps and predict")
     panel = read_panel(df, fc._columns, fc.freq, static_df=static_df)

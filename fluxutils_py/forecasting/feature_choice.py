@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError
-from fluxutils_py.estimator.spec import check_int, check_positive
 from fluxutils_py.forecasting.features import LARGEST, LOWEST, TRANSFORMS, Features, rolling_mean
 from fluxutils_py.forecasting.forecast_loss import LOSSES
 from fluxutils_py.forecasting.frequency import DAY, Frequency
 from fluxutils_py.forecasting.model_fitting import cell_of
 from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
+from fluxutils_py.validation import check_integer, check_positive
 
 POSITIVE_INTEGERS = ("h", "hidden_size", "num_layers", "n_models", "max_steps", "batchsize", "seqsize")
 SAMPLED = 256, 2048  # series and last steps that are looked at
@@ -24,12 +24,12 @@ HOUR = DAY // 24
 def check_settings(fc: Any) -> None:
     """Raise SpecError on a parameter of a forecaster that cannot be, by its name."""
     for name in POSITIVE_INTEGERS:
-        check_int(name, getattr(fc, name), 1)
-    check_int("season_length", fc.season_length, 1, optional=True)
-    check_int("input_size", fc.input_size, 1, optional=True)
-    check_positive("lr", fc.lr)
+        check_integer(name, getattr(fc, name), 1, error=SpecError)
+    check_integer("season_length", fc.season_length, 1, optional=True, error=SpecError)
+    check_integer("input_size", fc.input_size, 1, optional=True, error=SpecError)
+    check_positive("lr", fc.lr, error=SpecError)
     if fc.lag not in ("auto", None):
-        check_int("lag", fc.lag, 1)
+        check_integer("lag", fc.lag, 1, error=SpecError)
     if fc.transform not in ("auto", *TRANSFORMS):
         raise SpecError(f"transform must be 'auto', 'log' or 'none', got {fc.transform!r}")
     if fc.loss != "auto" and fc.loss not in LOSSES and (isinstance(fc.loss, str | type) or not callable(fc.loss)):
