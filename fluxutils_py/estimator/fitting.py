@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
-from fluxutils_py.data import SequenceWindows, SeriesArray
+from fluxutils_py.data import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator, with_python_numbers
-from fluxutils_py.estimator.collectives import device_of_rank, require_same_fit
+from fluxutils_py.estimator.collectives import device_of_rank, require_same_fit, require_same_inputs
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fit_data import FitData, prepare
 from fluxutils_py.estimator.inputs import feature_counts
@@ -33,7 +34,7 @@ from fluxutils_py.training import EarlyStopping, Loop
 from fluxutils_py.training.early_stopping import Schedule, Validation
 from fluxutils_py.training.tensor_batches import TensorBatches
 from fluxutils_py.training.tensors import to_tensor
-from fluxutils_py.training.window_step import WindowStep
+from fluxutils_py.training.window_step import WindowStep, evaluate_windows
 
 FLOATS = {"float16": torch.float32, "float32": torch.float32, "bool": torch.float32, "float64": torch.float64}
 VALIDATION_STEPS = 1 << 14  # series times steps that are validated together
@@ -90,6 +91,31 @@ def run_fit(
         run(est, training)
 
 
+def run_evaluate(
+    est: Any, x: Any, y: Any, sample_weight: Any, gradient: bool, lengths: Any, starts: Any
+) -> float | tuple[float, Tensor]:
+    """A fit without updates; arguments as of ``Estimator.evaluate``."""
+    settings = est._resolved_params()
+    with RankGroup.from_comm(settings.comm, "evaluate") as ranks:
+        check_is_fitted(est, "model_")
+        data = prepare(
+            settings,
+            est._input_schema(),
+            x,
+            y,
+            sample_weight,
+            lengths=lengths,
+            starts=starts,
+            codec=est._codec,
+            n_ranks=ranks.size,
+        )
+        require_same_inputs(ranks, data.inputs)
+        batches = tensor_batches(data, est.model_, ranks)
+        with torch.backends.cudnn.flags(enabled=not gradient):  # whose layers have no gradient in evaluation mode
+            loss, mean_gradient = evaluate_windows(est.model_, data.loss, batches, ranks, gradient=gradient)
+        return loss if mean_gradient is None else (loss, mean_gradient)
+
+
 # -- assemble ----------------------------------------------------------------------------------------------
 
 
@@ -143,13 +169,7 @@ def assemble(data: FitData, ranks: RankGroup, rng: np.random.Generator, earlier:
     threads = Threads(n_threads(settings.n_jobs))
     callbacks, progress = as_callbacks(settings.callbacks), progress_hook(settings.verbose)
     model, optimizer = _new_model(data, ranks, rng) if earlier is None else _model_of(earlier, settings)
-    first = next(model.parameters())
-
-    def batches(windows: SequenceWindows, rng: np.random.Generator | None = None) -> TensorBatches:
-        return TensorBatches(windows, first.dtype, first.device, rng, rank=ranks.rank, size=ranks.size)
-
-    _try_model(model, data, first)
-    _adapt_windows(data, model)
+    batches = tensor_batches(data, model, ranks, rng if spec.shuffle else None)
     groups = [dict(group) for group in optimizer.param_groups]
     scheduler = getattr(earlier, "_scheduler", None) or _new_scheduler(spec, optimizer)
     step = WindowStep(
@@ -165,7 +185,8 @@ def assemble(data: FitData, ranks: RankGroup, rng: np.random.Generator, earlier:
     if hasattr(earlier, "history_"):
         loop.epoch, loop.history, loop.step = earlier.n_iter_, list(earlier.history_), earlier._n_steps
     if data.validation is not None:
-        loop.hooks.attach(Validation(model, data.loss, batches(data.validation), ranks))
+        held_out = TensorBatches(data.validation, batches.dtype, batches.device, rank=ranks.rank, size=ranks.size)
+        loop.hooks.attach(Validation(model, data.loss, held_out, ranks))
     if scheduler is not None:
         loop.hooks.attach(Schedule(scheduler, spec.schedule_every, lambda: step.n_updates))
     if spec.patience is not None:
@@ -181,7 +202,7 @@ def assemble(data: FitData, ranks: RankGroup, rng: np.random.Generator, earlier:
         optimizer,
         groups,
         scheduler,
-        batches(data.windows, rng if spec.shuffle else None),
+        batches,
         threads,
         step,
         loop,
@@ -220,12 +241,15 @@ def _new_scheduler(spec: Spec, optimizer: torch.optim.Optimizer) -> Any:
     return scheduler
 
 
-def _try_model(model: nn.Module, data: FitData, first: Tensor) -> None:
-    """Find out whether the model takes whole windows, and that it runs at all, before anything is changed.
+def tensor_batches(
+    data: FitData, model: nn.Module, ranks: RankGroup, rng: np.random.Generator | None = None
+) -> TensorBatches:
+    """This rank's part of the windows as tensors, cut as the model needs them.
 
-    A loss of the user's own may call the model in its own way: then only ``predict`` needs to know.
+    The model is tried on a few steps first, to find out whether it takes whole windows, and that it runs at all. A loss
+    of the user's own may call it in its own way: then only ``predict`` needs to know.
     """
-    windows = data.windows
+    windows, first = data.windows, next(model.parameters())
     values = windows.cut(windows.segments[:4], 0, min(3, windows.segments.max_length))[0]
     try:
         with seeded(0):  # trying it out puts the generators back: not while another fit draws from them
@@ -234,6 +258,8 @@ def _try_model(model: nn.Module, data: FitData, first: Tensor) -> None:
         if isinstance(data.loss, SeqLoss):
             raise
         warnings.warn(f"predict will fail: {error}", stacklevel=5)
+    _adapt_windows(data, model)
+    return TensorBatches(windows, first.dtype, first.device, rng, rank=ranks.rank, size=ranks.size)
 
 
 def _adapt_windows(data: FitData, model: nn.Module) -> None:

@@ -1,0 +1,165 @@
+"""What every estimator of this package can do once it is fitted, and what scikit-learn asks of it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Self
+
+from sklearn.base import BaseEstimator
+from sklearn.utils.metadata_routing import UNUSED
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fluxutils_py.estimator.estimator_settings import Settings
+from fluxutils_py.estimator.fitting import run_evaluate
+from fluxutils_py.estimator.html_repr import HtmlReprMixin
+from fluxutils_py.estimator.inputs import InputLayout, InputSchema
+from fluxutils_py.estimator.persistence import load_estimator, save_estimator
+from fluxutils_py.estimator.scoring import run_score
+from fluxutils_py.estimator.streaming import EstimatorStream
+from fluxutils_py.estimator.target_codec import TargetCodec
+from fluxutils_py.parallel import get_communicator
+
+
+class EstimatorBase(HtmlReprMixin, BaseEstimator):
+    """Streams, scores, evaluates, saves and loads fitted estimators; :class:`Estimator` fits and predicts."""
+
+    _layout: InputLayout  # of the inputs of the first fit
+    _codec: TargetCodec
+
+    __metadata_request__score = {"x": UNUSED}  # noqa: RUF012  the protocol wants a dict
+
+    def stream(
+        self, n_series: int = 1, state: list[Tensor] | None = None, *, method: str = "predict"
+    ) -> EstimatorStream:
+        """Run step by step, as data come in.
+
+        Parameters
+        ----------
+        n_series : int
+            N: how many series there are at each step.
+        state : list of Tensor, optional
+            Where to go on: the ``state`` of an earlier stream, also from ``torch.save``, or one that :meth:`predict` or
+            :func:`fluxutils_py.states` returned. None: from zero.
+        method : str
+            What each step returns: "predict", and of classifiers "predict_proba", "predict_log_proba",
+            "decision_function".
+
+        Returns
+        -------
+        EstimatorStream
+            ``step(x)`` takes ``(F, N)`` and returns what ``method`` gives for that step of the whole series, ``(G,
+            N)``; ``state``; ``reset(series=None)``. It goes on with the model of now, whatever is fitted later. See
+            :func:`fluxutils_py.stream` for pipelines.
+
+        Raises
+        ------
+        sklearn.exceptions.NotFittedError
+            Before ``fit``.
+        ValueError
+            If ``state`` does not fit, or there is no such method.
+        """
+        return EstimatorStream(self, n_series, state, method)
+
+    def score(self, x: Any, y: Any, sample_weight: Any = None, *, lengths: Any = None, starts: Any = None) -> float:
+        """How good predictions are, pooled over all live steps of all series; higher is better.
+
+        The coefficient of determination R2 (1 is perfect, 0 as good as each feature's mean); of classifiers, or with a
+        cross-entropy loss and integer targets, the share of steps whose label is right. Steps without a target do not
+        count. Parameters as in :meth:`fit`.
+        """
+        return run_score(self, x, y, sample_weight, lengths, starts)
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        gradient: bool = False,
+        lengths: Any = None,
+        starts: Any = None,
+    ) -> Any:
+        """The loss on data, and its gradient, without learning from them.
+
+        Data are cut into the windows that :meth:`fit` would train on, and the state is carried from each to the next.
+        The model is in evaluation mode and is left as it is. Parameters as in :meth:`fit`, and:
+
+        Parameters
+        ----------
+        gradient : bool
+            Whether to return the gradient as well.
+
+        Returns
+        -------
+        float, or (float, Tensor of shape (P,))
+            The mean over live steps; and the mean over windows of the gradient, in the order of
+            :func:`fluxutils_py.net2vec`, as in ``grad_``.
+
+        Notes
+        -----
+        Source: ``fit!`` of FluxUtils.jl with ``runopt=false``, or, without the gradient, with ``runback=false``.
+        """
+        return run_evaluate(self, x, y, sample_weight, gradient, lengths, starts)
+
+    def save(self, path: Any) -> None:
+        """Write the fitted estimator to one file, aside and then moved into place; see :meth:`load`.
+
+        The file holds parameters, optimizer and history, the settings, and the structure of models that are made of
+        modules of torch and of this package. Code is not stored: a model or loss of your own is named only. Of several
+        ranks only rank 0 writes; the others return at once.
+
+        Raises
+        ------
+        sklearn.exceptions.NotFittedError
+            Before ``fit``.
+        """
+        check_is_fitted(self, "model_")
+        if get_communicator(self._resolved_params().comm).rank == 0:
+            save_estimator(self, path)
+
+    @classmethod
+    def load(cls, path: Any, **arguments: Any) -> Self:
+        """Read an estimator that :meth:`save` wrote. No code from the file is run: it is safe with files of strangers.
+
+        Parameters
+        ----------
+        path : str or path-like
+        **arguments
+            Constructor arguments in place of those in the file: ``device`` to load it elsewhere, ``model`` and
+            ``loss`` where these are code of your own (an unfitted instance, a class or a function, as for the
+            constructor).
+
+        Raises
+        ------
+        LoadError
+            If the file is no estimator, or its parameters do not fit the model; each mismatch is named.
+        """
+        estimator: Self = load_estimator(cls, path, arguments)
+        return estimator
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _resolved_params(self) -> Settings:
+        """The constructor's arguments, with defaults in place of None."""
+        return Settings.from_estimator(self)
+
+    def _input_schema(self, fitted: bool = True) -> InputSchema:
+        """What inputs must look like."""
+        return InputSchema(
+            type(self).__name__, getattr(self, "n_timesteps", None), fitted=self._layout if fitted else None
+        )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.target_tags.required = True
+        tags.target_tags.multi_output = True
+        return tags
+
+    def __sklearn_clone__(self) -> Self:
+        made = super().__sklearn_clone__()
+        if isinstance(getattr(self, "opt", None), Optimizer):  # one copy: it stays bound to the model
+            made.model, made.opt = copy.deepcopy((self.model, self.opt))
+        return made
