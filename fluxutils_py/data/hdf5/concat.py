@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5.concat_sources import ConcatSource, axes_shown, inspect_sources
-from fluxutils_py.data.hdf5.feature_names import write_names
+from fluxutils_py.data.hdf5 import opening
+from fluxutils_py.data.hdf5.feature_names import read_names, write_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
-from fluxutils_py.data.hdf5.opening import check_path, describe, fnt_axes, open_file
+from fluxutils_py.data.hdf5.opening import check_heap, describe, fnt_axes, open_file
 from fluxutils_py.data.hdf5.reading import h5mmap
-from fluxutils_py.data.hdf5.source_files import escape
+from fluxutils_py.data.hdf5.source_files import check_sources, escape
 from fluxutils_py.data.hdf5.writing import allocate, copy_into, make_dataset, new_file
 from fluxutils_py.errors import H5DataError
 from fluxutils_py.terminal import progress_bar
 
 PathLike = str | os.PathLike[str]
+Axes = tuple[int | None, int]  # along which rows of files follow each other, and files within a row
 NOT_COPIED = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST"}  # references, which mean nothing in another file
 
 
 def h5concat(
     dst: PathLike,
-    srcs: Sequence[Any],
+    srcs: Any,
     dims: int | Sequence[int],
     virtual: bool = True,
     *,
     axes: str | None = None,
     names: Sequence[str] | None = None,
+    fill: float | None = None,
     verbose: Any = "auto",
 ) -> None:
     """Join the datasets of many HDF5 files along one axis, or two.
@@ -43,9 +47,10 @@ def h5concat(
     ----------
     dst : path-like
         The new file, written aside and then put in place of an old one of that name.
-    srcs : list of path-like, or list of lists
-        The files in order. For two axes a list of rows: the rows follow each other along the first axis of ``dims``,
-        the files within a row along the second. A row may have fewer files than another; what no file covers is 0.
+    srcs : path-like, list of path-like, or list of lists
+        The files in order. A pattern as ``"parts/*.h5"`` stands for the files that match it, in alphabetical order.
+        For two axes a list of rows: the rows follow each other along the first axis of ``dims``, the files within a row
+        along the second. A row may have fewer files than another.
     dims : int, or pair of int
         Axes of the array as :func:`h5mmap` gives it, so that for ``(F, N, T)`` 1 or -2 is series and 2 or -1 is time.
         Negative ones count from the end, which suits files that also hold arrays of shape (N, T).
@@ -57,6 +62,9 @@ def h5concat(
         The order of three axes in the files, where they do not say it themselves.
     names : list of str, optional
         Join these datasets only, and copy nothing else. They may lie in groups.
+    fill : number, optional
+        What stands where no file has data, by default 0; ``np.nan`` makes gaps that training leaves out. If given, a
+        file may also lack a dataset: it leaves a gap as long as the file's other datasets.
     verbose : "auto" or bool
         Whether to show a progress bar; by default on a terminal or in a notebook, if it takes long.
 
@@ -65,14 +73,14 @@ def h5concat(
     FileNotFoundError
         If one of the files does not exist.
     H5DataError
-        If a dataset is missing from one of the files, shapes do not fit, one of the files is ``dst``. An old file of
-        that name is still there then, and no new one.
+        If a dataset is missing from one of the files, shapes do not fit, or one of the files is ``dst``. An old file
+        of that name is still there then, and no new one.
 
     Notes
     -----
-    Types are promoted as by ``numpy.result_type``. Names of features (``h5save``) are kept: files that name one feature
-    differently are an error, one without names goes with any. Source: ``h5concat`` of HDF5Utils.jl, where shapes that
-    do not fit leave zeros, and a dataset that one file lacks shifts what follows.
+    Types are promoted as by ``numpy.result_type``, with that of ``fill`` where there are gaps. Files that name one
+    feature differently (``h5save``) are an error. Source: ``h5concat`` of HDF5Utils.jl, where shapes that do not fit
+    leave zeros, and a dataset that one file lacks shifts what follows.
 
     Examples
     --------
@@ -86,91 +94,211 @@ def h5concat(
     >>> x.shape, x[0, :, 0].tolist()
     ((2, 12, 5), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
     """
-    rows, pair = _grid(dst, srcs, dims)
+    rows, dims_pair = _grid(dst, srcs, dims)
     names = None if names is None else _checked_names(dst, names)
-    paths = [path for row in rows for path in row]
-    parts, same, groups = inspect_sources(paths, names, axes, pair, verbose, os.fsdecode(dst))
-    shapes = {name: _place(name, found, rows, pair) for name, found in parts.items()}
-    kinds = {name: _common_type(name, found, virtual) for name, found in parts.items()}
-    features = {name: _feature_names(name, found, shapes[name]) for name, found in parts.items()}
-    total = 0 if virtual else sum(p.dtype.itemsize * int(np.prod(p.shape)) for found in parts.values() for p in found)
-    with (
-        new_file(dst) as file,
-        progress_bar(verbose, f"h5concat {os.path.basename(os.fsdecode(dst))}", total, "B") as done,
-    ):
-        folder = os.path.dirname(os.path.realpath(os.fsdecode(dst)))
-        for name, found in parts.items():
+    paths, title = [path for row in rows for path in row], f"h5concat {os.path.basename(os.fsdecode(dst))}"
+    with progress_bar(verbose, f"{title}: looking", len(paths), "file") as update:
+        joined, copied = _inspect(paths, names, axes, dims_pair, fill, update)
+    shapes = {name: _place(name, sources, rows, dims_pair) for name, sources in joined.items()}
+    features = {name: _feature_names(name, sources, shapes[name]) for name, sources in joined.items()}
+    joined = {name: [s for s in sources if s.exists] for name, sources in joined.items()}
+    fills = {name: (fill or 0) if _has_gaps(sources, shapes[name]) else None for name, sources in joined.items()}
+    types = {name: _common_type(name, sources, virtual, fills[name]) for name, sources in joined.items()}
+    total = sum(s.dtype.itemsize * int(np.prod(s.shape)) for sources in joined.values() for s in sources)
+    with new_file(dst) as file, progress_bar(verbose, title, 0 if virtual else total, "B") as update:
+        for name, sources in joined.items():
             if virtual:
-                dataset = _refer(file, name, found, shapes[name], kinds[name], folder)
+                folder = os.path.dirname(os.path.realpath(os.fsdecode(dst)))
+                dataset = _refer(file, name, sources, shapes[name], types[name], fills[name], folder)
             else:
-                dataset = _copy(file, name, found, shapes[name], kinds[name], done)
-            with open_file(found[0].path) as first:
+                dataset = _copy(file, name, sources, shapes[name], types[name], fills[name], update)
+            with open_file(sources[0].path) as first:
                 _copy_attributes(first[name], dataset)
-            if found[0].axes is not None:
-                dataset.attrs["axes"] = found[0].axes
+            if sources[0].axes is not None:
+                dataset.attrs["axes"] = sources[0].axes
             dataset.attrs.pop("feature_names", None)
-            if whole := features[name]:
-                write_names(dataset, whole, describe(dst, name))
+            if (feature_names := features[name]) is not None:
+                write_names(dataset, feature_names, describe(dst, name))
         with open_file(paths[0]) as first:
             _copy_attributes(first, file)
-            for name in same:
-                first.copy(name, file, name)
-        for name, path in groups.items():
+        for name, path in copied.items():
             with open_file(path) as source:
-                source.copy(name, file)
+                source.copy(name, file, name)
 
 
-def _grid(dst: PathLike, srcs: Any, dims: Any) -> tuple[list[list[str]], tuple[int | None, int]]:
+def _grid(dst: PathLike, srcs: Any, dims: Any) -> tuple[list[list[str]], Axes]:
     """Rows of files, and the axes along which rows and files follow each other."""
-    shown = check_path(dst, "dst")
-    if isinstance(srcs, str | bytes | os.PathLike) or not isinstance(srcs, Sequence):
-        srcs = [srcs] if isinstance(srcs, str | bytes | os.PathLike) or not np.iterable(srcs) else list(srcs)
-    given = (dims,) if not isinstance(dims, Sequence) else tuple(dims)
-    if len(given) not in (1, 2) or not all(isinstance(d, int | np.integer) for d in given):
+    shown = opening.check_path(dst, "dst")
+    srcs = [srcs] if isinstance(srcs, str | bytes | os.PathLike) or not np.iterable(srcs) else list(srcs)
+    pair = tuple(dims) if isinstance(dims, Sequence) else (dims,)
+    if len(pair) not in (1, 2) or not all(isinstance(d, int | np.integer) for d in pair):
         raise H5DataError(f"{shown}: dims must be an axis or a pair of axes, got {dims!r}")
     nested = [isinstance(row, Sequence) and not isinstance(row, str | bytes) for row in srcs]
     if not srcs or any(nested) != all(nested) or (nested[0] and not all(srcs)):
         raise H5DataError(f"{shown}: srcs must be a list of files or a list of lists of them, none empty, got {srcs!r}")
-    if nested[0] != (len(given) == 2):
-        wanted = "a list of lists of files, one list per row" if len(given) == 2 else "a plain list of files"
+    if nested[0] != (len(pair) == 2):
+        wanted = "a list of lists of files, one list per row" if len(pair) == 2 else "a plain list of files"
         raise H5DataError(f"{shown}: dims={dims!r} needs {wanted}; for two axes give both, as dims=(-2, -1)")
-    rows = [[check_path(path, f"{shown}: each of srcs") for path in row] for row in (srcs if nested[0] else [srcs])]
-    target = os.path.realpath(shown)
-    for path in (p for row in rows for p in row):
-        if os.path.realpath(path) == target or (os.path.exists(target) and _is_file(path, target)):
+    rows = [[path for item in row for path in _matching(item, shown)] for row in (srcs if nested[0] else [srcs])]
+    for path in (path for row in rows for path in row):
+        if os.path.realpath(path) == os.path.realpath(shown) or (
+            os.path.exists(path) and os.path.exists(shown) and os.path.samefile(path, shown)
+        ):
             raise H5DataError(f"{shown}: this file is among the sources; give the result another name")
-    return rows, (None if len(given) == 1 else int(given[0]), int(given[-1]))
+    return rows, (None if len(pair) == 1 else int(pair[0]), int(pair[-1]))
+
+
+def _matching(source: Any, shown: str) -> list[str]:
+    """The files that a path or a pattern names."""
+    path = opening.check_path(source, f"{shown}: each of srcs")
+    if os.path.exists(path) or not any(character in path for character in "*?["):
+        return [path]
+    paths = sorted(glob.glob(path, recursive=True))
+    if not paths:
+        raise FileNotFoundError(f"{path}: no file matches this pattern")
+    return paths
 
 
 def _checked_names(dst: PathLike, names: Any) -> list[str]:
     """The datasets to join, each named once."""
+    shown = os.fsdecode(dst)
     if isinstance(names, str | bytes) or not np.iterable(names) or not all(isinstance(n, str) for n in names):
+        raise H5DataError(f"{shown}: names must be a list of names of datasets, as ['x', 'y'], got {names!r}")
+    full_names = ["/".join(part for part in name.split("/") if part) for name in names]
+    if not full_names or len(set(full_names)) < len(full_names):
+        raise H5DataError(f"{shown}: names must name one dataset or more, and each once, got {names!r}")
+    return full_names
+
+
+# -- what is in the files -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Source:
+    """A dataset of numbers in one of the files, or the gap that it leaves where a file lacks it."""
+
+    path: str
+    axes: str | None
+    shape: tuple[int, ...]  # as (F, N, T)
+    dtype: np.dtype
+    kind: Any  # the type as HDF5 has it
+    names: tuple[str, ...] | None  # of features
+    at: list[int] = field(default_factory=list)  # where it begins in the result
+    exists: bool = True
+
+
+def _inspect(
+    paths: list[str],
+    names: Sequence[str] | None,
+    axes: str | None,
+    pair: Axes,
+    fill: float | None,
+    update: Callable[[int], Any],
+) -> tuple[dict[str, list[Source]], dict[str, str]]:
+    """Datasets to join, with a source for each file; and what is copied whole, with the file that it comes from."""
+    files: list[dict[str, Source | None]] = []  # what each holds: None for what can only be copied
+    values: dict[str, tuple[str, Any]] = {}  # of what can only be copied, and the file
+    groups: dict[str, str] = {}
+    for path in paths:
+        files.append({})
+        with open_file(path) as file, opening.wrap_h5_errors(path):
+            for name in names or file:
+                if names and fill is not None and name not in file:
+                    continue
+                item = (opening.find_dataset if names else opening.get_object)(file, path, name)
+                if isinstance(item, h5py.Group):
+                    groups.setdefault(name, path)
+                elif isinstance(item, h5py.Dataset):
+                    joins = opening.holds_numbers(item) and all(d is None or -item.ndim <= d < item.ndim for d in pair)
+                    files[-1][name] = _source(item, path, name, axes) if joins else None
+                    if not joins:
+                        check_heap(file, name, describe(path, name), values=True)
+                        _require_same_values(values, item, path, name, pair)
+        update(1)
+    joined: dict[str, list[Source]] = {}
+    for name in dict.fromkeys(name for held in files for name in held):
+        having = [(path, held[name]) for path, held in zip(paths, files, strict=True) if name in held]
+        first_path, first = having[0]
+        for path, source in having:
+            if (source is None) != (first is None):
+                raise H5DataError(
+                    f"{describe(path, name)} has another type or number of axes than in {first_path}; write it again "
+                    "like that one, or leave it out with names=[...]"
+                )
+        if len(having) < len(files) and fill is None:
+            path = next(path for path, held in zip(paths, files, strict=True) if name not in held)
+            raise H5DataError(
+                f"{describe(path, name)} is missing, {first_path} has it; pass fill=np.nan to leave a gap there, or "
+                "leave it out with names=[...]"
+            )
+        if first is not None:
+            joined[name] = [h.get(name) or _gap(first, h, p, name, pair) for p, h in zip(paths, files, strict=True)]
+    if not joined:
         raise H5DataError(
-            f"{os.fsdecode(dst)}: names must be a list of names of datasets, as ['x', 'y'], got {names!r}"
+            f"{paths[0]}: no dataset in it has an axis {_shown(pair)} to join along; it holds "
+            f"{', '.join(values) or 'none at all'} (datasets in groups are joined when named: names=['group/x'])"
         )
-    whole = ["/".join(part for part in name.split("/") if part) for name in names]
-    if not whole or len(set(whole)) < len(whole):
-        raise H5DataError(f"{os.fsdecode(dst)}: names must name one dataset or more, and each once, got {names!r}")
-    return whole
+    return joined, {name: path for name, (path, _) in values.items()} | groups
 
 
-def _is_file(path: str, target: str) -> bool:
-    return os.path.exists(path) and os.path.samefile(path, target)
+def _source(dataset: h5py.Dataset, path: str, name: str, axes: str | None) -> Source:
+    where = describe(path, name)
+    letters = opening.read_axes(dataset, axes if dataset.ndim == 3 else None, where)
+    check_sources(dataset, where)
+    check_heap(dataset.file, dataset.name, where, list(dataset.attrs))  # all of which are copied
+    shape = tuple(int(dataset.shape[i]) for i in fnt_axes(letters, dataset.ndim))
+    names = read_names(dataset, shape[0]) if len(shape) == 3 else None
+    return Source(path, letters, shape, opening.numpy_dtype(dataset), dataset.id.get_type().copy(), names)
+
+
+def _gap(like: Source, held: dict[str, Source | None], path: str, name: str, pair: Axes) -> Source:
+    """What a file leaves that lacks a dataset: as long as the other datasets in it."""
+    shape = list(like.shape)
+    for axis in pair:
+        lengths = {source.shape[axis] for source in held.values() if source is not None and axis is not None}
+        if axis is not None and len(lengths) != 1:
+            raise H5DataError(
+                f"{describe(path, name)} is missing, and how long a gap to leave along axis {axis} cannot be told from "
+                f"the file's other datasets; write one of NaN there, or leave it out with names=[...]"
+            )
+        shape[axis or 0] = lengths.pop() if lengths else shape[axis or 0]
+    return replace(like, path=path, shape=tuple(shape), names=None, exists=False)
+
+
+def _require_same_values(
+    values: dict[str, tuple[str, Any]], dataset: h5py.Dataset, path: str, name: str, pair: Axes
+) -> None:
+    first_path, first = values.setdefault(name, (path, dataset[()]))
+    if not _equal(first, dataset[()]):
+        reason = f"has no axis {_shown(pair)}" if opening.holds_numbers(dataset) else "does not hold numbers"
+        raise H5DataError(
+            f"{describe(path, name)} {reason}, so that it can only be copied, and is not the same as in {first_path}; "
+            "put it into a group (which is copied from the first file) or leave it out with names=[...]"
+        )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, h5py.Empty) or isinstance(b, h5py.Empty):
+        return a == b
+    a, b = np.asarray(a), np.asarray(b)
+    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
+
+
+def _shown(pair: Axes) -> str:
+    return str(pair[1] if pair[0] is None else pair)
 
 
 # -- where it goes ------------------------------------------------------------------------------------------
 
 
-def _place(
-    name: str, parts: list[ConcatSource], rows: list[list[str]], pair: tuple[int | None, int]
-) -> tuple[int, ...]:
+def _place(name: str, sources: list[Source], rows: list[list[str]], pair: Axes) -> tuple[int, ...]:
     """Set where each part begins; the shape of the whole."""
-    first = parts[0]
+    first = sources[0]
     ndim = len(first.shape)
     along = [None if d is None else d % ndim for d in pair]
     if along[0] == along[1]:
         raise H5DataError(f"{describe(first.path, name)}: dims={pair} name the same axis of {ndim}; give two axes")
-    end, remaining = [0] * ndim, iter(parts)
+    end, remaining = [0] * ndim, iter(sources)
     for row in rows:
         start = [0] * ndim
         if along[0] is not None:
@@ -182,7 +310,7 @@ def _place(
             if odd:
                 raise H5DataError(
                     f"{describe(part.path, name)} has shape {part.shape}, in {first.path} it is {first.shape}; they "
-                    f"may differ only along {axes_shown(pair)}; join along another axis, or leave it out with "
+                    f"may differ only along {_shown(pair)}; join along another axis, or leave it out with "
                     "names=[...]"
                 )
             part.at = list(start)
@@ -191,13 +319,18 @@ def _place(
     return tuple(end)
 
 
-def _common_type(name: str, parts: list[ConcatSource], virtual: bool) -> Any:
+def _has_gaps(sources: list[Source], shape: tuple[int, ...]) -> bool:
+    return sum(int(np.prod(s.shape, dtype=object)) for s in sources) < int(np.prod(shape, dtype=object))
+
+
+def _common_type(name: str, sources: list[Source], virtual: bool, fill: float | None) -> Any:
     """The type of the whole: HDF5's own where all have the same, else NumPy's promotion."""
-    first = parts[0]
-    if virtual and all(p.kind.equal(first.kind) for p in parts):
+    first = sources[0]
+    if virtual and not fill and all(s.kind.equal(first.kind) for s in sources):
         return first.kind
-    dtype = first.dtype if all(p.dtype == first.dtype for p in parts) else np.result_type(*(p.dtype for p in parts))
-    odd = [p for p in parts if p.dtype.kind == "b" or isinstance(p.kind, h5py.h5t.TypeBitfieldID)]
+    dtypes = {s.dtype for s in sources}
+    dtype = first.dtype if len(dtypes) == 1 and not fill else np.result_type(*dtypes, *([fill] if fill else []))
+    odd = [s for s in sources if s.dtype.kind == "b" or isinstance(s.kind, h5py.h5t.TypeBitfieldID)]
     if virtual and odd:
         raise H5DataError(
             f"{describe(odd[0].path, name)} is of another type than in other files, and HDF5 cannot convert it in a "
@@ -206,10 +339,10 @@ def _common_type(name: str, parts: list[ConcatSource], virtual: bool) -> Any:
     return h5py.h5t.py_create(dtype, logical=True) if virtual else dtype
 
 
-def _feature_names(name: str, parts: list[ConcatSource], shape: tuple[int, ...]) -> tuple[str, ...] | None:
+def _feature_names(name: str, sources: list[Source], shape: tuple[int, ...]) -> tuple[str, ...] | None:
     """The names of all features; None where a file does not name those that it alone has."""
     found: list[str | None] = [None] * (shape[0] if len(shape) == 3 else 0)
-    for part in parts:
+    for part in sources:
         for i, feature in enumerate(part.names or (), part.at[0]):
             if found[i] not in (None, feature):
                 raise H5DataError(
@@ -222,53 +355,60 @@ def _feature_names(name: str, parts: list[ConcatSource], shape: tuple[int, ...])
 
 
 def _refer(
-    file: h5py.File, name: str, parts: list[ConcatSource], shape: tuple[int, ...], kind: Any, folder: str
+    file: h5py.File,
+    name: str,
+    sources: list[Source],
+    shape: tuple[int, ...],
+    kind: Any,
+    fill: float | None,
+    folder: str,
 ) -> h5py.Dataset:
     """A virtual dataset."""
-    first = parts[0]
-    for part in parts:
-        if part.axes != first.axes:
+    first = sources[0]
+    for source in sources:
+        if source.axes != first.axes:
             raise H5DataError(
-                f"{describe(part.path, name)} is in the order {part.axes}, in {first.path} it is {first.axes}; pass "
-                "virtual=False"
+                f"{describe(source.path, name)} is in the order {source.axes}, in {first.path} it is {first.axes}; "
+                "pass virtual=False"
             )
-    disk = np.argsort(fnt_axes(first.axes, len(shape)))  # which axis of the face each axis of the file is
+    order = np.argsort(fnt_axes(first.axes, len(shape)))  # which axis of (F, N, T) each axis of the file is
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    whole = tuple(shape[i] for i in disk)
-    space = h5py.h5s.create_simple(whole)
-    for part in parts:
-        if 0 in part.shape:
+    if fill:
+        plist.set_fill_value(np.asarray(fill, kind.dtype))
+    file_shape = tuple(shape[i] for i in order)
+    space = h5py.h5s.create_simple(file_shape)
+    for source in sources:
+        if 0 in source.shape:
             continue
-        size = tuple(part.shape[i] for i in disk)
-        space.select_hyperslab(tuple(part.at[i] for i in disk), size)
-        source = os.path.realpath(part.path)
-        relative = escape(os.path.relpath(source, folder))
+        size = tuple(source.shape[i] for i in order)
+        space.select_hyperslab(tuple(source.at[i] for i in order), size)
+        relative = escape(os.path.relpath(os.path.realpath(source.path), folder))
         taken = h5py.h5s.create_simple(size)
         taken.select_hyperslab((0,) * len(size), size)  # by place: the file may grow later
         plist.set_virtual(space, os.fsencode(relative), escape(name).encode(), taken)
-    return make_dataset(file, name, whole, kind, plist)
+    return make_dataset(file, name, file_shape, kind, plist)
 
 
 def _copy(
     file: h5py.File,
     name: str,
-    parts: list[ConcatSource],
+    sources: list[Source],
     shape: tuple[int, ...],
     dtype: np.dtype,
-    done: Callable[[int], Any],
+    fill: float | None,
+    update: Callable[[int], Any],
 ) -> h5py.Dataset:
-    first = parts[0]
+    first = sources[0]
     order = fnt_axes(first.axes, len(shape))
-    gaps = sum(int(np.prod(p.shape, dtype=object)) for p in parts) < int(np.prod(shape, dtype=object))
-    disk = [shape[i] for i in np.argsort(order)]
-    dataset = allocate(file, name, disk, dtype, first.axes, fill=0 if gaps else None)
-    for part in parts:
-        source = h5mmap(part.path, name, part.axes)
-        if source.shape != part.shape or source.dtype != part.dtype:
-            raise H5DataError(f"{describe(part.path, name)} was replaced while it was to be copied; join again")
-        copy_into(dataset, source, order, done, part.at)
-        if isinstance(source, H5Lazy):
-            source.close()
+    file_shape = [shape[i] for i in np.argsort(order)]
+    dataset = allocate(file, name, file_shape, dtype, first.axes, fill)
+    for source in sources:
+        array = h5mmap(source.path, name, source.axes)
+        if array.shape != source.shape or array.dtype != source.dtype:
+            raise H5DataError(f"{describe(source.path, name)} was replaced while it was to be copied; join again")
+        copy_into(dataset, array, order, update, source.at)
+        if isinstance(array, H5Lazy):
+            array.close()
     return dataset
 
 

@@ -202,6 +202,63 @@ def test_files_of_different_height_leave_zeros(tmp_path, virtual):
     assert np.array_equal(read(tmp_path / "all.h5"), expected)
 
 
+@BOTH
+@pytest.mark.parametrize("fill", [np.nan, -1, 2.5])
+@pytest.mark.parametrize("dtype", ["f4", "i2"])
+def test_gaps_hold_the_fill(tmp_path, fill, dtype, virtual):
+    a, b, c = (numbers((2, n, 3), n).astype(dtype) for n in (1, 4, 2))
+    paths = files(tmp_path, [a, b, c])
+    h5concat(tmp_path / "all.h5", [paths[:2], paths[2:]], (2, 1), virtual, fill=fill)
+    expected = np.full((2, 5, 6), fill, np.result_type(a.dtype, fill))
+    expected[:, :1, :3], expected[:, 1:, :3], expected[:, :2, 3:] = a, b, c
+    found = read(tmp_path / "all.h5")
+    assert found.dtype == expected.dtype
+    assert np.array_equal(found, expected, equal_nan=True)
+    h5concat(tmp_path / "none.h5", paths, 1, virtual, fill=fill)  # no gap: nothing is promoted
+    assert read(tmp_path / "none.h5").dtype == a.dtype
+
+
+@BOTH
+@pytest.mark.parametrize("lacking", [0, 1, 2])
+def test_a_file_that_lacks_a_dataset_leaves_a_gap_in_its_place(tmp_path, lacking, virtual):
+    x = [numbers((2, n, 3), n) for n in (1, 4, 2)]
+    y = [numbers((n, 3), 10 * n) for n in (1, 4, 2)]
+    paths = [tmp_path / f"{i}.h5" for i in range(3)]
+    for i, path in enumerate(paths):
+        h5save(path, {"x": x[i]} | ({} if i == lacking else {"y": y[i], "unit": "K"}))
+    h5concat(tmp_path / "all.h5", paths, -2, virtual, fill=np.nan)
+    y[lacking] = np.full_like(y[lacking], np.nan)
+    assert np.array_equal(read(tmp_path / "all.h5"), np.concatenate(x, 1))
+    assert np.array_equal(read(tmp_path / "all.h5", "y"), np.concatenate(y, 0), equal_nan=True)
+    h5concat(tmp_path / "y.h5", paths, -2, virtual, fill=np.nan, names=["y", "x"])
+    assert np.array_equal(read(tmp_path / "y.h5", "y"), np.concatenate(y, 0), equal_nan=True)
+    with h5py.File(tmp_path / "all.h5") as file:
+        assert file["unit"].asstr()[()] == "K"
+    assert error(tmp_path / "bad.h5", paths, -2, virtual, fill=0, names=["y"]) == (
+        f"{paths[lacking]}: dataset 'y' is missing, and how long a gap to leave along axis -2 cannot be told from the "
+        "file's other datasets; write one of NaN there, or leave it out with names=[...]"
+    )
+
+
+@BOTH
+def test_a_pattern_stands_for_the_files_that_match_it(tmp_path, virtual):
+    arrays = [numbers((2, n, 3), n) for n in (1, 4, 2)]
+    (tmp_path / "parts [1]").mkdir()
+    for name, a in zip("acb", arrays, strict=True):
+        h5save(tmp_path / "parts [1]" / f"{name}.h5", {"x": a})
+    expected = np.concatenate([arrays[0], arrays[2], arrays[1]], 1)
+    folder = tmp_path / "parts ?1?"
+    for srcs in (f"{folder}/*.h5", folder / "[a-c].h5", [f"{folder}/a.h5", f"{folder}/[bc].h5"]):
+        h5concat(tmp_path / "all.h5", srcs, 1, virtual)
+        assert np.array_equal(read(tmp_path / "all.h5"), expected)
+    h5concat(tmp_path / "all.h5", [[f"{folder}/*.h5"]], (2, 1), virtual)
+    assert np.array_equal(read(tmp_path / "all.h5"), expected)
+    h5concat(tmp_path / "one.h5", tmp_path / "parts [1]" / "a.h5", 1, virtual)  # a file, though it looks like a pattern
+    assert np.array_equal(read(tmp_path / "one.h5"), arrays[0])
+    with pytest.raises(FileNotFoundError, match=r"\*\.npy: no file matches this pattern$"):
+        h5concat(tmp_path / "all.h5", f"{tmp_path}/*.npy", 1, virtual)
+
+
 # -- what else is in the files ------------------------------------------------------------------------------
 
 
@@ -322,10 +379,10 @@ def test_errors_leave_the_old_file_and_no_other(tmp_path, virtual):
         + way_out: ([paths[0], paths[1]], -2),
         f"{paths[2]}: dataset 'x' has shape (2, 3), in {paths[0]} it is (2, 3, 4); they may differ only along -2; "
         + way_out: ([paths[0], paths[2]], -2),
-        f"{paths[0]}: dataset 'y' is missing, {tmp_path}/y.h5 has it; join files that hold the same datasets, or leave "
-        "it out with names=[...]": ([paths[0], tmp_path / "y.h5"], -2),
-        f"{paths[0]}: dataset 'y' is missing, {tmp_path}/y.h5 has it; join files that hold the same datasets, or leave "
-        "it out with names=[...] ": ([tmp_path / "y.h5", paths[0]], -2),
+        f"{paths[0]}: dataset 'y' is missing, {tmp_path}/y.h5 has it; pass fill=np.nan to leave a gap there, or "
+        "leave it out with names=[...]": ([paths[0], tmp_path / "y.h5"], -2),
+        f"{paths[0]}: dataset 'y' is missing, {tmp_path}/y.h5 has it; pass fill=np.nan to leave a gap there, or "
+        "leave it out with names=[...] ": ([tmp_path / "y.h5", paths[0]], -2),
         f"{tmp_path}/text.h5: dataset 'x' has another type or number of axes than in {paths[0]}; write it again like "
         "that one, or leave it out with names=[...]": ([paths[0], tmp_path / "text.h5"], -2),
         f"{paths[0]}: no dataset in it has an axis 3 to join along; it holds x (datasets in groups are joined when "
