@@ -1,4 +1,4 @@
-"""Trees as JSON: what is written comes back with the same dtypes, shapes and values, bit for bit.
+"""Trees as JSON: what is written comes back with the same dtypes, shapes and values, to the last bit; NaN as NaN.
 
 The text is JSON by the standard, without bare NaN. Dicts, modules (their ``state_dict``), dataclasses and named tuples
 are objects, lists and tuples are lists, and arrays are objects as bobbin writes them::
@@ -6,9 +6,9 @@ are objects, lists and tuples are lists, and arrays are objects as bobbin writes
     {"__array__": true, "dtype": "float32", "data": [[1.0, "NaN"], [0.5, "-Infinity"]]}
 
 with ``__tensor__`` or ``__scalar__`` in its place for tensors and NumPy scalars, the ``shape`` beside if there is no
-element to tell it, pairs for complex numbers, and a NaN that is not the usual one as ``"NaN:"`` and its bits. A dict
-with keys that are no strings (numbers, booleans, None), or with one of these names as a key, is a list of pairs,
-``{"__items__": [[key, value], ...]}``. The order of keys is kept, where flax sorts them.
+element to tell it, and pairs for complex numbers. A dict with keys that are no strings (numbers, booleans, None), or
+with one of these names as a key, is a list of pairs, ``{"__items__": [[key, value], ...]}``. The order of keys is kept,
+where flax sorts them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ __all__ = ["dump_pytree_json", "parse_pytree_json", "read_pytree_json", "write_p
 ARRAYS = ("__array__", "__tensor__", "__scalar__")
 MARKS = {*ARRAYS, "__float__", "__complex__", "__items__"}
 KEYS = (str, int, float, bool, type(None))
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def dump_pytree_json(tree: Any) -> str:
@@ -161,19 +160,10 @@ def _data(tensor: Tensor) -> Any:
         return _data(torch.view_as_real(tensor.resolve_conj()))
     if not tensor.is_floating_point():
         return tensor.tolist()
-    tensor = tensor.contiguous().resolve_neg()
-    values, bits = tensor.double().numpy(), _bits(tensor)
+    values = tensor.resolve_neg().double().numpy()
     found = values.astype(object)
-    found[np.isposinf(values)], found[np.isneginf(values)] = "Infinity", "-Infinity"
-    nan = np.isnan(values)
-    usual = _bits(torch.tensor([float("nan")], dtype=torch.float64).to(tensor.dtype))[0]
-    found[nan] = ["NaN" if b == usual else f"NaN:{b:x}" for b in bits[nan]]
+    found[np.isposinf(values)], found[np.isneginf(values)], found[np.isnan(values)] = "Infinity", "-Infinity", "NaN"
     return found.tolist()
-
-
-def _bits(tensor: Tensor) -> np.ndarray:
-    """A view of floating-point numbers as unsigned integers."""
-    return tensor.view(BITS[tensor.itemsize]).numpy().view(f"u{tensor.itemsize}")
 
 
 def _restored(stored: Any, path: str) -> Any:
@@ -226,13 +216,7 @@ def _tensor(data: Any, dtype: Any, shape: list[int] | None = None) -> Tensor:
             tensor = torch.from_numpy(np.array(found.tolist(), dtype=str(dtype).removeprefix("torch.")))
         return tensor if shape is None else tensor.reshape(shape)
     found = _elements(data, (float, int, str))
-    texts = {i: item for i, item in enumerate(found.flat) if isinstance(item, str)}
-    for i, text in texts.items():
-        found.flat[i] = float(text.partition(":")[0])
     tensor = torch.from_numpy(found.astype(np.float64)).to(dtype)
-    for i, text in texts.items():
-        if text.startswith("NaN:"):
-            _bits(tensor.reshape(-1))[i] = int(text[4:], 16)
     return tensor if shape is None else tensor.reshape(shape)
 
 

@@ -39,15 +39,23 @@ def back(tree, template=None):
 
 
 def same(a, b):
-    """The same kind, dtype, shape and bytes."""
+    """The same kind, dtype, shape and bytes; a NaN is a NaN."""
     if isinstance(a, torch.Tensor):
         shapes = (a.shape, a.dtype, type(a)) == (b.shape, b.dtype, type(b))
         return shapes and _bytes(a) == _bytes(b)
+    if isinstance(a, np.ndarray | np.generic) and a.dtype.kind in "fc":
+        return (type(a), a.dtype, a.shape) == (type(b), b.dtype, b.shape) and same(*map(torch.tensor, (a, b)))
     return (type(a), a.dtype, a.shape, a.tobytes()) == (type(b), b.dtype, b.shape, b.tobytes())
 
 
 def _bytes(tensor):
-    return bytes(tensor.clone(memory_format=torch.contiguous_format).untyped_storage())
+    tensor = tensor.clone(memory_format=torch.contiguous_format)
+    if not (tensor.is_complex() or tensor.is_floating_point()):
+        return bytes(tensor.untyped_storage())
+    parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    nan = parts.double().isnan().numpy()
+    bits = np.frombuffer(bytes(parts.untyped_storage()), f"u{parts.itemsize}").reshape(nan.shape)
+    return np.where(nan, 0, bits).tobytes(), nan.tobytes()
 
 
 def any_bits(dtype, n=211):

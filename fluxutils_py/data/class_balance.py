@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
+from fluxutils_py.data.arrays import is_tensor, read_block
 from fluxutils_py.errors import DataError, ShapeError
 
 __all__ = ["balanced_sample", "classindexes", "initbatchprovider"]
@@ -93,14 +93,11 @@ def balanced_sample(ci: Mapping[Any, Any], n: int, rng: Any = None) -> np.ndarra
 
 
 def initbatchprovider(
-    data: Any,
-    targets: Any,
-    n: int,
-    train_indices: Any = None,
-    axis: int = -1,
-    random_state: Any = None,
+    data: Any, targets: Any, *indices_and_n: Any, axis: int = -1, random_state: Any = None
 ) -> Callable[[], tuple[Any, Any]]:
-    """A function that returns another class-balanced minibatch at each call.
+    """``initbatchprovider(data, targets, n)`` or ``(data, targets, train_indices, n)``: class-balanced minibatches.
+
+    The result is a function that returns another minibatch at each call.
 
     Parameters
     ----------
@@ -109,10 +106,10 @@ def initbatchprovider(
         memory maps and torch tensors, or anything else that can be sliced (read sample by sample). Not copied.
     targets : array of shape (N,)
         Class labels, see :func:`classindexes`.
+    train_indices : array of int, or of bool of shape (N,)
+        The samples to draw from; by default all. The classes remain those of all ``targets``.
     n : int
         Samples per minibatch, at most: see :func:`balanced_sample`.
-    train_indices : array of int, or of bool of shape (N,), optional
-        The samples to draw from; by default all. The classes remain those of all ``targets``.
     axis : int
     random_state : int, numpy.random.Generator, RandomState or None
         The source of randomness; a generator is used as it is and moves on.
@@ -140,12 +137,15 @@ def initbatchprovider(
     Examples
     --------
     >>> x, t = np.arange(10.0).reshape(2, 5), ["no", "yes", "no", "no", "yes"]
-    >>> provider = initbatchprovider(x, t, n=4, random_state=0)
+    >>> provider = initbatchprovider(x, t, 4, random_state=0)
     >>> xb, yb = provider()
     >>> xb.shape, yb
     ((2, 4), array([[1., 1., 0., 0.],
            [0., 0., 1., 1.]]))
     """
+    if len(indices_and_n) not in (1, 2):
+        raise TypeError("expected initbatchprovider(data, targets, n) or (data, targets, train_indices, n)")
+    *indices, n = indices_and_n
     arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in (data if isinstance(data, tuple) else (data,))]
     ci = classindexes(targets)
     n_samples = len(targets)
@@ -154,8 +154,8 @@ def initbatchprovider(
             raise ShapeError(
                 f"data of shape {tuple(a.shape)} must have the {n_samples} samples of targets along axis {axis}"
             )
-    if train_indices is not None:
-        keep = _mask(train_indices, n_samples)
+    if indices:
+        keep = _mask(indices[0], n_samples)
         ci = {c: i[keep[i]] for c, i in ci.items()}
     per_class = _per_class(ci, n)
     shape = arrays[0].shape
@@ -196,23 +196,19 @@ def _mask(indices: Any, n: int) -> np.ndarray:
 
 
 def _take(a: Any, ii: np.ndarray, axis: int) -> Any:
-    before = (slice(None),) * (axis % len(a.shape))
-    if isinstance(a, np.ndarray) or _is_tensor(a):
-        return a[(*before, ii)]
-    return np.concatenate([np.asarray(a[(*before, slice(i, i + 1))]) for i in ii], axis)
+    axis %= len(a.shape)
+    if isinstance(a, np.ndarray) or is_tensor(a):
+        return a[(*(slice(None),) * axis, ii)]
+    return read_block(a, *(ii if i == axis else range(n) for i, n in enumerate(a.shape)))
 
 
 def _like(a: Any, onehot: np.ndarray) -> Any:
     """A copy of ``onehot`` of the kind, dtype and device of ``a``."""
-    if _is_tensor(a):
-        torch = sys.modules["torch"]
-        return torch.tensor(onehot, dtype=a.dtype if a.dtype.is_floating_point else torch.float32, device=a.device)
+    if is_tensor(a):
+        copy = a.new_tensor(onehot)
+        return copy if a.dtype.is_floating_point else copy.float()
     dtype = np.dtype(a.dtype)
     return onehot.astype(dtype if dtype.kind == "f" else np.float32)
-
-
-def _is_tensor(a: Any) -> bool:
-    return type(a).__module__.split(".")[0] == "torch"
 
 
 def _generator(rng: Any) -> np.random.Generator:

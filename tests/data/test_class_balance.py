@@ -148,7 +148,7 @@ def test_only_samples_for_training_are_drawn():
     train = np.array([12, 1, 3, 4, 7, 8, 8, 10])
     mask = np.isin(x, train)
     for indices in (train, train.tolist(), mask, mask.tolist(), torch.from_numpy(train)):
-        provider = initbatchprovider(x, LABELS, 6, indices, random_state=0)
+        provider = initbatchprovider(x, LABELS, indices, 6, random_state=0)
         seen = {int(i) for _ in range(50) for i in provider()[0]}
         assert seen == set(train.tolist())
 
@@ -226,26 +226,21 @@ def test_many_threads_draw_the_batches_of_one():
             ShapeError,
             "data of shape (2, 12) must have the 13 samples of targets along axis -1",
         ),
-        (
-            (np.zeros((13, 2)), LABELS, 6, None, 2),
-            ShapeError,
-            "data of shape (13, 2) must have the 13 samples of targets along axis 2",
-        ),
         ((np.zeros(13), LABELS, 2), ValueError, "2 samples cannot be balanced over 3 classes; n must be at least 3"),
-        ((np.zeros(13), LABELS, 6, [0, 1, 2]), DataError, "no samples of class 7 to draw from"),
-        ((np.zeros(13), LABELS, 6, []), DataError, "no samples of class 0, 2, 7 to draw from"),
+        ((np.zeros(13), LABELS, [0, 1, 2], 6), DataError, "no samples of class 7 to draw from"),
+        ((np.zeros(13), LABELS, [], 6), DataError, "no samples of class 0, 2, 7 to draw from"),
         (
-            (np.zeros(13), LABELS, 6, [0, 13]),
+            (np.zeros(13), LABELS, [0, 13], 6),
             DataError,
             "train_indices must be integers from 0 to 12, or 13 booleans",
         ),
         (
-            (np.zeros(13), LABELS, 6, [0, -1]),
+            (np.zeros(13), LABELS, [0, -1], 6),
             DataError,
             "train_indices must be integers from 0 to 12, or 13 booleans",
         ),
         (
-            (np.zeros(13), LABELS, 6, [True, False]),
+            (np.zeros(13), LABELS, [True, False], 6),
             DataError,
             "train_indices must be integers from 0 to 12, or 13 booleans",
         ),
@@ -256,3 +251,15 @@ def test_what_cannot_be_provided_is_refused_when_it_is_made(args, error, message
     with pytest.raises(error) as caught:
         initbatchprovider(*args)
     assert str(caught.value) == message
+
+
+def test_an_axis_that_data_lack_is_named():
+    with pytest.raises(ShapeError) as caught:
+        initbatchprovider(np.zeros((13, 2)), LABELS, 6, axis=2)
+    assert str(caught.value) == "data of shape (13, 2) must have the 13 samples of targets along axis 2"
+
+
+@pytest.mark.parametrize("arguments", [(), ([0], 6, 1)])
+def test_the_number_of_arguments_is_checked(arguments):
+    with pytest.raises(TypeError, match=r"^expected initbatchprovider\(data, targets, n\) or \(data, targets, train"):
+        initbatchprovider(np.zeros(13), LABELS, *arguments)
