@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import h5py
 import numpy as np
 
-from fluxutils_py.data.arrays import as_three_axes
+from fluxutils_py.data.arrays import DuckArray, as_three_axes
 from fluxutils_py.data.hdf5.feature_names import Names, get_feature_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.indexing import Index, compose_index, contiguous_runs, parse_index
@@ -17,19 +17,7 @@ from fluxutils_py.data.lazy import Function, LazyArray, as_picklable, preserve_f
 from fluxutils_py.errors import DataError, ShapeError
 
 
-class Stretch(NamedTuple):
-    """Steps of a view that follow each other in time.
-
-    ``array`` is (F, N, lead + n), lazily: the ``n`` steps after ``lead`` earlier ones that only warm the state.
-    ``at`` is where the ``n`` steps stand in the view.
-    """
-
-    array: Any
-    lead: int
-    at: slice
-
-
-class SequenceView:
+class SequenceView(DuckArray):
     """A matrix to scikit-learn, an (F, N, T) array to an estimator; made by :func:`samples` and :func:`timesteps`.
 
     It has ``shape``, ``dtype``, ``len`` and rows to be indexed, which are views again: nothing is read. NumPy reads
@@ -44,7 +32,6 @@ class SequenceView:
         What the rows hold: a NumPy view, or an array that reads lazily.
     """
 
-    ndim = 2
     axis: int  # of the native array, along which there are rows
     device = "cpu"  # what scikit-learn's array API dispatch asks for
 
@@ -78,19 +65,8 @@ class SequenceView:
         return self._per_step.shape[0]
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, int]:  # type: ignore[override]  # as the index now is
         return len(self.index), self.n_features * self.array.shape[3 - self.axis]
-
-    @property
-    def size(self) -> int:
-        return self.shape[0] * self.shape[1]
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-    def __len__(self) -> int:
-        return len(self.index)
 
     def __repr__(self) -> str:
         of = f"(F, N, T)=({self.n_features}, {self.array.shape[1]}, {self.array.shape[2]})"
@@ -155,9 +131,13 @@ class SequenceView:
     def _native(self, index: Index) -> Any:
         raise NotImplementedError
 
-    def stretches(self) -> list[Stretch]:
-        """What may be walked through in one go."""
-        return [Stretch(self.native, 0, slice(0, self.array.shape[2]))]
+    def contiguous_runs(self) -> list[slice]:
+        """Which steps of the view follow each other in time: between runs the state is forgotten."""
+        return [slice(0, self.array.shape[2])]
+
+    def with_context(self, run: slice) -> tuple[Any, int]:
+        """The steps of a run as (F, N, n), lazily, after earlier ones that warm the state; and how many these are."""
+        return self.native, 0
 
     @staticmethod
     def to_rows(array: np.ndarray) -> np.ndarray:
@@ -220,16 +200,12 @@ class TimestepsView(SequenceView):
         return select(self.array, None, index, self.functions)
 
     def contiguous_runs(self) -> list[slice]:
-        """The stretches of rows that follow each other in time: between them the state is forgotten."""
         return contiguous_runs(self.index)
 
-    def stretches(self) -> list[Stretch]:
-        found = []
-        for at in self.contiguous_runs():
-            start, stop = int(self.index[at.start]), int(self.index[at.stop - 1]) + 1
-            lead = min(self.context, start)
-            found.append(Stretch(self._native(range(start - lead, stop)), lead, at))
-        return found
+    def with_context(self, run: slice) -> tuple[Any, int]:
+        start, stop = int(self.index[run.start]), int(self.index[run.stop - 1]) + 1
+        n_context = min(self.context, start)
+        return self._native(range(start - n_context, stop)), n_context
 
     @staticmethod
     def to_rows(array: np.ndarray) -> np.ndarray:

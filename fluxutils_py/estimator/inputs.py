@@ -28,7 +28,7 @@ from fluxutils_py.data.hdf5.feature_names import get_feature_names
 from fluxutils_py.data.ragged import RaggedArray, as_ragged, is_list_of_series
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import check_aligned
-from fluxutils_py.data.views import SequenceView, Stretch
+from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError
 
 FLOATS = [np.float64, np.float32]
@@ -82,7 +82,7 @@ class Inputs:
         """What is walked through from the zero state, in training: series, or the stretches between gaps in time."""
         if not isinstance(self._view, TimestepsView):
             return self.whole()
-        runs = self._view.contiguous_runs()
+        runs = self.contiguous_runs()
         starts, stops = np.array([r.start for r in runs]), np.array([r.stop for r in runs])
         n = np.arange(self.N)
         return Segments(np.repeat(n, len(runs)), np.tile(starts, self.N), np.tile(stops - starts, self.N))
@@ -91,11 +91,16 @@ class Inputs:
         """The series, whatever gaps there are."""
         return Segments.from_lengths(self.N, self.T, self.lengths, self.starts)
 
-    def stretches(self) -> list[Stretch]:
-        """What is walked through in one go, in prediction, with the earlier steps that only warm the state."""
-        if self._view is None or self.form == "samples":
-            return [Stretch(tuple(s.array for s in self.series), 0, slice(0, self.T))]
-        return [s._replace(array=(s.array,)) for s in self._view.stretches()]
+    def contiguous_runs(self) -> list[slice]:
+        """Steps that follow each other in time: between runs the state is forgotten."""
+        return [slice(0, self.T)] if self._view is None else self._view.contiguous_runs()
+
+    def with_context(self, run: slice) -> tuple[tuple[Any, ...], int]:
+        """The arrays (F, N, n) of a run, to predict, after steps that only warm the state; and how many these are."""
+        if not isinstance(self._view, TimestepsView):
+            return tuple(s.array for s in self.series), 0
+        array, n_context = self._view.with_context(run)
+        return (array,), n_context
 
     def to_rows(self, array: np.ndarray) -> np.ndarray:
         """A (G, N, T) array as rows like those of the inputs; native ones, and what are rows already, stay."""

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.lazy import select
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.data.views import Stretch
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.collectives import gather_rows, require_same_inputs
 from fluxutils_py.estimator.inputs import Inputs, read_inputs
@@ -64,7 +63,7 @@ def run_predict(
 class BlockPredictor:
     """What a model gives for inputs: iterate over it for blocks of series and steps.
 
-    Views of time steps are walked through stretch by stretch, each from the state that its context left.
+    Views of time steps are walked through run by run, each from the state that its context left.
 
     Parameters
     ----------
@@ -102,22 +101,20 @@ class BlockPredictor:
         self.keep_state = keep_state
         self.ranks = RankGroup() if comm is None else comm
         require_same_inputs(self.ranks, inputs)
-        self._stretches = inputs.stretches()
-        if state is not None and len(self._stretches) > 1:
+        self._runs = inputs.contiguous_runs()
+        if state is not None and len(self._runs) > 1:
             raise ValueError(
-                f"state is where one stretch of time goes on, but the steps of x have {len(self._stretches) - 1} gaps; "
+                f"state is where one stretch of time goes on, but the steps of x have {len(self._runs) - 1} gaps; "
                 "predict each stretch by itself"
             )
-        if state is not None:
-            self._stretches = [without_context(s) for s in self._stretches]
-        self._ready = [self._predictor(s, state) for s in self._stretches[:1]]  # errors come before the first block
-        self._last = self._ready[0]
+        self._last, self._n_context = self._predictor(self._runs[0], state)  # errors come before the first block
 
     def __iter__(self) -> Iterator[Prediction]:
-        for i, stretch in enumerate(self._stretches):
-            predictor = self._last = self._ready[0] if i == 0 else self._predictor(stretch, None)
-            for p in predictor:
-                yield from self._placed(p, stretch)
+        for i, run in enumerate(self._runs):
+            if i > 0:
+                self._last, self._n_context = self._predictor(run, None)
+            for p in self._last:
+                yield from self._placed(p, run)
 
     def state(self) -> list[Tensor]:
         """The state at the end of the last stretch."""
@@ -137,9 +134,12 @@ class BlockPredictor:
             found[p.series.start + here] = y[at[here], here]
         return gather_rows(found, n, self.ranks)
 
-    def _predictor(self, stretch: Stretch, state: Any) -> Predictor:
-        names = [s.name for s in self.inputs.series]
-        x = tuple(SeriesArray(a, name) for a, name in zip(stretch.array, names, strict=True))
+    def _predictor(self, run: slice, state: Any) -> tuple[Predictor, int]:
+        """For a run of steps, and how many steps of context come before it: none where a state is given."""
+        arrays, n_context = self.inputs.with_context(run)
+        if state is not None and n_context:
+            arrays, n_context = tuple(select(a, None, range(n_context, a.shape[2])) for a in arrays), 0
+        x = tuple(SeriesArray(a, s.name) for a, s in zip(arrays, self.inputs.series, strict=True))
         rows = Segments.from_lengths(x[0].N, x[0].T, self.inputs.lengths, self.inputs.starts)
         seqsize = int(self.spec.seqsize or x[0].T)
         overlap = int(self.spec.overlap)
@@ -148,26 +148,18 @@ class BlockPredictor:
         )
         windows.check()
         part = rank_slice(x[0].N, self.ranks.rank, self.ranks.size)
-        return Predictor(self.model, windows, state, part, self.keep_state)
+        return Predictor(self.model, windows, state, part, self.keep_state), n_context
 
-    def _placed(self, p: Prediction, stretch: Stretch) -> Iterator[Prediction]:
-        """The part of a block that comes after the lead, where it stands in the inputs."""
-        skip = max(0, stretch.lead - p.steps.start)
+    def _placed(self, p: Prediction, run: slice) -> Iterator[Prediction]:
+        """The part of a block that comes after the context, where it stands in the inputs."""
+        skip = max(0, self._n_context - p.steps.start)
         y = tuple(v[skip:] for v in p.y)
         if len(y[0]) == 0:
             return
         if self.transform is not None:
             y = tuple(self.transform(v) for v in y)
-        start = stretch.at.start + p.steps.start + skip - stretch.lead
+        start = run.start + p.steps.start + skip - self._n_context
         yield Prediction(y, p.series, slice(start, start + len(y[0])))
-
-
-def without_context(stretch: Stretch) -> Stretch:
-    """A stretch without the steps that warm the state."""
-    if stretch.lead == 0:
-        return stretch
-    arrays = tuple(select(a, None, range(stretch.lead, a.shape[2])) for a in stretch.array)
-    return Stretch(arrays, 0, stretch.at)
 
 
 def _one(outputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:

@@ -234,7 +234,7 @@ def test_data_in_a_file_are_pickled_as_its_name(make, place, tmp_path):
 def test_a_sent_context_is_kept(make):
     v = pickle.loads(pickle.dumps(timesteps(NATIVE, context=2)[3:]))
     assert v.context == v.map(np.negative).context == 2
-    assert v.stretches()[0].lead == 2
+    assert v.with_context(slice(0, 1))[1] == 2
 
 
 @makes
@@ -335,7 +335,7 @@ def test_only_what_is_looked_at_is_read(make):
     rows.native, rows.shape, rows.dtype, len(rows), rows.nbytes, repr(rows), rows.n_features, rows.take([0], axis=0)
     make(x).map(double_and_mean)[0:2]
     if make is timesteps:
-        rows.contiguous_runs(), rows.stretches()
+        rows.with_context(rows.contiguous_runs()[0])
     assert x.values == 0
     rows[1]
     assert x.values == rows.shape[1]
@@ -367,26 +367,28 @@ def test_gaps_are_found():
 
 
 @pytest.mark.parametrize("context", [0, 1, 4, 100])
-def test_stretches_begin_with_the_steps_before_them(context):
+def test_runs_begin_with_the_steps_before_them(context):
     index = np.array([2, 3, 4, 9, 10, 19])
-    found = timesteps(X, context)[index].stretches()
-    assert [s.at for s in found] == [slice(0, 3), slice(3, 5), slice(5, 6)]
-    for s in found:
-        steps = index[s.at]
-        lead = min(context, steps[0])
-        assert s.lead == lead
-        assert np.array_equal(s.array, X[:, :, steps[0] - lead : steps[-1] + 1])
+    v = timesteps(X, context)[index]
+    for run in v.contiguous_runs():
+        steps = index[run]
+        array, n_context = v.with_context(run)
+        assert n_context == min(context, steps[0])
+        assert np.array_equal(array, X[:, :, steps[0] - n_context : steps[-1] + 1])
 
 
-def test_stretches_of_transformed_steps():
-    (s,) = timesteps(X, 3)[5:7].map(np.negative).stretches()
-    assert np.array_equal(s.array, -X[:, :, 2:7])
+def test_runs_of_transformed_steps():
+    array, n_context = timesteps(X, 3)[5:7].map(np.negative).with_context(slice(0, 2))
+    assert n_context == 3
+    assert np.array_equal(array, -X[:, :, 2:7])
 
 
 def test_series_are_walked_through_in_one_go():
-    (s,) = samples(X)[[2, 0]].stretches()
-    assert (s.lead, s.at) == (0, slice(0, 20))
-    assert np.array_equal(s.array, X[:, [2, 0]])
+    v = samples(X)[[2, 0]]
+    assert v.contiguous_runs() == [slice(0, 20)]
+    array, n_context = v.with_context(slice(0, 20))
+    assert n_context == 0
+    assert np.array_equal(array, X[:, [2, 0]])
 
 
 # -- errors ------------------------------------------------------------------------------------------------

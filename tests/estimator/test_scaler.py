@@ -267,8 +267,7 @@ def test_views_give_views(x, tmp_path):
         assert type(t) is TimestepsView
         assert t.context == 4
         assert np.asarray(t.native) == near(expected[:, :, 5:9])
-        (stretch,) = t.stretches()
-        assert np.asarray(stretch.array) == near(expected[:, :, 1:9])
+        assert np.asarray(t.with_context(slice(0, 4))[0]) == near(expected[:, :, 1:9])
         assert np.asarray(s.inverse_transform(t).native) == pytest.approx(x[:, :, 5:9], rel=1e-12, nan_ok=True)
 
 
