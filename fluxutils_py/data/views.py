@@ -20,8 +20,8 @@ from fluxutils_py.errors import DataError, ShapeError
 class SequenceView(DuckArray):
     """A matrix to scikit-learn, an (F, N, T) array to an estimator; made by :func:`samples` and :func:`timesteps`.
 
-    It has ``shape``, ``dtype``, ``len`` and rows to be indexed, which are views again: nothing is read. NumPy reads
-    all of it (``np.asarray``). It may be pickled; data in a file go as the file's name.
+    It has ``shape``, ``dtype`` and ``len``. Indexing rows gives views again, without reading anything; ``np.asarray``
+    reads everything. A view can be pickled; data in a file travel as the file's name.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class SequenceView(DuckArray):
     feature_names : tuple of str or None
         Names of the F features, not of the columns.
     native : array of shape (F, N, T)
-        What the rows hold: a NumPy view, or an array that reads lazily.
+        The data of the rows: a NumPy view, or an array that reads lazily.
     """
 
     axis: int  # of the native array, along which there are rows
@@ -94,30 +94,30 @@ class SequenceView(DuckArray):
         return np
 
     def take(self, indices: Any, axis: int | None = None, out: Any = None, mode: str = "raise") -> Any:
-        """Rows by their numbers, as a view; columns (``axis=1``) are read."""
+        """Return rows by their numbers, as a view, or read columns (``axis=1``)."""
         return self[np.asarray(indices)] if axis in (None, 0) else self[:, indices]
 
     def copy(self) -> np.ndarray:
-        """All of it, read, as a matrix that may be written to."""
+        """Read everything into a matrix that may be written to."""
         return np.array(self)
 
     def __reduce__(self) -> Any:
         return type(self), (as_picklable(self.array), self.index, self.functions, self.feature_names)
 
     def map(self, function: Function) -> Self:
-        """The same view of a function of the array, applied to what is read.
+        """Return the same view of a function of the array; the function is applied when data are read.
 
         ``function`` takes and returns blocks (F, n, t) of any number of series and steps; F may change. Names of
-        features stay if it is one of NumPy's ufuncs, or has an attribute ``keeps_features = True``. To be used with
-        several processes it must be picklable.
+        features stay if it is a ufunc of NumPy, or has an attribute ``keeps_features = True``. For several processes it
+        must be picklable.
         """
         return self._rebuilt(self.index, (*self.functions, function))
 
     def replace(self, make: Callable[[Any], Any]) -> Self:
-        """The same rows of another array of the same series and steps, which ``make`` makes of this one.
+        """Return the same rows of another array of the same series and steps, computed by ``make``.
 
-        For what depends on earlier steps, which :meth:`map` cannot know: ``make`` is given the whole array (F, N, T)
-        of which the view has some rows, and returns an array that reads lazily.
+        Use it for functions of earlier steps, which :meth:`map` does not see: ``make`` takes the whole array (F, N, T)
+        behind the view, and returns an array that reads lazily.
         """
         array = LazyArray(self.array, functions=self.functions) if self.functions else self.array
         return self._rebuilt(self.index, (), make(array))
@@ -132,21 +132,21 @@ class SequenceView(DuckArray):
         raise NotImplementedError
 
     def contiguous_runs(self) -> list[slice]:
-        """Which steps of the view follow each other in time: between runs the state is forgotten."""
+        """Return slices of steps that follow each other in time; between them the state is forgotten."""
         return [slice(0, self.array.shape[2])]
 
     def with_context(self, run: slice) -> tuple[Any, int]:
-        """The steps of a run as (F, N, n), lazily, after earlier ones that warm the state; and how many these are."""
+        """Return a run as (F, N, n), lazily, with earlier steps before it that warm up the state, and their number."""
         return self.native, 0
 
     @staticmethod
     def to_rows(array: np.ndarray) -> np.ndarray:
-        """The rows of an (F, N, T) array, a view if its memory order allows."""
+        """Return the rows of an (F, N, T) array, as a view if its memory order allows."""
         raise NotImplementedError
 
     @staticmethod
     def from_rows(rows: np.ndarray, n_features: int) -> np.ndarray:
-        """The inverse of :meth:`flat`."""
+        """Return the (F, N, T) array of some rows: the inverse of :meth:`to_rows`."""
         raise NotImplementedError
 
 
@@ -218,25 +218,25 @@ class TimestepsView(SequenceView):
 
 
 def samples(x: Any, *, feature_names: Sequence[str] | None = None) -> SamplesView:
-    """An (F, N, T) array as a matrix of one row per series, for anything that splits, shuffles or counts samples.
+    """View an (F, N, T) array as a matrix with one row per series, for tools that split, shuffle or count samples.
 
     scikit-learn sees ``(N, F * T)`` (column ``f * T + t``); estimators of this package see ``(F, N, T)`` again.
-    Indexing rows gives a view, and nothing is read. Never hand a three-dimensional array itself to a splitter, a
-    search or a pipeline that splits: scikit-learn splits along the first axis, which are the features.
+    Indexing rows gives a view and reads nothing. Never hand a three-dimensional array itself to a splitter, a search or
+    a pipeline that splits: scikit-learn splits along the first axis, which holds the features.
 
     Parameters
     ----------
     x : array of shape (F, N, T)
-        NumPy array or memory map, h5py dataset, torch tensor, or what ``h5mmap`` returns. Not copied.
+        NumPy array or memory map, h5py dataset, torch tensor, or a result of ``h5mmap``. Not copied.
     feature_names : sequence of F str, optional
-        Estimators and transformers that are fitted on the view have them as ``feature_names_in_``, and refuse others
-        afterwards. None: those that the array has as its attribute ``feature_names``, if any.
+        Estimators and transformers fitted on the view store them as ``feature_names_in_`` and later refuse other names.
+        None takes the array's attribute ``feature_names``, if it has one.
 
     Returns
     -------
     SamplesView
-        Predictions for it, and targets as ``samples(y)``, are matrices with the same rows. A target per series may be
-        a plain array of shape (N,) or (N, G).
+        Predictions for it are matrices with the same rows, as are targets ``samples(y)``. Targets of one value per
+        series may be a plain array of shape (N,) or (N, G).
 
     Raises
     ------
@@ -257,26 +257,26 @@ def samples(x: Any, *, feature_names: Sequence[str] | None = None) -> SamplesVie
 
 
 def timesteps(x: Any, context: int = 0, *, feature_names: Sequence[str] | None = None) -> TimestepsView:
-    """An (F, N, T) array as a matrix of one row per time step, for splitting in time.
+    """View an (F, N, T) array as a matrix with one row per time step, for splitting in time.
 
-    scikit-learn sees ``(T, F * N)`` (column ``f * N + n``); estimators of this package see ``(F, N, T)`` again. Where
-    a split leaves a gap, the state starts anew. Rows must stay in their order.
+    scikit-learn sees ``(T, F * N)`` (column ``f * N + n``); estimators of this package see ``(F, N, T)`` again. Where a
+    split leaves a gap, the state starts from zero. Rows must stay in order.
 
     Parameters
     ----------
     x : array of shape (F, N, T)
         As in :func:`samples`.
     context : int
-        Before the first step of each stretch is predicted, the state is warmed by up to so many earlier steps of
-        ``x``, also by those that a split has put elsewhere. Inputs only: of targets, nothing leaks. With 0, every
-        stretch starts from the zero state. Training always does.
+        Warm up the state on up to this many earlier steps of ``x`` before predicting a stretch, including steps that a
+        split has put elsewhere. Only inputs are used, so no target leaks. With 0, every stretch starts from the zero
+        state; training always does.
     feature_names : sequence of F str, optional
         As in :func:`samples`.
 
     Returns
     -------
     TimestepsView
-        Targets as ``timesteps(y)``, or, for one series, a plain array of shape (T,) or (T, G).
+        Targets go with it as ``timesteps(y)``, or, for one series, as a plain array of shape (T,) or (T, G).
 
     Raises
     ------

@@ -45,37 +45,37 @@ def h5create(
 ) -> Any:
     """Make room for an array of shape (F, N, T) in an HDF5 file, new or existing, and map it for writing.
 
-    The dataset is contiguous, has its place in the file at once and takes room on the disk only as it is written;
-    until then it reads as zeros. Other datasets in the file stay as they are, as do maps of them.
+    The dataset is contiguous. It has its place in the file at once, but takes room on the disk only where it is
+    written; elsewhere it reads as zeros. Other datasets in the file, and maps of them, do not change.
 
     Parameters
     ----------
     path : path-like
     name : str
-        Of the new dataset; groups on the way to it are made.
+        Name of the new dataset; missing groups are created.
     shape : sequence of int
     dtype : dtype
         Of real numbers.
     axes : str
         Order of three axes in the file, slowest first. ``"TNF"`` is the fast one for training.
     exist_ok : bool
-        Where a dataset of that name, shape, type and order exists already, map that one with the numbers it holds: a
-        script can then run a second time.
+        If a dataset of that name, shape, type and order already exists, map that one with its numbers, so that a script
+        can run a second time.
     overwrite : bool
-        Where something of that name exists already, put a new dataset in its place. Maps of the old one keep its
-        numbers; its room in the file is not used again (``h5repack`` gives it back). With ``exist_ok`` as well, only
-        what does not fit is replaced.
+        If something of that name already exists, replace it by a new dataset. Maps of the old one keep its numbers; its
+        room in the file is not used again (``h5repack`` gives it back). Together with ``exist_ok``, replace only
+        datasets that do not fit.
 
     Returns
     -------
     H5Map
-        Of that shape, in mode ``"r+"``; an empty ndarray for a shape without elements.
+        The map, in mode ``"r+"``; an empty ndarray for a shape without elements.
 
     Raises
     ------
     H5DataError
-        If there is something of that name already, there can be no such array, the file system has no room for it, or
-        the file is open elsewhere. The file is then as it was.
+        If something of that name already exists, if there can be no such array, if the file system has no room for it,
+        or if the file is open elsewhere. The file then does not change.
 
     Examples
     --------
@@ -151,7 +151,7 @@ def _checked(shape: Any, dtype: Any, where: str) -> tuple[tuple[int, ...], np.dt
 
 
 def _require_room(path: Any, n_bytes: int, where: str) -> None:
-    """Check that the file system takes so large a file: HDF5 finds out while it writes, and breaks the file."""
+    """Check that the file system takes so large a file; HDF5 would find out while it writes, and break the file."""
     with contextlib.suppress(PermissionError), tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))) as f:
         try:
             f.truncate(n_bytes + SPARE)
@@ -162,7 +162,7 @@ def _require_room(path: Any, n_bytes: int, where: str) -> None:
 
 
 def _is_there(file: h5py.File, name: str) -> bool:
-    """Whether something has that name, be it a link that leads nowhere."""
+    """Whether something has that name, even a broken link."""
     try:
         return file.get(name, getlink=True) is not None
     except (OSError, RuntimeError, ValueError):
@@ -172,7 +172,7 @@ def _is_there(file: h5py.File, name: str) -> bool:
 def _misfit(
     file: h5py.File, path: Any, name: str, shape: tuple[int, ...], dtype: np.dtype, axes: str | None
 ) -> str | None:
-    """What keeps a dataset from serving in place of a new one; None if it serves."""
+    """Return why a dataset cannot serve in place of a new one; None if it can."""
     there = find_dataset(file, path, name)
     noted = read_attribute(there, "axes")
     found = f"shape {there.shape} of {numpy_dtype(there)}" + (f" in the order {noted}" if axes else "")
@@ -184,7 +184,7 @@ def _misfit(
 
 
 def _first_missing(file: h5py.File, name: str) -> str:
-    """The first part of a name that does not exist: a group on the way, or the dataset."""
+    """Return the first part of a name that does not exist: a group on the way, or the dataset."""
     parts = [part for part in name.split("/") if part]
     prefixes = ["/".join(parts[: i + 1]) for i in range(len(parts))]
     return next((prefix for prefix in prefixes if not _is_there(file, prefix)), prefixes[-1])

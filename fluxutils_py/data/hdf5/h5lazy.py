@@ -1,4 +1,4 @@
-"""An array in an HDF5 file, read piece by piece as it is asked for."""
+"""An array in an HDF5 file that is read when it is indexed."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _inherited: list[h5py.File] = []  # from the process that forked: to close them 
 
 
 class H5Lazy(DuckArray):
-    """A dataset that cannot be mapped, with the (F, N, T) face of one that can: chunked, compressed, virtual, ...
+    """A dataset that cannot be mapped (chunked, compressed, virtual, ...), as a lazy array of shape (F, N, T).
 
-    Not an ndarray: every indexing reads a fresh array. It takes integers, slices and ``...`` as NumPy does, and along
-    one axis an array of indices or booleans, in any order. ``np.asarray`` reads all of it.
+    It is not an ndarray: every indexing reads a fresh array. It takes integers, slices and ``...`` as NumPy does, and
+    along one axis an array of indices or booleans, in any order. ``np.asarray`` reads everything.
 
-    It may be pickled (as the name of file and dataset, which must be the same file where it is unpickled; sources of a
-    virtual dataset are found by their names), used after a fork (each process opens a file of its own) and
-    read from several threads (one after the other: HDF5 has one lock). While it is open, no other process can open
-    the file for writing; close it with :meth:`close` or ``with``. Chunks are kept in a cache of 64 MiB.
+    It pickles as the names of file and dataset, and opens the same file or none; sources of a virtual dataset are found
+    by their names. After a fork, each process opens its own file. Several threads may read, one after the other: HDF5
+    has one lock. While it is open, no other process can open the file for writing; close it with :meth:`close` or
+    ``with``. A cache holds 64 MiB of chunks.
 
     Parameters
     ----------
     path : path-like
     name : str
-        Of the dataset, ``"group/x"`` in a group.
+        Name of the dataset, ``"group/x"`` in a group.
     axes : str, optional
         As in :func:`h5mmap`.
     swmr : bool
         Open a file that another process is writing to in HDF5's single-writer, multiple-reader mode. The shape stays
-        as it is now.
+        that of this moment.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class H5Lazy(DuckArray):
     FileNotFoundError
         If there is no such file.
     H5DataError
-        If the dataset cannot be read; later, if it was closed or the file was replaced.
+        If the dataset cannot be read; when indexed, if it was closed or the file was replaced.
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str, axes: str | None = None, *, swmr: bool = False) -> None:

@@ -51,13 +51,13 @@ class Origin(NamedTuple):
 
 
 class H5Map(np.memmap):
-    """A memory map of part of a file, for which a view is as good as the whole.
+    """A memory map of a dataset or a part of it; views travel between processes as exactly as the whole.
 
-    What differs from ``np.memmap``: any view pickles as the place of its bytes in the file, never as data, so that it
-    reaches another process right whatever its memory order (joblib ships a *transposed* ``np.memmap`` with permuted
-    values, silently). The kernel is told not to read ahead (``MADV_RANDOM``): a window of time-major data touches a
-    few pages in every row, and reading ahead would fetch sixteen times the bytes. :meth:`willneed` asks for just the
-    pages of a window. Results of arithmetic and index arrays are plain arrays.
+    Two things differ from ``np.memmap``. Any view pickles as the location of its bytes in the file, never as data, so
+    it arrives intact in another process, whatever its memory order. (joblib sends a *transposed* ``np.memmap`` with
+    permuted values, silently.) And the kernel is told not to read ahead (``MADV_RANDOM``): a window of time-major data
+    touches a few pages in every row, and reading ahead would fetch sixteen times the bytes. :meth:`willneed` asks for
+    the pages of a window only. Arithmetic and index arrays give plain arrays.
 
     Parameters
     ----------
@@ -69,17 +69,17 @@ class H5Map(np.memmap):
         Byte of the file at which element ``[0, 0, ...]`` lies; need not be aligned.
     mode : "r" or "r+"
     identity : FileIdentity, optional
-        Of the file that is meant.
+        Identity of the file.
     layout : Layout, optional
-        Of the dataset that this is part of, to be checked where the map is unpickled.
+        Layout of the dataset that this map is part of; checked when the map is unpickled.
     feature_names : tuple of str, optional
-        One per place along the first of three axes. What slices that axis has the names of the slice; what changes the
+        One per index of the first of three axes. A slice of that axis has the names of the slice; a result with other
         axes has none.
 
     Raises
     ------
     H5DataError
-        If the file is shorter than that, or another than the one that is meant.
+        If the file is too short, or is not the one that ``identity`` describes.
 
     Notes
     -----
@@ -152,14 +152,14 @@ class H5Map(np.memmap):
         return found
 
     def __enter__(self) -> H5Map:
-        """As a lazy array, so that ``with h5mmap(...) as x`` serves both; a map is closed when nobody refers to it."""
+        """Return itself: ``with h5mmap(...) as x`` works as for a lazy array. Garbage collection closes a map."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self.flush()
 
     def flush(self) -> None:
-        """Write what was changed to the disk; without it, that happens some time later."""
+        """Write changes to the disk now; without it, the system does so later."""
         if self._origin is not None and self._origin.mode != "r":
             self._origin.memory.flush()
 
@@ -181,20 +181,19 @@ class H5Map(np.memmap):
     def willneed(self, *views: np.ndarray) -> bool:
         """Ask the kernel to read the pages of views, all at once and in the background.
 
-        To be called just before the views are copied: worth a factor of five where the file is not in the page cache.
-        Where a page of theirs is, nothing is done, so that it costs microseconds.
+        Call it just before the views are copied: it is worth a factor of five when the file is not in the page cache.
+        When it is, this does nothing and costs microseconds.
 
         Parameters
         ----------
         *views : ndarray
-            Any views of this map or of a view of it, in any memory order: a window, or the single rows of one that
-            has no slice. An array whose memory is not in the map is left alone. Of several only the first and the
-            last are looked at for whether the pages are there.
+            Any views of this map or of its views, in any memory order: a window, or its single rows. Arrays outside the
+            map are ignored. Of several views, only the first and the last are checked for pages in memory.
 
         Returns
         -------
         bool
-            Whether anything had to be asked for.
+            Whether it asked for anything.
         """
         o, views = self._origin, tuple(view for view in views if view.size)
         if o is None or not views or not hasattr(mmap, "MADV_WILLNEED"):
@@ -229,7 +228,7 @@ def reopen(
     layout: Layout | None = None,
     feature_names: tuple[str, ...] | None = None,
 ) -> np.ndarray:
-    """A view of a map, in another process, of the same file or not at all."""
+    """Open a view of a map in another process, of the same file or not at all."""
     if not all(shape):
         return np.empty(shape, dtype)
     if layout is not None:
@@ -248,7 +247,7 @@ def reopen(
 
 
 def _open_beside_writers(path: str) -> h5py.File:
-    """Open a file to look at its layout, without a lock: a map needs none and keeps nobody from writing."""
+    """Open a file to read its layout, without a lock: a map needs none, and others may go on writing."""
     if not os.path.exists(path):
         raise _gone(path)
     try:
@@ -270,9 +269,9 @@ def _address(array: np.ndarray) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _runs(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[np.ndarray, int]:
-    """The stretches of memory that a view covers: where each begins, from its element [0, 0, ...], and their length.
+    """Return the contiguous ranges of memory that a view covers: their offsets from element [0, 0, ...], their length.
 
-    Stretches with less than a page between them are one.
+    Ranges with less than a page between them are joined.
     """
     first, length, outer = 0, itemsize, []
     for n, stride in sorted(zip(shape, strides, strict=True), key=lambda a: abs(a[1])):
@@ -288,7 +287,7 @@ def _runs(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tu
 
 
 def _merged(starts: np.ndarray, stops: np.ndarray) -> list[tuple[int, int]]:
-    """Stretches without those that others cover; only as many as may be asked for at once."""
+    """Drop ranges that others cover; return only as many as one call to the kernel takes."""
     order = np.argsort(starts, kind="stable")
     starts, stops = starts[order], np.maximum.accumulate(stops[order])
     begins = np.flatnonzero(np.r_[True, starts[1:] > stops[:-1]])
@@ -298,7 +297,7 @@ def _merged(starts: np.ndarray, stops: np.ndarray) -> list[tuple[int, int]]:
 
 
 def _probably_resident(view: np.ndarray, o: Origin) -> bool:
-    """Whether a page in the middle of a view is in memory; neighbours touch only its ends. One call, 1.5 us."""
+    """Whether a page in the middle of a view is in memory (neighbours touch only its ends). One call, 1.5 us."""
     assert _mincore is not None
     byte, vector = _address(view), ctypes.create_string_buffer(1)
     for n, stride in zip(view.shape, view.strides, strict=True):
@@ -309,7 +308,7 @@ def _probably_resident(view: np.ndarray, o: Origin) -> bool:
 
 
 def _find_mincore() -> Callable[..., int] | None:
-    """The call that says which pages are in memory; None where there is none, or it says so of every page."""
+    """Return the system call that reports which pages are in memory; None if missing or if it reports all pages."""
     try:
         call = ctypes.CDLL(None).mincore
     except (AttributeError, OSError, TypeError):
@@ -325,5 +324,5 @@ _mincore = _find_mincore()
 
 
 def _reports_residency(path: str, stat: os.stat_result) -> bool:
-    """Linux tells which pages are in memory only to those who may write to the file; to others it says: all."""
+    """Whether the call is reliable: for files that we may not write to, Linux reports all pages as in memory."""
     return _mincore is not None and (os.access(path, os.W_OK) or stat.st_uid == os.geteuid())

@@ -1,4 +1,4 @@
-"""Reading arrays from HDF5 files: mapped into memory where they lie, if possible."""
+"""Read arrays from HDF5 files: map them into memory if possible, else read them lazily."""
 
 from __future__ import annotations
 
@@ -42,49 +42,51 @@ def h5mmap(
     *,
     swmr: bool = False,
 ) -> Any:
-    """The array of shape (F, N, T) in an HDF5 file, without reading it.
+    """Return the array of shape (F, N, T) in an HDF5 file, without reading it.
 
-    A contiguous dataset is mapped into memory where it lies: an ndarray whose pages are read when they are touched,
-    for files of any size, written by :func:`h5save`, by h5py or by Julia's HDF5.jl. The file is closed again at once.
-    What cannot be mapped (chunked, compressed, virtual, external, compact, never written, number formats that NumPy
-    lacks) comes back as a lazy array that reads what is asked for; training from one is several times slower.
+    A contiguous dataset is mapped into memory: you get an ndarray whose pages are read when something touches them, for
+    files of any size, written by :func:`h5save`, by h5py or by Julia's HDF5.jl. The file is closed again at once.
+    Datasets that cannot be mapped (chunked, compressed, virtual, external, compact, never written, in a number format
+    that NumPy lacks) come back as lazy arrays; training from those is several times slower.
 
     Parameters
     ----------
     path : path-like
     name : str
-        Of the dataset, ``"group/x"`` in a group.
+        Name of the dataset, ``"group/x"`` in a group.
     axes : str, optional
-        The order of the axes in the file as h5py shows it: ``"TNF"`` is what Julia writes for an array (F, N, T).
-        By default what the dataset's attribute ``axes`` says, which ``h5save`` writes; needed for three axes without
-        that attribute. Arrays of fewer or more axes come as h5py shows them, unless ``axes`` names the axes they have.
+        The order of the axes in the file as h5py shows it: ``"TNF"`` is what Julia writes for an array (F, N, T). The
+        default is the dataset's attribute ``axes``, which ``h5save`` writes; a dataset of three axes without it needs
+        this argument. Arrays of fewer or more axes come as h5py shows them, unless ``axes`` names their axes.
     mode : "r" or "r+"
-        ``"r+"`` writes to the file what is written to the map, for instance by ``est.predict(x, out=...)``.
+        With ``"r+"``, writing to the map writes to the file, for instance in ``est.predict(x, out=...)``.
     fallback : "lazy", "error" or "read"
-        What to do where mapping is impossible: give an :class:`H5Lazy`, say why not, or read the array into memory.
+        If mapping is impossible, return an :class:`H5Lazy`, raise an error that says why, or read the array into
+        memory.
     swmr : bool
         Read a file, lazily, that another process is writing to in HDF5's single-writer, multiple-reader mode.
 
     Returns
     -------
     H5Map, H5Lazy or ndarray
-        An empty ndarray for a dataset without elements. A map and a lazy array of shape (F, N, T) have an attribute
-        ``feature_names``: a tuple of F strings if the file names the features, else None. Slices keep it right.
+        A dataset without elements gives an empty ndarray. Maps and lazy arrays of shape (F, N, T) have an attribute
+        ``feature_names``: a tuple of F strings if the file names the features, else None. Slices have the names of
+        theirs.
 
     Raises
     ------
     FileNotFoundError
         If there is no such file.
     H5DataError
-        If it is no HDF5 file, is damaged or locked; if it holds no such dataset, or one that is not an array of real
-        numbers; if a file that the dataset takes data from is missing; if the order of its axes is not known; if it
-        cannot be mapped and ``fallback`` is ``"error"`` or ``mode`` is ``"r+"``.
+        If the file is not HDF5, or damaged, or locked; if it has no such dataset, or one that is not an array of real
+        numbers; if a source file of the dataset is missing; if the order of axes is unknown; if the dataset cannot be
+        mapped and ``fallback`` is ``"error"`` or ``mode`` is ``"r+"``.
 
     Notes
     -----
-    A map shows what others write to the file later. It keeps no lock, a lazy array does. Overwrite a mapped file with
-    ``h5save``, which puts a new one in its place, and never with ``h5py.File(path, "w")``: shortening a file below a
-    map kills the process that reads it (SIGBUS).
+    A map shows what others write to the file later. A map holds no lock on the file; a lazy array does. Overwrite a
+    mapped file with ``h5save``, which puts a new file in its place, never with ``h5py.File(path, "w")``: shortening a
+    mapped file kills the process that reads it (SIGBUS).
 
     Examples
     --------
@@ -127,7 +129,7 @@ def h5mmap(
 def _map(
     path: str | os.PathLike[str], name: str, axes: str | None, mode: str, swmr: bool
 ) -> tuple[np.ndarray | None, str | None]:
-    """The map of a dataset, or a sentence that says why there can be none. One open file: one version of the data."""
+    """Map a dataset, or return a sentence that says why it cannot be mapped; all from one version of the file."""
     where = describe(path, name)
     with contextlib.closing(open_file(path, swmr=swmr)) as file, wrap_h5_errors(where):
         if file.mode != "r":  # open for writing in this process: the map would miss what is not written yet
@@ -170,29 +172,28 @@ def h5load(
     *,
     mmap: bool = True,
 ) -> Any:
-    """What an HDF5 file holds: the inverse of :func:`h5save`.
+    """Return the contents of an HDF5 file: the inverse of :func:`h5save`.
 
     Parameters
     ----------
     path : path-like
     names : str or sequence of str, optional
-        Of datasets or groups. By default all that the file holds.
+        Names of datasets or groups. The default is everything in the file.
     axes : str, optional
-        The order of three axes in the file, where it does not say it itself; see :func:`h5mmap`.
+        The order of three axes in files that do not note it; see :func:`h5mmap`.
     mmap : bool
-        Map arrays of numbers where they lie, or read them lazily where that is impossible, as :func:`h5mmap` does.
-        False reads them into memory.
+        Map arrays of numbers, or read them lazily, as :func:`h5mmap` does. False reads them into memory.
 
     Returns
     -------
     dict
-        Arrays by their names, a dict for each group. Single numbers and strings are read. For one name as a string,
-        just what has that name.
+        Arrays by name, with a dict for each group. Single numbers and strings are read. If ``names`` is one string, the
+        object of that name itself.
 
     Raises
     ------
     FileNotFoundError, H5DataError
-        As by :func:`h5mmap`; if there is nothing of that name.
+        As in :func:`h5mmap`; also if the file has no object of that name.
 
     Notes
     -----

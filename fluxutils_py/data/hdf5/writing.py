@@ -32,34 +32,34 @@ def h5save(
     feature_names: Any = None,
     verbose: Any = "auto",
 ) -> None:
-    """Write arrays to an HDF5 file from which they can be mapped.
+    """Write arrays to an HDF5 file, in a layout that can be mapped.
 
-    The file is written aside and then put in place of an old one of that name: nobody sees half of it, and whoever
-    has mapped or opened the old one keeps that, so that the arrays may themselves come from there. A map of the old
-    file cannot be sent to other processes any more.
+    The new file replaces an old one of that name only when it is complete, so nobody sees half of it. Processes that
+    have mapped or opened the old file keep it, so the arrays may come from there themselves. Maps of the old file can
+    no longer be sent to other processes.
 
     Parameters
     ----------
     path : path-like
     mapping : mapping of str to array, or to another such mapping
-        Arrays of shape (F, N, T), of any kind, which may be larger than memory: they are copied block by block. A
-        mapping within the mapping becomes a group. Arrays of fewer or more axes, numbers and strings are stored as
-        they are. Masked values are stored as NaN.
+        Arrays of shape (F, N, T), of any kind. They may be larger than memory: they are copied block by block. A
+        mapping inside the mapping becomes a group. Arrays of fewer or more axes, numbers and strings are stored
+        unchanged. Masked values are stored as NaN.
     axes : str
-        Order of three axes in the file, slowest first, and so in memory. ``"TNF"`` is the fast one for training, and
-        what Julia shows as (F, N, T). It is noted in the dataset's attribute ``axes``.
+        Order of three axes in the file and in memory, slowest first. ``"TNF"`` is the fast one for training; Julia
+        shows it as (F, N, T). It is noted in the dataset's attribute ``axes``.
     feature_names : mapping of str to list of str, optional
-        Names of the features of arrays by the names of these, as ``{"x": ["temperature", "wind"]}``; for one array
-        just its list. They are noted in the dataset's attribute ``feature_names``, a vector of F strings, and what
-        ``h5mmap`` gives has them as its attribute ``feature_names``. An array that has such an attribute keeps it.
+        Names of features by the name of their array, as ``{"x": ["temperature", "wind"]}``; a list alone if there is
+        one array. They are noted in the dataset's attribute ``feature_names``, a vector of F strings, and ``h5mmap``
+        returns arrays with an attribute of that name. The default is such an attribute of the array itself.
     verbose : "auto" or bool
-        Whether to show a progress bar; by default on a terminal or in a notebook, if it takes long.
+        Whether to show a progress bar. "auto" shows one on a terminal or in a notebook, if writing takes long.
 
     Raises
     ------
     H5DataError
-        If something cannot be stored: objects, masked integers, two values for one name. An old file of that name is
-        still there then, and no new one.
+        If something cannot be stored: objects, masked integers, two values for one name. An old file of that name then
+        stays.
 
     Examples
     --------
@@ -104,7 +104,7 @@ def h5save(
 
 
 def _by_name(path: str | os.PathLike[str], mapping: Any) -> dict[str, Any]:
-    """Arrays by the full names that HDF5 gives them, None for a group."""
+    """Return the arrays by their full names in HDF5, with None for a group."""
     arrays: dict[str, Any] = {}
     for full_name, value in _leaves(check_path(path), mapping, ""):
         name = "/".join(part for part in full_name.split("/") if part not in ("", "."))
@@ -115,7 +115,7 @@ def _by_name(path: str | os.PathLike[str], mapping: Any) -> dict[str, Any]:
 
 
 def _names_by_name(path: str | os.PathLike[str], arrays: dict[str, Any], given: Any) -> dict[str, Names]:
-    """Feature names by the names of arrays: those that are given, and those that arrays carry."""
+    """Return feature names by array: those given, else those that the array itself has."""
     arrays = {name: array for name, array in arrays.items() if array is not None}
     names = {name: get_feature_names(array) for name, array in arrays.items()}
     if given is not None and not isinstance(given, Mapping):
@@ -153,7 +153,7 @@ def _leaves(path: str, mapping: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _as_array(value: Any, where: str) -> Any:
-    """Anything with a shape, a dtype and slices; masked values as NaN, as HDF5 files have no masks."""
+    """Return an object with shape, dtype and slices; masked values become NaN, as HDF5 files have no masks."""
     if isinstance(value, h5py.Dataset) and not value:
         raise H5DataError(
             f"{where}: the array for it is in an HDF5 file that was closed; keep that file open, or take h5mmap"
@@ -188,7 +188,7 @@ def _as_array(value: Any, where: str) -> Any:
 
 @contextlib.contextmanager
 def new_file(path: str | os.PathLike[str]) -> Iterator[h5py.File]:
-    """An HDF5 file to write to, which takes the place of ``path`` when all has gone well."""
+    """Open a new HDF5 file that takes the place of ``path`` if no error occurs."""
     target = os.path.realpath(os.fsdecode(path))
     if os.path.isdir(target):
         raise H5DataError(f"{target}: this is a directory; give the name of a file")
@@ -201,17 +201,17 @@ def new_file(path: str | os.PathLike[str]) -> Iterator[h5py.File]:
 def allocate(
     file: h5py.File, name: str, shape: Sequence[int], dtype: Any, axes: str | None, fill: Any = None
 ) -> h5py.Dataset:
-    """A contiguous dataset with its place in the file, which takes no room on the disk before it is written.
+    """Create a contiguous dataset with its place in the file; it takes no room on the disk before it is written.
 
     Parameters
     ----------
     shape : sequence of int
-        As in the file.
+        Shape in the file.
     axes : str, optional
-        What to note as its order.
+        Order of axes to note.
     fill : number, optional
-        Write this number everywhere now. In a new file what was never written reads as zeros anyway, but for what HDF5
-        uses again.
+        Write this number everywhere now. In a new file, unwritten parts read as zeros anyway, except where HDF5 uses
+        space again.
     """
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.CONTIGUOUS)
@@ -228,7 +228,7 @@ def allocate(
 def make_dataset(
     file: h5py.File, name: str, shape: Sequence[int], kind: h5py.h5t.TypeID, plist: h5py.h5p.PropDCID
 ) -> h5py.Dataset:
-    """A dataset of a type and with properties that h5py's own ``create_dataset`` does not take; makes its groups."""
+    """Create a dataset, and its groups, with a type and properties that h5py's ``create_dataset`` does not take."""
     parent, _, leaf = name.strip("/").rpartition("/")
     group = file.require_group(parent) if parent else file
     space = h5py.h5s.create_simple(tuple(shape))
@@ -247,13 +247,13 @@ def copy_into(
     Parameters
     ----------
     source : array
-        With the (F, N, T) face; anything with ``shape`` that takes slices.
+        Of shape (F, N, T); anything with ``shape`` that takes slices.
     axes : sequence of int
-        Which axis of the dataset each axis of the source is.
+        The axis of the dataset for each axis of the source.
     update : callable
         Called with the number of bytes after each block.
     at : sequence of int, optional
-        Where in the dataset to begin, along each axis of the source.
+        Index in the dataset at which to begin, along each axis of the source.
     """
     order = np.argsort(axes).tolist()  # which axis of the source each axis of the dataset is
     at = [0] * len(axes) if at is None else at
@@ -268,7 +268,7 @@ def copy_into(
 
 
 def _blocks(source: Any, itemsize: int, fast_first: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Cut a source into blocks that are long in the direction of its own memory as well as the dataset's."""
+    """Cut a source into blocks that are long along the fastest axis of its memory and of the dataset's."""
     shape, room = [int(n) for n in source.shape], max(1, BLOCK_BYTES // itemsize)
     if 0 in shape:
         return
