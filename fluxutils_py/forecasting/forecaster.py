@@ -314,8 +314,8 @@ class Forecaster(BaseEstimator):
     def load(cls, path: Any, **arguments: Any) -> Self:
         """Read what :meth:`save` wrote; no code in the file is run.
 
-        ``arguments`` take the place of the stored ones; a ``model``, ``cell`` or ``loss`` of one's own is not stored and
-        must be given. FileNotFoundError or LoadError if the file is none.
+        ``arguments`` take the place of the stored ones; a ``model``, ``cell`` or ``loss`` of one's own is not stored
+        and must be given. FileNotFoundError or LoadError if the file is none.
         """
         return load_forecaster(cls, path, arguments)
 
