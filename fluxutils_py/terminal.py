@@ -1,4 +1,4 @@
-"""Who is watching, and a progress bar for them. Below all floors, since any of them may have long work to show."""
+"""Progress bars on terminals and in notebooks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["in_notebook", "progress_bar", "shows_progress"]
 
 
 def shows_progress(verbose: Any) -> bool:
-    """Whether to show progress: ``"auto"`` means on a terminal or in a notebook, anything else its truth.
+    """Whether to show progress: True, False, or ``"auto"`` for on a terminal and in a notebook.
 
     Raises
     ------
@@ -35,12 +35,12 @@ def in_notebook() -> bool:
 
 @contextlib.contextmanager
 def progress_bar(verbose: Any, what: str, total: int, unit: str) -> Iterator[Callable[[int], Any]]:
-    """A bar for work of ``total`` units, if anybody watches and it takes more than a second.
+    """Show a progress bar for ``total`` units of work, if :func:`shows_progress` and the work takes over a second.
 
     Yields
     ------
     callable
-        Takes the number of units done since the last call.
+        Call it with the number of units done since the last call.
     """
     if not shows_progress(verbose):
         yield lambda n: None

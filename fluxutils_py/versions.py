@@ -21,7 +21,7 @@ def show_versions() -> None:
     fluxutils_py      ...
     recurrent layers  ...
     """
-    lines = {name: _version(name) for name in PACKAGES}
+    lines = {name: installed_version(name) for name in PACKAGES}
     lines["Python"] = platform.python_version()
     lines["platform"] = f"{platform.system()} {platform.machine()}"
     lines["threads"] = f"{torch.get_num_threads()} of torch, {n_threads()} of the native kernels"
@@ -30,7 +30,8 @@ def show_versions() -> None:
         print(f"{name:<18}{value}")
 
 
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
+    """The version of a package, or "not installed"."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

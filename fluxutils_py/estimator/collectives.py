@@ -1,41 +1,41 @@
-"""What several ranks agree on before they work together."""
+"""What estimators do on several ranks: compare fits and inputs, gather predictions, choose a device."""
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
 import torch
 
 from fluxutils_py.data.digest import digest_arrays
+from fluxutils_py.data.parts import array_split_slice
 from fluxutils_py.estimator.fingerprint import sample_digests, shared_identity
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.launcher import local_rank
-from fluxutils_py.training.tensor_batches import rank_slice
+from fluxutils_py.versions import installed_version
 
-CHUNK = 1 << 23  # values that are passed on together
+CHUNK = 1 << 23  # values that are sent at once
 
 
 def require_same_fit(training: Any) -> None:
-    """Raise on every rank unless all ranks have assembled the same fit; then give all the model of rank 0.
+    """Raise on every rank unless all have assembled the same fit; then copy the model of rank 0 to all.
 
-    A rank is told apart by what it would compute: model, optimizer, spec, sizes and a sample of the data, versions.
+    Compared are the model, optimizer, spec, versions, and the sizes and a sample of the data.
 
     Raises
     ------
     RankError
-        Naming the first thing that differs, and what it is on each rank.
+        Names the first difference, with the value of each rank.
     """
     ranks, data, model = training.ranks, training.data, training.model
     if ranks.is_single:
         return
     ranks.require_equal(
         {
-            "the version of fluxutils_py": _version(),
-            "the version of torch": torch.__version__,
+            **{f"the version of {name}": installed_version(name) for name in ("fluxutils_py", "torch")},
             "the epochs so far": training.loop.epoch,
             **shared_identity(training),
             **sample_digests(data),
@@ -59,60 +59,43 @@ def require_same_inputs(ranks: RankGroup, inputs: Any) -> None:
 
 
 def gather_rows(values: np.ndarray | None, n: int, ranks: RankGroup) -> np.ndarray:
-    """An array of which each rank has filled its share of the ``n`` rows (axis 0), filled by all.
+    """Complete an array of ``n`` rows of which each rank has filled its part, on every rank.
 
-    A rank without rows may give None. Every rank gets the whole, of the type that the first has.
+    A rank without rows may give None; the array is then of the dtype that rank 0 has.
     """
-    if ranks.is_single:
-        assert values is not None
-        return values
     shape, dtype = ranks.allgather(None if values is None else (values.shape, values.dtype))[0]
-    if values is None:
-        values = np.zeros(shape, dtype)
-    for rank in range(ranks.size):
-        rows = rank_slice(n, rank, ranks.size)
-        _pass_on(values, [(rows,)], rank, ranks)
+    values = np.zeros(shape, dtype) if values is None else values
+    gather_parts(values, 0, ranks)
     return values
 
 
-def gather_series(targets: tuple[Any, ...], n_series: int, n_steps: int, ranks: RankGroup) -> None:
-    """Have arrays (G, N, T), of which each rank has filled its share of the series, filled by all."""
-    for target in targets:
-        for rank in range(ranks.size):
-            series = rank_slice(n_series, rank, ranks.size)
-            step = max(1, CHUNK // max(1, target.shape[0] * (series.stop - series.start)))
-            places = [(slice(None), series, slice(t, min(t + step, n_steps))) for t in range(0, n_steps, step)]
-            _pass_on(target, places, rank, ranks)
-
-
-def _pass_on(target: Any, places: list[Any], root: int, ranks: RankGroup) -> None:
-    """Copy parts of an array from one rank to the others."""
-    for place in places:
-        mine = np.ascontiguousarray(target[place])
-        if mine.dtype.kind == "O":
-            mine = ranks.comm.allgather(mine if ranks.rank == root else None)[root]
-        elif mine.size:
-            ranks.comm.broadcast_(torch.from_numpy(mine.reshape(-1).view(np.uint8)), root)
-        if ranks.rank != root:
-            target[place] = mine
+def gather_parts(target: Any, axis: int, ranks: RankGroup) -> None:
+    """Complete an array of which each rank has filled its part along ``axis``, not the last one, on every rank."""
+    for root in range(ranks.size) if not ranks.is_single else ():
+        where = [slice(None)] * len(target.shape)
+        where[axis] = array_split_slice(target.shape[axis], ranks.size, root)
+        n_values = math.prod(target.shape[:-1]) * (where[axis].stop - where[axis].start) // max(1, target.shape[axis])
+        step = max(1, CHUNK // max(1, n_values))
+        for start in range(0, target.shape[-1], step):
+            where[-1] = slice(start, start + step)
+            part = np.ascontiguousarray(target[tuple(where)])
+            if part.dtype.kind == "O":
+                part = ranks.comm.allgather(part if ranks.rank == root else None)[root]
+            elif part.size:
+                ranks.comm.broadcast_(torch.from_numpy(part.reshape(-1).view(np.uint8)), root)
+            if ranks.rank != root:
+                target[tuple(where)] = part
 
 
 def memmap_location(target: Any) -> tuple[Any, ...] | None:
-    """Where in which file the memory of an array lies, for ranks to see that they write to the same; None for none."""
+    """The file and the place in it that an array maps, for ranks to see that they write to the same; or None."""
     if not isinstance(target, np.memmap) or target.filename is None or target.mode == "c":
         return None
     return os.path.realpath(target.filename), target.offset, target.shape, target.strides
 
 
 def device_of_rank(device: Any, ranks: RankGroup) -> Any:
-    """The device of this rank: of several ranks with ``device="cuda"``, each takes a GPU of its machine in turn."""
+    """The device of this rank: with ``device="cuda"``, ranks on one machine take its GPUs in turn."""
     if ranks.is_single or device is None or str(device) != "cuda" or torch.cuda.device_count() < 2:
         return device
     return f"cuda:{local_rank() % torch.cuda.device_count()}"
-
-
-def _version() -> str:
-    try:
-        return version("fluxutils_py")
-    except PackageNotFoundError:
-        return "not installed"

@@ -8,7 +8,7 @@ import numpy as np
 
 from fluxutils_py.data.ragged import RaggedArray, as_ragged
 from fluxutils_py.errors import DataError, RankError, ShapeError
-from fluxutils_py.estimator.collectives import gather_series, memmap_location
+from fluxutils_py.estimator.collectives import gather_parts, memmap_location
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.training.predictor import Prediction
@@ -92,7 +92,8 @@ class PredictionWriter:
         if self._targets is None:  # there are fewer series than ranks
             self._targets = self._new(kinds[0]) if self.out is None else tuple(_writable(t) for _, t in self._named())
             self._several = len(self._targets) > 1
-        gather_series(self._targets, self.n_series, self.n_steps, ranks)
+        for target in self._targets:
+            gather_parts(target, 1, ranks)
 
     def result(self) -> Any:
         """``out`` as it was given, or the new array, a tuple for several outputs."""

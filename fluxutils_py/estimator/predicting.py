@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.lazy import select
+from fluxutils_py.data.parts import array_split_slice
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.collectives import gather_rows, require_same_inputs
@@ -20,7 +21,6 @@ from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.estimator.target_codec import Transform
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.predictor import Prediction, Predictor
-from fluxutils_py.training.tensor_batches import rank_slice
 
 
 def run_predict(
@@ -147,7 +147,7 @@ class BlockPredictor:
             x, batchsize=int(self.spec.batchsize), seqsize=seqsize, overlap=overlap, segments=rows
         )
         windows.check()
-        part = rank_slice(x[0].N, self.ranks.rank, self.ranks.size)
+        part = array_split_slice(x[0].N, self.ranks.size, self.ranks.rank)
         return Predictor(self.model, windows, state, part, self.keep_state), n_context
 
     def _placed(self, p: Prediction, run: slice) -> Iterator[Prediction]:

@@ -1,8 +1,9 @@
-"""Gradients that several environments agree on."""
+"""The AND-mask: the parts of gradients that several environments agree on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,15 +13,15 @@ from fluxutils_py.parallel.gradients import Gradients, tree_reduce
 __all__ = ["maskedgrad", "signalign"]
 
 
-def signalign(xs: Sequence[Tensor | None], tau: float) -> Tensor | None:
+def signalign(xs: Sequence[Any], tau: float) -> Tensor | None:
     """The mean of tensors, with zeros where their signs do not agree enough.
 
     Parameters
     ----------
-    xs : sequence of Tensor or None, of one shape
-        None is left out; nothing but None gives None.
+    xs : sequence of Tensor, array or None
+        All of one shape. None is left out; if all are None, so is the result.
     tau : float
-        How far signs must agree: their mean is at least this, 1 or below, away from 0. 0 gives the plain mean.
+        The least absolute value of the mean of the signs, from 0 (the plain mean) to 1 (all signs agree).
 
     Returns
     -------
@@ -36,23 +37,21 @@ def signalign(xs: Sequence[Tensor | None], tau: float) -> Tensor | None:
     >>> signalign([torch.tensor([1.0, 1.0]), torch.tensor([3.0, -2.0])], tau=0.5)
     tensor([2., 0.])
     """
-    found = [x.to_dense() if x.is_sparse else x for x in xs if x is not None]
-    if not found:
+    tensors = [x.to_dense() for x in (torch.as_tensor(x) for x in xs if x is not None)]
+    if not tensors:
         return None
-    agreed = tree_reduce([x.sign() for x in found], torch.add).abs() >= tau * len(found)  # sums of signs are exact
-    return torch.where(agreed, tree_reduce(found, torch.add) / len(found), 0.0)
+    agreement = tree_reduce([x.sign() for x in tensors], torch.add).abs()  # sums of signs are exact
+    mean = tree_reduce(tensors, torch.add) / len(tensors)
+    return torch.where(agreement >= tau * len(tensors), mean, 0.0)
 
 
-def maskedgrad(grads: Sequence[Sequence[Tensor | None]], tau: float) -> Gradients:
-    """:func:`signalign` for each parameter, of the gradients of several environments; that of one alone stays as it is.
+def maskedgrad(grads: Sequence[Sequence[Any]], tau: float) -> Gradients:
+    """Apply :func:`signalign` to the gradients of each parameter, one sequence of gradients per environment.
 
-    Raises
-    ------
-    ValueError
-        If there are none.
+    The gradients of a single environment are returned unchanged; without any, a ValueError is raised.
     """
     if len(grads) == 0:
-        raise ValueError("zero number of gradient, nothing to aggregate")
+        raise ValueError("maskedgrad needs the gradients of at least one environment")
     if len(grads) == 1:
         return tuple(grads[0])
     return tuple(signalign(of_one, tau) for of_one in zip(*grads, strict=True))

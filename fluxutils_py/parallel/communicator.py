@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import time
 from abc import ABC, abstractmethod
@@ -142,6 +143,31 @@ def _world_of(kind: type[LaunchedComm]) -> LaunchedComm | SingleProcessComm:
     return kind.world() if detect_launcher() == kind.launcher else SingleProcessComm()
 
 
+@dataclasses.dataclass
+class Link:
+    """What all calls over one communicator have in common."""
+
+    comm: Communicator
+    group: Any = None  # the RankGroup whose training steps a loop of the user's own took last
+    take_part: Callable[[], Any] | None = None  # in further such steps, without a batch; None if no rank has a batch
+    ended: Sequence[int] = ()  # ranks that have ended the program
+    is_used: bool = False
+    is_broken: bool = False
+
+    @classmethod
+    def of(cls, comm: Communicator) -> Link:
+        """The link of a communicator; one process alone needs none that is kept."""
+        return cls(comm) if comm.size == 1 else links.setdefault(id(comm), cls(comm))
+
+    def leave_steps(self) -> None:
+        """Take part in the training steps of other ranks until none has a batch."""
+        while self.take_part is not None:
+            self.take_part()
+
+
+links: dict[int, Link] = {}
+
+
 def describe_by_rank(values: Sequence[Any]) -> str:
     """Values of all ranks in words, equal ones together.
 
@@ -154,7 +180,7 @@ def describe_by_rank(values: Sequence[Any]) -> str:
     return ", ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in groups.items())
 
 
-def name_ranks(ranks: list[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
     """Numbers of ranks in words.
 
     >>> name_ranks([0, 2, 3])

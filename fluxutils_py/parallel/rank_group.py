@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import hashlib
 import os
 import signal
@@ -22,7 +21,14 @@ from torch import Tensor, nn
 from fluxutils_py.errors import RankError, RemoteError
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.parallel.comm import get_communicator
-from fluxutils_py.parallel.communicator import Communicator, SingleProcessComm, describe_by_rank, name_ranks
+from fluxutils_py.parallel.communicator import (
+    Communicator,
+    Link,
+    SingleProcessComm,
+    describe_by_rank,
+    links,
+    name_ranks,
+)
 
 T = TypeVar("T")
 SIGNAL_GRACE = 0.5  # seconds to wait for a signal that another rank has had
@@ -35,26 +41,6 @@ class _ThreadState(threading.local):
 
 
 _thread = _ThreadState()
-
-
-@dataclasses.dataclass
-class _Link:
-    """What the groups of one communicator have in common."""
-
-    comm: Communicator
-    group: RankGroup | None = None  # whose training steps the user's own loop took last
-    take_part: Callable[[], Any] | None = None  # in further such steps, without a batch; None if no rank has a batch
-    ended: list[int] = dataclasses.field(default_factory=list)  # ranks that have ended the program
-    is_used: bool = False
-    is_broken: bool = False
-
-    def leave_steps(self) -> None:
-        """Take part in the training steps of other ranks until none has a batch."""
-        while self.take_part is not None:
-            self.take_part()
-
-
-_links: dict[int, _Link] = {}
 
 
 class RankGroup:
@@ -92,7 +78,7 @@ class RankGroup:
         self.call = call
         self.rank, self.size = self.comm.rank, self.comm.size
         self.is_single = self.size == 1
-        self._link = _Link(self.comm) if self.is_single else _links.setdefault(id(self.comm), _Link(self.comm))
+        self._link = Link.of(self.comm)
         self.error: BaseException | None = None  # of this rank; the others do not know of it yet
         self.error_is_shared = self.stopped = False
         self._wants_stop = self._has_met = self._is_broken = self._is_interrupt = self._all_left = False
@@ -128,7 +114,8 @@ class RankGroup:
         self._depth += 1
         if self._depth == 1:
             if self.error_is_shared:  # of an earlier run
-                self.error, self.error_is_shared, self._error_is_signal, self._is_interrupt = None, False, False, False
+                self.error = None
+                self.error_is_shared = self._error_is_signal = self._is_interrupt = False
             self._has_met = False
             self._outer, _thread.group = _thread.group, self
             if threading.current_thread() is threading.main_thread():
@@ -157,8 +144,7 @@ class RankGroup:
     def guard(self, f: Callable[..., T], *args: Any) -> T | None:
         """``f(*args)``; with several ranks, an error is kept for the next collective, and None returned.
 
-        ``f`` runs on each rank by itself, so a collective in it is a RuntimeError: a rank that fails before it would be
-        missing.
+        ``f`` runs on each rank by itself: no collectives in it, since a rank that fails earlier would be missing.
         """
         if self.is_single:
             return f(*args)
@@ -231,8 +217,8 @@ class RankGroup:
         if self._link.ended:
             raise RankError(f"{self.call} is for all ranks, and {name_ranks(self._link.ended)} ended the program")
         if not self._link.is_used:
-            if not any(link.is_used for link in _links.values()):
-                atexit.register(_end_program)  # so late that it runs before what else ends communicators
+            if not any(link.is_used for link in links.values()):  # so late that it runs before communicators end
+                atexit.register(_end_program)
             self._link.is_used = True
         try:
             return collective(*args)
@@ -325,15 +311,7 @@ class RankGroup:
     def resynchronize(self, model: nn.Module, optimizer: torch.optim.Optimizer, n_updates: int) -> int:
         """After a shared error: replace what a rank may have left half done by what the others have.
 
-        Parameters
-        ----------
-        n_updates : int
-            How many updates this rank has made.
-
-        Returns
-        -------
-        int
-            How many updates the model has had, now the same on all ranks.
+        Given the updates that this rank has made; returns those that the model has had, now the same on all ranks.
         """
         if self.is_single or not self.error_is_shared:
             return n_updates
@@ -403,7 +381,7 @@ def _end_program() -> None:
     if "mpi4py.run" in sys.modules:  # which ends the other ranks if this one failed
         return
     error = getattr(sys, "last_value", None)
-    for link in _links.values():
+    for link in links.values():
         if link.is_used and not link.is_broken and not link.ended and getattr(link.comm, "is_open", lambda: False)():
             with contextlib.suppress(BaseException):
                 if link.group is not None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.data import BackgroundDataLoader, SequenceWindows
+from fluxutils_py.data.parts import array_split_slice
 from fluxutils_py.data.sequence_windows import Window, WindowIndex
 from fluxutils_py.errors import LoadError
 from fluxutils_py.training.generator_state import get_generator_state, set_generator_state, start_epoch_order
@@ -107,7 +108,7 @@ class TensorBatches:
             self._began = state["began"]
 
     def _part(self, place: WindowIndex) -> WindowIndex:
-        return replace(place, segments=place.segments[rank_slice(len(place.segments), self.rank, self.size)])
+        return replace(place, segments=place.segments[array_split_slice(len(place.segments), self.size, self.rank)])
 
     def _prefetched(self, places: Iterator[WindowIndex]) -> Iterator[WindowIndex]:
         """Each place, when the pages of the next are being fetched."""
@@ -133,14 +134,3 @@ class TensorBatches:
             None if w.w is None else to_tensor(w.w, self.dtype, self.device),
             w,
         )
-
-
-def rank_slice(n: int, rank: int, size: int) -> slice:
-    """Which of ``n`` things are a rank's: consecutive, as many as anyone's or one more, none left out.
-
-    >>> [rank_slice(7, rank, 3) for rank in range(3)]
-    [slice(0, 3, None), slice(3, 5, None), slice(5, 7, None)]
-    """
-    each, more = divmod(n, size)
-    start = each * rank + min(rank, more)
-    return slice(start, start + each + (rank < more))
