@@ -1,5 +1,6 @@
 """Start programs under mpirun, with a time limit that kills them all."""
 
+import fcntl
 import functools
 import os
 import shutil
@@ -11,6 +12,11 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
+TOGETHER = {  # by number of ranks: programs that one mpirun runs
+    1: ["law6", "evaluation"],
+    2: ["law6", "evaluation", "tasks", "collectives", "event_files"],
+    3: ["law6", "evaluation", "tasks", "faults"],
+}
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -70,3 +76,27 @@ def mpirun(mpirun_command):
         return out, err
 
     return started
+
+
+@pytest.fixture(scope="session")
+def ran(mpirun, tmp_path_factory):
+    """``ran(program, n)``: the folder of a program of TOGETHER that ran on n ranks, once for all tests and workers."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def folder_of(program, n):
+        folder = base / f"ranks-{n}"
+        with open(base / f"ranks-{n}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not folder.exists():
+                for name in TOGETHER[n]:
+                    (folder / name).mkdir(parents=True)
+                try:
+                    mpirun("run_all.py", n, folder, *TOGETHER[n], timeout=600)
+                except AssertionError as error:
+                    (folder / "failed").write_text(str(error))
+        if not (folder / program / "done").exists():
+            pytest.fail((folder / "failed").read_text())
+        return folder / program
+
+    return folder_of

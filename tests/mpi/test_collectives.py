@@ -14,9 +14,8 @@ import pytest
 from fluxutils_py import Estimator
 
 
-def test_ranks_predict_save_search_and_compare_together(mpirun, tmp_path):
-    out, _ = mpirun("collectives.py", 2, tmp_path)
-    assert len(out.splitlines()) == 8
+def test_ranks_predict_save_search_and_compare_together(ran):
+    ran("collectives", 2)
 
 
 @pytest.mark.parametrize(

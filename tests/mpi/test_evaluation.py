@@ -43,10 +43,9 @@ TRAINING = {
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
-def run(request, tmp_path_factory, mpirun):
+def run(request, ran):
     """The number of ranks, what they found, and the folder that they wrote to."""
-    folder = tmp_path_factory.mktemp("evaluation")
-    mpirun("evaluation.py", request.param, folder, timeout=120)
+    folder = ran("evaluation", request.param)
     return request.param, json.loads((folder / "found.json").read_text()), folder
 
 

@@ -70,10 +70,8 @@ STOPPED = {"stop": 4, "loop.stop()": 4, "stop while accumulating": 2, "stop on_e
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory, mpirun):
-    path = tmp_path_factory.mktemp("faults") / "found.json"
-    mpirun("faults.py", 3, path)
-    return json.loads(path.read_text())
+def found(ran):
+    return json.loads((ran("faults", 3) / "found.json").read_text())
 
 
 @pytest.mark.parametrize("case", ONE_FAILS)

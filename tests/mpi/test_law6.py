@@ -35,18 +35,16 @@ def compare(path, factor, *dtypes, tolerance=TOLERANCE):
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_ranks_under_mpirun_train_as_one_with_a_larger_batch(mpirun, tmp_path, n):
-    mpirun("law6.py", n, "auto", tmp_path / "found.npz", "float32", "float64")
-    compare(tmp_path / "found.npz", n, "float32", "float64")
+def test_ranks_under_mpirun_train_as_one_with_a_larger_batch(ran, n):
+    compare(ran("law6", n) / "found.npz", n, "float32", "float64")
 
 
-def test_one_rank_under_mpirun_is_as_without(mpirun, tmp_path):
-    mpirun("law6.py", 1, "mpi", tmp_path / "found.npz", "float32")
-    compare(tmp_path / "found.npz", 1, "float32", tolerance={"float32": 0})
+def test_one_rank_under_mpirun_is_as_without(ran):
+    compare(ran("law6", 1) / "found.npz", 1, "float32", tolerance={"float32": 0})
 
 
 def test_ranks_under_torchrun_train_as_one_with_a_larger_batch(start, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    code, out, err = start([*torchrun, PROGRAM, "auto", tmp_path / "found.npz", "float64"])
+    code, out, err = start([*torchrun, PROGRAM, tmp_path, "auto", "float64"])
     assert code == 0, f"{out[-3000:]}\n{err[-6000:]}"
     compare(tmp_path / "found.npz", 2, "float64")

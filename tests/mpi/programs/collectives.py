@@ -1,11 +1,6 @@
-"""What two ranks do together besides training; every check raises where it fails.
+"""What two ranks do together besides training; every check raises where it fails."""
 
-mpirun -n 2 python collectives.py folder
-"""
-
-import os
 import pickle
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -22,7 +17,7 @@ from fluxutils_py.errors import RemoteError
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import MPIComm, assert_replica_integrity, gather_from_processes, get_communicator
 
-folder = Path(sys.argv[1])
+folder = Path()
 world = MPI.COMM_WORLD
 rank = world.rank
 rng = np.random.default_rng(0)
@@ -193,19 +188,20 @@ def a_rank_that_is_late_is_named():
 
 patient = MPIComm(patience=0.5)
 good = est().fit(x, y)
-for check in (
-    a_rank_that_is_late_is_named,
-    statistics_of_batches_are_averaged_by_live_steps,
-    into_one_file_each_rank_writes_its_own_series,
-    labels_of_any_type_are_passed_on,
-    one_rank_alone_may_predict_in_a_callback_and_save,
-    a_fitted_estimator_is_pickled_cloned_and_searched,
-    a_communicator_of_some_ranks_and_one_of_ones_own,
-    differences_are_found_on_every_rank,
-):
-    check()
-    world.Barrier()
-    if rank == 0:
-        print(check.__name__, flush=True)
-if rank == 0 and os.environ.get("OMPI_COMM_WORLD_SIZE", "2") != "2":
-    raise SystemExit("two ranks, please")
+
+
+def main(to):
+    global folder
+    folder = to
+    for check in (
+        a_rank_that_is_late_is_named,
+        statistics_of_batches_are_averaged_by_live_steps,
+        into_one_file_each_rank_writes_its_own_series,
+        labels_of_any_type_are_passed_on,
+        one_rank_alone_may_predict_in_a_callback_and_save,
+        a_fitted_estimator_is_pickled_cloned_and_searched,
+        a_communicator_of_some_ranks_and_one_of_ones_own,
+        differences_are_found_on_every_rank,
+    ):
+        check()
+        world.Barrier()

@@ -1,12 +1,9 @@
 """Evaluation by several ranks: results are those of one process, and an error on one is an error on all.
 
-    mpirun -n 3 python evaluation.py folder
-
 Every rank runs all cases; what each returned or raised is written by rank 0 for the test to read.
 """
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +20,7 @@ from fluxutils_py.training import InMemory, Loop, StopTraining, Trainer
 from fluxutils_py.training.triggers import EveryNSteps
 
 rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
-folder = Path(sys.argv[1])
+folder = Path()
 rng = np.random.default_rng(0)
 DATA = [rng.integers(1000, size=n) for n in (4, 1, 7, 2, 2, 9, 3, 5)]  # 8 batches
 
@@ -248,8 +245,9 @@ CASES = {
 }
 
 
-if __name__ == "__main__":
-    found = {}
+def main(to):
+    global folder
+    folder, found = to, {}
     for name, case in CASES.items():
         found[name] = gather_from_processes(outcome(case))
         again = eval_batches(Task(), "dev", batches())  # the same communicator goes on working

@@ -1,9 +1,5 @@
-"""What two ranks write for TensorBoard: rank 0 for both; every check raises where it fails.
+"""What two ranks write for TensorBoard: rank 0 for both; every check raises where it fails."""
 
-mpirun -n 2 python event_files.py folder
-"""
-
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +19,7 @@ from fluxutils_py.reporting import (
 )
 from fluxutils_py.training import CronTab
 
-folder = Path(sys.argv[1])
+folder = Path()
 world = MPI.COMM_WORLD
 rank = world.rank
 x = np.random.default_rng(0).standard_normal((3, 7, 40))
@@ -83,12 +79,13 @@ def by_directory_the_others_write_nothing():
     assert text.tensor_proto.string_val[0].startswith(b"    rank 0 of 2, pid ")
 
 
-for check in (
-    the_first_writes_the_curves_of_all,
-    a_directory_in_use_is_an_error_on_both,
-    by_directory_the_others_write_nothing,
-):
-    check()
-    world.Barrier()
-    if rank == 0:
-        print(check.__name__, flush=True)
+def main(to):
+    global folder
+    folder = to
+    for check in (
+        the_first_writes_the_curves_of_all,
+        a_directory_in_use_is_an_error_on_both,
+        by_directory_the_others_write_nothing,
+    ):
+        check()
+        world.Barrier()

@@ -1,6 +1,6 @@
 """Fits of many kinds, on as many ranks as there are; the first rank writes what came out.
 
-    mpirun -n 3 python law6.py auto results.npz float32 float64
+    torchrun --nproc-per-node 2 law6.py FOLDER auto float64
 
 Imported, it does the same in one process, with a batchsize that many times as large.
 """
@@ -9,6 +9,7 @@ import copy
 import functools
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -215,11 +216,15 @@ def results(dtype, factor, comm):
     return found
 
 
-if __name__ == "__main__":
-    assert "mpi4py" not in sys.modules  # importing the package does not start MPI
-    comm, path, *dtypes = sys.argv[1:]
+def main(folder, comm="auto", *dtypes):
+    if not dtypes:
+        comm, dtypes = ("auto", ("float32", "float64")) if get_communicator("auto").size > 1 else ("mpi", ("float32",))
     found = {}
     for dtype in dtypes:
         found |= results(dtype, 1, comm)
     if get_communicator(comm).rank == 0:
-        np.savez(path, **found)
+        np.savez(folder / "found.npz", **found)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,14 +1,13 @@
 """A task trained on ranks with unequal batches ends as on one process with the whole; one that fails, fails on all."""
 
 import copy
-import sys
 from functools import partial
 
 import torch
 from torch import nn
 
 from fluxutils_py.errors import RemoteError
-from fluxutils_py.parallel import RankGroup, assert_replica_integrity, gather_from_processes
+from fluxutils_py.parallel import RankGroup, assert_replica_integrity, gather_from_processes, get_communicator
 from fluxutils_py.training import Loop, TaskStep, TrainTask
 
 SIZES = (5, 2, 4)  # series of a batch on each rank
@@ -40,7 +39,8 @@ def note(before, model, loop):
     before.update(copy.deepcopy(model.state_dict()))
 
 
-def check(n):
+def main(folder):
+    n = get_communicator("auto").size
     with RankGroup.from_comm("mpi", "training") as ranks:
         assert ranks.size == n
         parts, whole = batches(ranks.rank, n)
@@ -110,8 +110,3 @@ def check(n):
         assert isinstance(told, error if accident == "nan" or rank == 1 else RemoteError), repr(told)
         assert loop.step == state.step == 3
         assert all(torch.equal(v, before[k]) for k, v in state.model.state_dict().items())
-    print("well", flush=True)
-
-
-if __name__ == "__main__":
-    check(int(sys.argv[1]))
