@@ -385,6 +385,7 @@ class GradientStep:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
         self.n_updates = state["n_updates"]
+        self._synchronized = True  # buffers of ranks differ until they are averaged
         self._n_waiting = 0
         if state["waiting"] is not None:
             self._n_waiting, self._live_waiting, total, layouts = state["waiting"]
