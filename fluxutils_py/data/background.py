@@ -1,4 +1,4 @@
-"""Load in background threads what is needed next."""
+"""Load the next items in background threads."""
 
 from __future__ import annotations
 
@@ -26,42 +26,41 @@ NOTHING: Outcome = (None, None)  # of a call after the end
 
 
 class BackgroundDataLoader(Generic[T]):
-    """Call ``loadfun()`` in background threads, so that an item is ready when it is asked for.
+    """Call ``loadfun()`` in background threads, so that the next item is ready when you take it.
 
-    Loading begins at once. Never more than ``n`` items are loaded or being loaded and not taken; whenever one is taken,
-    one more call is made. Take them with :meth:`take`, by calling the loader, or in a ``for`` loop; several threads may
-    take at the same time, each item goes to one of them.
+    Loading begins at once. At most ``n`` items are loaded or loading and not yet taken; each item taken starts one more
+    call. Take items with :meth:`take`, by calling the loader, or in a ``for`` loop. Several threads may take at the
+    same time; each item goes to one of them.
 
     Parameters
     ----------
     loadfun : callable without arguments
-        Returns the next item. ``StopIteration`` ends the loader: no further call is made, and what other calls load at
-        that time is still delivered. Any other exception, ``SystemExit`` included, is raised by the ``take`` whose
-        item it would have been; the loader goes on with the next call, so the one who takes decides whether to.
+        Returns the next item. ``StopIteration`` ends the loader: it makes no further call, and still delivers the items
+        of calls under way. Any other exception, ``SystemExit`` included, is raised by the ``take`` that would have
+        returned the item. The loader continues with the next call; the caller of ``take`` decides whether to stop.
     n : int
         Items to keep ready, at least 1.
     workers : int, optional
-        Threads, that is calls of ``loadfun`` at the same time; at most ``n``, which is the default (as in PrayTools).
-        With more than one, ``loadfun`` must be thread-safe (the ``__next__`` of a generator is not), and which call
-        draws which numbers from a generator that they share is a matter of chance. With 1 the calls are made one after
-        the other, and the items are those of a plain loop.
+        Threads, and so calls of ``loadfun`` at the same time; at most ``n``, which is the default, as in PrayTools.
+        With more than one, ``loadfun`` must be thread-safe (the ``__next__`` of a generator is not), and calls that
+        share a random generator draw from it in no fixed order. With 1, the items are those of a plain loop.
     ordered : bool
-        Deliver in the order of the calls (default), or whatever is ready first.
+        Deliver in the order of the calls (the default), or deliver first what is ready first.
 
     Raises
     ------
     TypeError, ValueError
-        If ``loadfun`` cannot be called, or a number is no integer or below 1.
+        If ``loadfun`` is not callable, or a number is not an integer of at least 1.
 
     Notes
     -----
-    No thread stays behind: they end with the last item, at :meth:`close` (or the end of a ``with`` block), and when
-    nobody refers to the loader any more, as after breaking out of a loop over it. A call of ``loadfun`` that is under
-    way cannot be interrupted: ``close`` waits for it, a dropped loader lets its thread end after it, and the
-    interpreter waits for 2 s when it exits. In a process forked off meanwhile the loader has no threads and raises.
+    No thread stays behind. Threads end with the last item, at :meth:`close` (or the end of a ``with`` block), and when
+    nothing refers to the loader any more, as after breaking out of a loop over it. A running call of ``loadfun`` cannot
+    be interrupted: ``close`` waits for it, a dropped loader lets its thread end after it, and the interpreter waits 2 s
+    for it at exit. In a forked process the loader has no threads and raises an error.
 
-    Source: ``BackgroundDataLoader`` of PrayTools.jl, where a ``loadfun`` that throws makes ``take!`` wait for ever, the
-    order is that of completion, and nothing stops the loads.
+    Source: ``BackgroundDataLoader`` of PrayTools.jl. There, ``take!`` waits forever if ``loadfun`` throws, items come
+    in the order of completion, and nothing stops the loads.
 
     Examples
     --------
@@ -83,10 +82,10 @@ class BackgroundDataLoader(Generic[T]):
     ) -> BackgroundDataLoader[T]:
         """``map(fn, items)`` that works ahead: ``fn`` runs in the background, ``n`` results before they are taken.
 
-        Items are drawn in order and in the thread that takes: the first ``n`` now, one more at each take, before it
-        returns (which its timeout does not cover). ``items`` may therefore be any iterator, and be endless. An
-        exception from it is raised in the place of the item that it failed to give. ``StopIteration`` from ``fn`` is a
-        mistake and becomes a ``RuntimeError``, as in a generator.
+        The thread that takes also draws the items, in order: the first ``n`` now, and one more at each take, before it
+        returns (its timeout does not cover that). So ``items`` may be any iterator, even an endless one. An exception
+        from it is raised in the place of its item. ``StopIteration`` from ``fn`` is a mistake and becomes a
+        ``RuntimeError``, as in a generator.
 
         Parameters
         ----------
@@ -141,24 +140,24 @@ class BackgroundDataLoader(Generic[T]):
     # -- taking --------------------------------------------------------------------------------------
 
     def take(self, timeout: float | None = None) -> T:
-        """The next item; waits until it is loaded.
+        """Return the next item; wait until it is loaded.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to wait at most, 0 for not at all. By default as long as it takes.
+            Seconds to wait at most, 0 for not at all. The default waits as long as it takes.
 
         Raises
         ------
         StopIteration
             After the last item.
         TimeoutError
-            If there was no item in time. It is not lost: the next take gets it.
+            If there was no item in time. The item is not lost: the next take returns it.
         RuntimeError
-            If the loader is closed, also by another thread while this one waits; in a forked process; from within
+            If the loader is closed, even by another thread while this one waits; in a forked process; inside
             ``loadfun``.
         BaseException
-            Whatever ``loadfun`` raised in place of this item.
+            The exception that ``loadfun`` raised in place of this item.
         """
         self._check_caller()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -183,7 +182,7 @@ class BackgroundDataLoader(Generic[T]):
             del error, outcome  # the traceback refers to this frame
 
     def __call__(self) -> T:
-        """:meth:`take` without a timeout."""
+        """Return the next item, as :meth:`take` without a timeout."""
         return self.take()
 
     def __iter__(self) -> Iterator[T]:
@@ -193,7 +192,7 @@ class BackgroundDataLoader(Generic[T]):
         return self.take()
 
     def _pop(self) -> Outcome | None:
-        """Remove the outcome whose turn it is; None if it is not there. Under the lock."""
+        """Remove and return the outcome whose turn it is, or None if it is not there. Call it under the lock."""
         while self._ready:
             number = self._taken if self._ordered else next(iter(self._ready))
             if number not in self._ready:
@@ -211,7 +210,7 @@ class BackgroundDataLoader(Generic[T]):
             return not (self._closed or self._ended) and self._drawn - self._taken < self._n
 
     def _refill(self) -> None:
-        """Ask for calls until there are ``n`` items; in the thread that takes, without holding the lock."""
+        """Start calls until there are ``n`` items; in the thread that takes, without holding the lock."""
         while self._has_room():
             if not self._drawing.acquire(blocking=False):
                 return  # another thread is drawing, and looks for room again when it is done
@@ -263,13 +262,13 @@ class BackgroundDataLoader(Generic[T]):
     # -- ending --------------------------------------------------------------------------------------
 
     def close(self, wait: bool = True) -> None:
-        """Stop: no further call is made, items not taken are dropped, threads end. May be called again.
+        """Stop: make no further calls, drop items not taken, and end the threads. May be called again.
 
         Parameters
         ----------
         wait : bool
-            Return only when the threads have ended, which takes as long as the loads under way. Within ``loadfun``
-            there is no waiting.
+            Return only when the threads have ended, which takes as long as the running loads. Inside ``loadfun`` it
+            does not wait.
         """
         if os.getpid() != self._pid:
             return  # the threads are the parent's, and the lock may have been held when this process was forked
@@ -300,7 +299,7 @@ class BackgroundDataLoader(Generic[T]):
 
 
 class _Worker(threading.Thread):
-    """A thread of a loader: a class of its own, to be found when the interpreter exits."""
+    """A thread of a loader; a separate class, so that the exit handler finds it."""
 
 
 def _work(requests: Requests, ref: weakref.ref[BackgroundDataLoader]) -> None:

@@ -1,4 +1,4 @@
-"""Minibatches that hold as many samples of each class."""
+"""Minibatches with equally many samples of each class."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ __all__ = ["balanced_sample", "classindexes", "initbatchprovider"]
 
 
 def classindexes(t: Any) -> dict[Any, np.ndarray]:
-    """Where each class occurs.
+    """Return the indices of each class.
 
     Parameters
     ----------
     t : array of shape (N,)
-        Class labels that can be sorted: numbers, strings, booleans. NaN is no class: those samples are left out, as
-        targets of NaN are elsewhere.
+        Class labels that can be sorted: numbers, strings, booleans. Samples labelled NaN are left out, like targets of
+        NaN elsewhere.
 
     Returns
     -------
     dict
-        Label to its indices, increasing; labels as plain Python values, sorted.
+        Increasing indices by label; the labels are sorted, plain Python values.
 
     Raises
     ------
@@ -55,21 +55,21 @@ def classindexes(t: Any) -> dict[Any, np.ndarray]:
 
 
 def balanced_sample(ci: Mapping[Any, Any], n: int, rng: Any = None) -> np.ndarray:
-    """Indices of as many samples of each class, drawn without replacement.
+    """Draw equally many samples of each class, without replacement; return their indices.
 
     Parameters
     ----------
     ci : mapping
-        Class to its indices, as from :func:`classindexes`.
+        Indices by class, as :func:`classindexes` returns them.
     n : int
         Samples in all, at most: ``n // k`` of each of the ``k`` classes, or as many as the smallest class has.
     rng : numpy.random.Generator, RandomState, int or None
-        The source of randomness; a generator moves on. None is a fresh one.
+        The source of randomness, a seed, or None for a fresh generator. A given generator advances.
 
     Returns
     -------
     ndarray of int
-        The samples of one class after those of the other, in the order of ``ci``.
+        The indices of one class after another, in the order of ``ci``.
 
     Raises
     ------
@@ -95,9 +95,9 @@ def balanced_sample(ci: Mapping[Any, Any], n: int, rng: Any = None) -> np.ndarra
 def initbatchprovider(
     data: Any, targets: Any, *indices_and_n: Any, axis: int = -1, random_state: Any = None
 ) -> Callable[[], tuple[Any, Any]]:
-    """``initbatchprovider(data, targets, n)`` or ``(data, targets, train_indices, n)``: class-balanced minibatches.
+    """Return a function that draws another class-balanced minibatch at each call.
 
-    The result is a function that returns another minibatch at each call.
+    Call it as ``initbatchprovider(data, targets, n)`` or ``initbatchprovider(data, targets, train_indices, n)``.
 
     Parameters
     ----------
@@ -107,28 +107,28 @@ def initbatchprovider(
     targets : array of shape (N,)
         Class labels, see :func:`classindexes`.
     train_indices : array of int, or of bool of shape (N,)
-        The samples to draw from; by default all. The classes remain those of all ``targets``.
+        The samples to draw from, all by default. The classes are always those of all ``targets``.
     n : int
         Samples per minibatch, at most: see :func:`balanced_sample`.
     axis : int
     random_state : int, numpy.random.Generator, RandomState or None
-        The source of randomness; a generator is used as it is and moves on.
+        The source of randomness; a given generator is used directly and advances.
 
     Returns
     -------
     callable without arguments
-        Returns copies ``(x, y)`` of the samples and their one-hot classes, sorted: ``y`` is (k, m), or (m, k) where
-        samples come first in ``data``; of the floating dtype of ``data`` (else float32), a tensor on its device if
-        ``data`` is one. It can be called by several threads, as by :class:`BackgroundDataLoader`.
+        Returns copies ``(x, y)`` of the samples and their one-hot classes, in sorted order. ``y`` has shape (k, m), or
+        (m, k) if samples come first in ``data``. It has the floating dtype of ``data``, else float32, and is a tensor
+        on its device if ``data`` is one. Several threads may call it, as :class:`BackgroundDataLoader` does.
 
     Raises
     ------
     ShapeError
         If ``data`` and ``targets`` differ in the number of samples.
     DataError
-        If a class is empty, also after restriction to ``train_indices``, or one of these is no sample.
+        If a class is empty, even only among ``train_indices``, or if one of these is not a sample.
     ValueError
-        If ``n`` is below the number of classes. All when the provider is made, not when it is called.
+        If ``n`` is below the number of classes. All errors are raised here, not when the provider is called.
 
     Notes
     -----
@@ -184,7 +184,7 @@ def _per_class(ci: Mapping[Any, Any], n: int) -> int:
 
 
 def _mask(indices: Any, n: int) -> np.ndarray:
-    """Which of ``n`` samples are meant."""
+    """Return a mask of the chosen ones among ``n`` samples."""
     indices = np.asarray(indices)
     if indices.dtype.kind == "b" and indices.shape == (n,):
         return indices
@@ -203,7 +203,7 @@ def _take(a: Any, ii: np.ndarray, axis: int) -> Any:
 
 
 def _like(a: Any, onehot: np.ndarray) -> Any:
-    """A copy of ``onehot`` of the kind, dtype and device of ``a``."""
+    """Copy ``onehot`` to the kind, dtype and device of ``a``."""
     if is_tensor(a):
         copy = a.new_tensor(onehot)
         return copy if a.dtype.is_floating_point else copy.float()

@@ -1,4 +1,4 @@
-"""Digests of data: texts that differ if the data do."""
+"""Digests of data: short texts that differ if the data differ."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ STEPS = 8  # at each place that a sample is taken from
 
 
 def digest_series(s: SeriesArray, rows: Segments) -> str | None:
-    """A digest of all values that the rows walk through; None if reading them all would take too long.
+    """Digest all values of the segments; return None if reading them would take too long.
 
-    Arrays in memory of any size are read whole, and arrays in files of up to 64 MiB. Memory order and byte order do
-    not matter. About 1 GB/s.
+    It reads arrays in memory of any size, and arrays in files of up to 64 MiB. Memory order and byte order do not
+    matter. It takes about 1 s per GB.
     """
     array: Any = s.array
     n_bytes = s.F * s.N * s.T * s.dtype.itemsize
@@ -32,9 +32,9 @@ def digest_series(s: SeriesArray, rows: Segments) -> str | None:
 
 
 def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
-    """A digest of some of the values that the rows walk through: 8 steps at so many places along each of the two axes.
+    """Digest a sample of the values: 8 steps at each place of a grid over series and time.
 
-    Places are evenly spaced, from the first series to the last and from the first step to the last; all features count.
+    The grid is evenly spaced, from the first series to the last and from the first step to the last, with all features.
     """
     series = np.unique(np.linspace(0, s.N - 1, places).astype(int))
     steps = np.unique(np.linspace(0, max(0, s.T - STEPS), places).astype(int))
@@ -43,7 +43,7 @@ def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
 
 
 def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:
-    """A digest of the weights, as they were given, of all steps that the rows walk through; None of none."""
+    """Digest the weights of all steps of the segments, as they were given; return None if there are none."""
     if weight is None:
         return None
 
@@ -54,7 +54,7 @@ def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:
 
 
 def digest_arrays(*arrays: np.ndarray) -> str:
-    """A digest of arrays, their shapes and types; not of their memory order or byte order."""
+    """Digest arrays with their shapes and types, whatever their memory order and byte order."""
     found = hashlib.sha256()
     for a in arrays:
         found.update(f"{a.shape} {a.dtype.newbyteorder('=')}".encode())

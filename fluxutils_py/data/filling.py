@@ -1,4 +1,4 @@
-"""Missing values filled in with the last one before them, whatever is read in whatever order."""
+"""Fill in missing values with the last one before them, lazily and in any order of reading."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ LOOK_BACK = 64  # steps that are read first, to find the last value before a blo
 
 
 class ForwardFilled(DerivedArray):
-    """An (F, N, T) array whose missing values are the last ones before them, computed as they are read.
+    """An (F, N, T) array whose missing values are filled in, when read, with the last value before them.
 
-    What is read does not depend on how it is cut into blocks: where a block begins with a missing value, earlier steps
-    are read until there is one. Later steps are never looked at. It may be pickled, as
-    :class:`fluxutils_py.data.LazyArray`.
+    The result does not depend on how it is read: if a block begins with a missing value, earlier steps are read until
+    one has a value. Later steps are never read for it. It pickles like :class:`fluxutils_py.data.LazyArray`.
 
     Parameters
     ----------
     source : array of shape (F, N, T)
     start : ndarray of shape (F,)
-        What stands before the first value of a series.
+        Value before the first one of a series.
     convert : callable
-        Makes fresh blocks (F, n, t) of floating-point numbers of what is read.
+        Turns blocks of the source into fresh blocks (F, n, t) of floating-point numbers.
 
     Attributes
     ----------
     shape : tuple of int
     dtype : numpy.dtype
     feature_names : tuple of str or None
-        Those of the source.
+        Names of the source.
     """
 
     def __init__(self, source: Any, start: np.ndarray, convert: Function) -> None:
@@ -54,7 +53,7 @@ class ForwardFilled(DerivedArray):
         return super().__getstate__() | {"_last": None}
 
     def _filled(self, series: Any, steps: range) -> np.ndarray:
-        """A block of consecutive steps."""
+        """Read a block of consecutive steps, filled in."""
         block = self.convert(read_block(self.source, range(self.shape[0]), series, steps))
         state = self._before(series, steps.start, np.isnan(block[:, :, 0]))
         last = forward_fill(block, state, self.start)
@@ -63,7 +62,7 @@ class ForwardFilled(DerivedArray):
         return block
 
     def _before(self, series: Any, stop: int, missing: np.ndarray) -> np.ndarray:
-        """The last values before a step where they are ``missing``; NaN elsewhere and where there is none."""
+        """Return the last values before a step where ``missing`` is true; NaN elsewhere and where there is none."""
         known = self._last  # once: other threads read too
         if known is not None and isinstance(series, range) and known[:2] == (series, stop):
             return known[2]
@@ -80,15 +79,15 @@ class ForwardFilled(DerivedArray):
 
 
 def forward_fill(block: np.ndarray, state: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """Fill in the missing values of a block (F, N, S), in place, and return its last values (F, N), NaN for none yet.
+    """Fill in the missing values of a block (F, N, S) in place; return its last values (F, N), or NaN.
 
     Parameters
     ----------
     block : ndarray of shape (F, N, S)
     state : ndarray of shape (F, N)
-        The last values before it; NaN where there is none.
+        The last values before the block; NaN where there is none.
     start : ndarray of shape (F,)
-        What stands where there is no value before.
+        Value to use where there is none before.
     """
     missing = np.isnan(block)
     if not missing.any():
@@ -102,7 +101,7 @@ def forward_fill(block: np.ndarray, state: np.ndarray, start: np.ndarray) -> np.
 
 
 def last_values(block: np.ndarray) -> np.ndarray:
-    """The last value of each feature of each series of a block (F, N, S); NaN where there is none: shape (F, N)."""
+    """Return the last values (F, N) of a block (F, N, S), NaN where there is none."""
     there = ~np.isnan(block)
     at = block.shape[2] - 1 - there[:, :, ::-1].argmax(2)
     return np.take_along_axis(block, at[:, :, None], 2)[:, :, 0]

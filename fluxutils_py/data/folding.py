@@ -1,4 +1,4 @@
-"""Arrays of few long series as arrays of more and shorter ones."""
+"""Fold few long series into more and shorter ones."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any: ...
 def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
     """Fold the time of few long series so that a minibatch is full.
 
-    If ``batchsize`` is at least twice the number ``N`` of series, and ``T > n = batchsize // N``, each series is cut in
-    time into ``n`` folds; row ``b * n + k`` of the result holds fold ``k`` of series ``b``. Otherwise ``x`` comes back
-    as it is. Nothing is dropped: if ``n`` does not divide ``T``, fold lengths are those of ``numpy.array_split``, and
-    the shorter folds end in one step that does not count, filled with NaN.
+    If ``batchsize`` is at least twice the number ``N`` of series, and ``T > n = batchsize // N``, this cuts each series
+    in time into ``n`` folds; row ``b * n + k`` of the result holds fold ``k`` of series ``b``. Otherwise it returns
+    ``x``. Nothing is dropped: if ``n`` does not divide ``T``, folds have the lengths of ``numpy.array_split``, and the
+    shorter ones end in one step that does not count, filled with NaN.
 
-    A model that is trained on folds remembers nothing from before a fold's first step. An estimator folds by itself
-    while fitting, without a copy of anything, and by default only into long folds (``Spec.rebatch``); on arrays this is
-    for loops of one's own.
+    A model trained on folds remembers nothing from before a fold's first step. Estimators fold by themselves in
+    ``fit``, without copying anything, and by default only into long folds (``Spec.rebatch``). Use this function on
+    arrays for a loop of your own.
 
     Parameters
     ----------
     x : array of shape (F, N, T) or (N, T), tuple of such arrays, or Segments
-        A tuple is folded alike all through (equal ``N`` and ``T``).
+        All arrays of a tuple are folded alike; they have equal ``N`` and ``T``.
     batchsize : int
     fill : float, optional
-        Instead of NaN: 0 for weights; needed for integers, where ``n`` does not divide ``T``.
+        Used instead of NaN: 0 for weights. Integers need it if ``n`` does not divide ``T``.
 
     Returns
     -------
     array of shape (F, N * n, ceil(T / n)) or (N * n, ceil(T / n)), tuple of arrays, or Segments
-        Of a NumPy array or torch tensor in memory: a view where ``n`` divides ``T`` and the memory order allows (C
-        order, or one series), else a copy. Of memory maps, HDF5 datasets and the like: a view in the same cases, else
-        a :class:`FoldedArray`, which reads what is sliced from it.
+        For a NumPy array or torch tensor in memory, a view if ``n`` divides ``T`` and the memory order allows (C order,
+        or one series), else a copy. For memory maps, HDF5 datasets and the like, a view in the same cases, else a lazy
+        array.
 
     Raises
     ------
     ShapeError
-        If an array has another number of axes, or arrays of a tuple differ in ``N`` or ``T``.
+        If an array does not have two or three axes, or arrays of a tuple differ in ``N`` or ``T``.
     DataError
-        If integers would have to be filled up, and ``fill`` is not given.
+        If integers need a ``fill``, and none is given.
 
     Notes
     -----
@@ -78,16 +78,16 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
 
 
 class FoldedArray(DerivedArray):
-    """The folds of an array too large to be copied, read when indexed; made by :func:`rebatch`.
+    """The folds of an array that is too large to copy, read when indexed; made by :func:`rebatch`.
 
-    What is read may be a view of the array, and is not to be written to. ``np.asarray`` reads it all.
+    Results of indexing may be views of the array: do not write to them. ``np.asarray`` reads everything.
 
     Parameters
     ----------
     x : array of shape (F, N, T)
     batchsize : int
     fill : float or None
-        What the shorter folds end in; None only if there are none.
+        The last value of shorter folds; None only if all folds have one length.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Cut arrays along one axis: shares of ranks, chunks of a minibatch, minibatches of a data set. Views, never copies."""
+"""Cut arrays along one axis, without copies: parts of ranks, chunks of a minibatch, minibatches of a data set."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ AXES = {"series": -2, "time": -1}  # of (F, N, T), and of (N, T)
 
 
 def part(x: Any, rank: int, size: int, axis: int | str = "series") -> Any:
-    """The share of one rank: one of ``size`` contiguous blocks, whose lengths differ by at most one.
+    """Return the part of one rank: one of ``size`` contiguous blocks, whose lengths differ by at most one.
 
-    The shares of all ranks together are the whole, without overlap, in order, as in ``numpy.array_split``. With fewer
-    entries than ranks the last shares are empty.
+    The parts of all ranks, in order, make up the whole, as in ``numpy.array_split``. With fewer entries than ranks, the
+    last parts are empty.
 
     Parameters
     ----------
     x : array of shape (F, N, T), or tuple of arrays
-        Anything with ``shape`` that can be sliced. A tuple is cut alike all through: inputs, targets and weights of
+        Anything with ``shape`` that can be sliced. All arrays of a tuple are cut alike: inputs, targets and weights of
         shape (F, N, T), (G, N, T) and (1, N, T) or (N, T); with ``"series"`` also (N,).
     rank, size : int
-        Which share, from 0, of how many.
+        Which part, from 0, of how many.
     axis : {"series", "time", "auto"} or int
-        ``"auto"`` takes series if there are more than five times as many as time steps, else time (the rule of
-        FluxUtils.jl); but the other axis if the one has too few entries to give each rank one and the other has enough.
-        It is decided by the first array of a tuple. An int is the axis of each array, negative from the end.
+        ``"auto"`` takes series if there are more than five times as many as time steps, else time, as FluxUtils.jl
+        does; if that axis has too few entries for all ranks and the other has enough, it takes the other. The first
+        array of a tuple decides. An int is the axis of each array, negative from the end.
 
     Returns
     -------
     array or tuple of arrays
-        Views where slicing gives views (NumPy, memory maps, torch); read, this share alone, from an HDF5 dataset.
+        Views where slicing gives views (NumPy, memory maps, torch). From an HDF5 dataset, only this part is read.
 
     Raises
     ------
     ShapeError
         If an array lacks the axis, or the arrays of a tuple differ in length there.
     ValueError
-        If ``rank`` is not from 0 to ``size - 1``, or ``axis`` is no such name.
+        If ``rank`` is not from 0 to ``size - 1``, or ``axis`` is an unknown name.
 
     Notes
     -----
-    Source: ``part`` of FluxUtils.jl, whose blocks of equal size leave some ranks without one, whose default axis is
-    what ``"auto"`` is here, and which gives everyone the whole if there are more ranks than entries.
+    Source: ``part`` of FluxUtils.jl. Its blocks of equal size leave some ranks without one, its default axis is
+    ``"auto"``, and with more ranks than entries it gives everyone the whole.
 
     Examples
     --------
@@ -73,18 +73,18 @@ def dividebatch(bs: int, *xs: Any, axis: int | str = 0) -> tuple[tuple[Any, ...]
     Parameters
     ----------
     bs : int
-        How many chunks; fewer if there are fewer observations, so that none is empty.
+        Number of chunks; fewer if there are fewer observations, so that none is empty.
     *xs : array
-        Inputs, targets, ...: NumPy arrays or torch tensors of as many observations each.
+        Inputs, targets, ...: NumPy arrays or torch tensors with equally many observations.
     axis : int or {"series", "time"}
-        Along which observations are counted: 0, batch first, by default; 1 for time-major (S, B, F) and for (F, N, T);
-        -1 where they come last, as in PrayTools.
+        Axis of the observations: 0 (batch first) by default, 1 for time-major (S, B, F) and for (F, N, T), -1 for last,
+        as in PrayTools.
 
     Returns
     -------
     tuple of tuple of array
-        ``min(bs, n)`` chunks ``(x, y, ...)`` of views, in order. Their sizes differ by at most one: a mean over the
-        batch is the mean over the chunks weighted by size, not the plain mean.
+        ``min(bs, n)`` chunks ``(x, y, ...)`` of views, in order. Their sizes differ by at most one, so the mean over
+        the batch is the mean over the chunks weighted by size.
 
     Raises
     ------
@@ -95,8 +95,8 @@ def dividebatch(bs: int, *xs: Any, axis: int | str = 0) -> tuple[tuple[Any, ...]
 
     Notes
     -----
-    Source: ``dividebatch`` of PrayTools.jl, which makes chunks of ``n ÷ bs`` and so up to twice as many as asked for,
-    and fails on fewer than ``bs`` observations.
+    Source: ``dividebatch`` of PrayTools.jl, which makes chunks of ``n ÷ bs``, and so up to twice ``bs`` of them, and
+    fails on fewer than ``bs`` observations.
 
     Examples
     --------
@@ -116,16 +116,16 @@ def dividebatch(bs: int, *xs: Any, axis: int | str = 0) -> tuple[tuple[Any, ...]
 
 
 def indbatch(x: Any, b: int, offset: int = 0) -> Iterator[slice]:
-    """Slices of ``b`` indices one after the other; the last may be shorter.
+    """Yield consecutive slices of ``b`` indices; the last may be shorter.
 
     Parameters
     ----------
     x : int, array or tuple of arrays
-        How many indices there are, or arrays whose last axis has so many.
+        The number of indices, or arrays whose last axis has that length.
     b : int
     offset : int
-        Shifts each slice forward. There are as many slices at any offset, so that shifted and unshifted ones go in
-        pairs: what goes past the end is cut off, and a slice that would begin past it holds the last index alone.
+        Shift each slice forward. The number of slices does not depend on it, so shifted and unshifted ones pair up:
+        slices are cut off at the end, and one that would begin past it holds only the last index.
 
     Raises
     ------
@@ -150,12 +150,12 @@ def indbatch(x: Any, b: int, offset: int = 0) -> Iterator[slice]:
 
 
 def minibatch(x: Any, *y_and_b: Any) -> list[Any]:
-    """``minibatch(x, b)`` or ``minibatch(x, y, b)``: minibatches of ``b`` entries along the last axis.
+    """Cut arrays into minibatches of ``b`` entries along the last axis: ``minibatch(x, b)`` or ``minibatch(x, y, b)``.
 
     Parameters
     ----------
     x, y : array or tuple of arrays
-        Equal lengths of the last axis.
+        With last axes of equal length.
     b : int
         Entries per minibatch; the last may have fewer.
 

@@ -1,4 +1,4 @@
-"""Series of unequal length, each an array of its own, as one (F, N, T) array."""
+"""A list of series of different lengths as one lazy (F, N, T) array."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from fluxutils_py.errors import DataError, ShapeError
 
 
 class RaggedArray(DuckArray):
-    """A list of arrays of shape (F, T_i) as an array of shape (F, N, max(T_i)), of which nothing is copied.
+    """A list of arrays of shape (F, T_i) as one array of shape (F, N, max(T_i)), without copying anything.
 
-    It takes indices as NumPy does (one array of indices at most) and returns fresh NumPy arrays, with ``fill``
-    where a series has ended. What is assigned to slices goes into the arrays, as far as they reach.
+    Indexing works as in NumPy (with one array of indices at most) and returns fresh NumPy arrays, with ``fill`` where a
+    series has ended. Assigning to slices writes into the arrays, as far as they reach.
 
     Parameters
     ----------
     arrays : sequence of arrays of shape (F, T_i)
         NumPy arrays, memory maps, h5py datasets, torch tensors on the CPU: of equal F and dtype, T_i at least 1.
     name : str
-        What error messages call the list.
+        Name of the list in error messages.
     fill : number
-        What steps behind the end of a series hold.
+        Value of steps beyond the end of a series.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class RaggedArray(DuckArray):
     Raises
     ------
     ShapeError, DataError
-        If there are none, or one has other axes, no steps, or another F or dtype than the first.
+        If the list is empty, or an array does not have two axes, has no steps, or differs from the first in F or dtype.
     """
 
     def __init__(self, arrays: Sequence[Any], name: str, fill: float = 0) -> None:
@@ -72,7 +72,7 @@ class RaggedArray(DuckArray):
         return self.in_memory
 
     def map(self, function: Callable[[Any], Any], fill: float = 0) -> RaggedArray:
-        """Another list, of ``function`` of each array."""
+        """Return the list with ``function`` applied to each array."""
         return RaggedArray([function(a) for a in self.arrays], self.name, fill)
 
     def read(self, *index: Index) -> np.ndarray:
@@ -121,7 +121,7 @@ class MappedSeries(DerivedArray):
 
 
 def is_list_of_series(value: Any) -> bool:
-    """Whether a value is a list of arrays that is not one matrix; nested lists of numbers are one array."""
+    """Whether a value is a list of arrays, one per series; nested lists of numbers are one array."""
     if not isinstance(value, list) or not value or not all(len(getattr(a, "shape", ())) for a in value):
         return False
     shapes = [tuple(a.shape) for a in value]
@@ -129,7 +129,7 @@ def is_list_of_series(value: Any) -> bool:
 
 
 def as_ragged(value: Any, name: str) -> Any:
-    """A list of series as a :class:`RaggedArray`, in a tuple too; anything else as it is."""
+    """Turn a list of series into a :class:`RaggedArray`, also inside a tuple; return anything else unchanged."""
     if isinstance(value, tuple):
         return tuple(as_ragged(a, f"{name}[{i}]") for i, a in enumerate(value))
     return RaggedArray(value, name) if is_list_of_series(value) else value

@@ -1,4 +1,4 @@
-"""Which stretch of which series each row of a minibatch walks through."""
+"""Pieces of series: the series, the first step and the length of each row of a minibatch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Segments:
     ----------
     series, start, length : ndarray of int, shape (B,)
     folds : int
-        Into how many rows a series was cut at most, by :meth:`folded`.
+        The largest number of rows that :meth:`fold` cut a series into.
     """
 
     series: np.ndarray
@@ -30,7 +30,7 @@ class Segments:
     def from_lengths(
         cls, n_series: int, n_steps: int, lengths: np.ndarray | None = None, starts: np.ndarray | None = None
     ) -> Segments:
-        """One row per series, of ``lengths`` steps (default: to step ``n_steps``) from ``starts`` on (default: 0)."""
+        """Make one row per series: ``lengths`` steps (default: up to ``n_steps``) from step ``starts`` (default: 0)."""
         start = np.zeros(n_series, int) if starts is None else np.asarray(starts)
         return cls(np.arange(n_series), start, n_steps - start if lengths is None else np.asarray(lengths))
 
@@ -47,14 +47,14 @@ class Segments:
 
     @cached_property
     def common_series(self) -> slice | None:
-        """The series as a slice, or None if they do not run up by one."""
+        """The series as a slice, or None if they are not consecutive."""
         if (np.diff(self.series) == 1).all():
             return slice(int(self.series[0]), int(self.series[-1]) + 1)
         return None
 
     @cached_property
     def groups_by_start(self) -> list[tuple[slice | np.ndarray, Segments]]:
-        """The rows in groups that start together, and where each group stands: a slice if evenly spaced."""
+        """Group the rows by their start; return each group with its positions, as a slice if evenly spaced."""
         groups: list[tuple[slice | np.ndarray, Segments]] = []
         for begin in np.unique(self.start):
             at = np.flatnonzero(self.start == begin)
@@ -75,20 +75,20 @@ class Segments:
     def fold(self, batchsize: int, least: int | None = None) -> Segments:
         """Fold the time of few long rows so that a minibatch is full.
 
-        If there are at most half as many rows as ``batchsize``, each is cut in time into ``n = batchsize // len(rows)``
-        consecutive rows, whose lengths differ by at most one as in ``numpy.array_split``: nothing is dropped. Row
-        ``b * n + k`` holds fold ``k`` of row ``b``. A row of ``n`` steps or fewer stays whole. Otherwise the rows come
-        back as they are.
+        If there are at most half as many rows as ``batchsize``, this cuts each in time into ``n = batchsize //
+        len(rows)`` consecutive rows, whose lengths differ by at most one, as in ``numpy.array_split``; nothing is
+        dropped. Row ``b * n + k`` holds fold ``k`` of row ``b``. A row of ``n`` steps or fewer stays whole. With more
+        rows, it returns them unchanged.
 
         Parameters
         ----------
         batchsize : int
         least : int, optional
-            Cut each row into the most folds of at least so many steps, at most ``n``.
+            Cut each row into as many folds of at least this many steps as possible, at most ``n``.
 
         Notes
         -----
-        Source: ``rebatch`` of FluxUtils.jl (which drops the last ``T mod n`` steps, and copies the data).
+        Source: ``rebatch`` of FluxUtils.jl, which drops the last ``T mod n`` steps and copies the data.
 
         Examples
         --------
