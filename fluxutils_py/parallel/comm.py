@@ -1,4 +1,4 @@
-"""What the ``comm`` argument means, and which process writes."""
+"""Resolve the ``comm`` argument, and tell which process writes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fluxutils_py.parallel.torch_distributed import TorchComm
 
 
 def get_communicator(comm: Any) -> Communicator:
-    """The communicator that a ``comm`` argument stands for.
+    """Return the communicator for a ``comm`` argument.
 
     Parameters
     ----------
     comm : "auto", "mpi", "torch", None, or a communicator
-        ``"auto"`` looks for the variables that ``mpirun``, ``srun`` and ``torchrun`` set, and starts neither MPI nor
-        torch.distributed without them. In child processes and threads, such as joblib's workers, it means this
-        process alone. None: this process alone.
+        ``"auto"`` looks for the environment variables that ``mpirun``, ``srun`` and ``torchrun`` set; without them it
+        starts neither MPI nor torch.distributed. In child processes and threads, such as joblib's workers, it means
+        this process alone, and so does None.
 
     Raises
     ------
     ImportError
-        If MPI is asked for, or ``mpirun`` started this process, and mpi4py is not installed.
+        If ``comm`` is "mpi", or ``mpirun`` started this process, and mpi4py is not installed.
     RuntimeError
         For ``"mpi"`` in a child process.
     ValueError
@@ -57,9 +57,9 @@ def is_main_process(state: Any = None, comm: Any = "auto") -> bool:
     Parameters
     ----------
     state : optional
-        A :class:`Loop`, or whatever else has ``ranks``: rank 0 of those. Without ``ranks`` it is not looked at.
+        A :class:`Loop`, or another object with ``ranks``: rank 0 of those writes. Objects without it are ignored.
     comm : "auto", "mpi", "torch", None or Communicator
-        Otherwise, the ranks to look at. None: every process writes.
+        The ranks to use if ``state`` has none. None: every process writes.
     """
     ranks = getattr(state, "ranks", None)
     return (get_communicator(comm) if ranks is None else ranks).rank == 0

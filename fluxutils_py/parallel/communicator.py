@@ -1,4 +1,4 @@
-"""What the package asks of processes that work together, and what MPI and torch.distributed have in common."""
+"""The interface of communicators, the single process, and what MPI and torch.distributed have in common."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Communicator(Protocol):
     Attributes
     ----------
     rank, size : int
-        The number of this process, from 0, and how many there are.
+        The number of this process, from 0, and the number of processes.
     """
 
     rank: int
@@ -38,10 +38,10 @@ class Communicator(Protocol):
         """Sum over all ranks, in place; ``t`` is contiguous, in main memory, of one shape and dtype everywhere."""
 
     def broadcast_(self, t: Tensor, root: int = 0) -> None:
-        """Overwrite ``t`` with that of rank ``root``; the same conditions as for :meth:`allreduce_`."""
+        """Overwrite ``t`` with that of rank ``root``; ``t`` is as for :meth:`allreduce_`."""
 
     def allgather(self, obj: Any) -> list[Any]:
-        """The objects of all ranks, in the order of ranks. They are pickled: for small objects."""
+        """Return the objects of all ranks, in the order of ranks; they are pickled, so keep them small."""
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -85,9 +85,9 @@ class LaunchedComm(ABC):
         return cls()
 
     def monitored_barrier(self, on_missing: OnMissing) -> None:
-        """A barrier that calls ``on_missing(ranks, seconds)`` every ``patience`` seconds while ranks are missing.
+        """Wait at a barrier, calling ``on_missing(ranks, seconds)`` every ``patience`` seconds meanwhile.
 
-        ``ranks`` is None if the launcher cannot tell which ones.
+        ``ranks`` is None if the launcher cannot tell which ranks are missing.
         """
         self._n_barriers += 1
         is_complete = self._start_barrier()
@@ -139,7 +139,7 @@ class LaunchedComm(ABC):
 
 
 def _world_of(kind: type[LaunchedComm]) -> LaunchedComm | SingleProcessComm:
-    """What a communicator is in the process that unpickles it."""
+    """Return the communicator to use in the process that unpickles one."""
     return kind.world() if detect_launcher() == kind.launcher else SingleProcessComm()
 
 
@@ -169,7 +169,7 @@ links: dict[int, Link] = {}
 
 
 def describe_by_rank(values: Sequence[Any]) -> str:
-    """Values of all ranks in words, equal ones together.
+    """Describe the values of all ranks in words, with equal ones together.
 
     >>> describe_by_rank(["a", "b", "a"])
     'a on ranks 0 and 2, b on rank 1'
@@ -181,7 +181,7 @@ def describe_by_rank(values: Sequence[Any]) -> str:
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Numbers of ranks in words.
+    """Name ranks in words.
 
     >>> name_ranks([0, 2, 3])
     'ranks 0, 2 and 3'

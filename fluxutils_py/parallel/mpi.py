@@ -1,4 +1,4 @@
-"""Ranks under MPI, through mpi4py. The only file that imports it, and not before it is needed: that starts MPI."""
+"""Ranks under MPI. Only this file imports mpi4py, and only when needed, because the import starts MPI."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class MPIComm(LaunchedComm):
     Parameters
     ----------
     comm : mpi4py.MPI.Intracomm, optional
-        Duplicated, so that messages of your own never meet those of the package. By default ``COMM_WORLD``.
+        It is duplicated, so that your own messages never meet those of the package. The default is ``COMM_WORLD``.
     patience : float
-        Seconds after which a warning names the ranks that are missing, again and again.
+        A warning names missing ranks every so many seconds.
     cuda_aware : bool
-        Hand tensors on a GPU to MPI as they are. Only for an MPI library that was built for it: others crash.
+        Hand tensors on a GPU to MPI directly. Only for an MPI library that was built for it: others crash.
 
     Notes
     -----
-    A copy is the same communicator. Unpickled in another process it is what ``comm="auto"`` is there.
+    A copy is the same communicator. Unpickling gives the communicator of ``comm="auto"`` in that process.
     """
 
     launcher = "mpi"
@@ -92,9 +92,9 @@ class MPIComm(LaunchedComm):
 def abort_on_exception() -> Iterator[None]:
     """End all ranks of a script when one of them fails.
 
-    The calls of this package that take ``comm`` see to it themselves that an error on one rank is one on all. A rank
-    that fails elsewhere, or calls ``sys.exit`` with a status other than 0, may leave the others waiting; within this
-    block it ends them as it ends itself. The same as ``python -m mpi4py script.py``, for a part of a script.
+    Functions of this package that take ``comm`` raise an error of one rank on all ranks by themselves. A rank that
+    fails elsewhere, or calls ``sys.exit`` with a status other than 0, may leave the others waiting; inside this block
+    it ends them too. This is ``python -m mpi4py script.py`` for a part of a script.
 
     Yields
     ------

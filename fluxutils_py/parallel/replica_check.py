@@ -1,4 +1,4 @@
-"""What all ranks hold: is it the same, and what is it?"""
+"""Compare and gather the values that ranks hold."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ PIECE = 1 << 22  # values that are compared together
 
 
 def assert_replica_integrity(tree: Any, *, atol: float = 1e-5, rtol: float = 1e-5, comm: Any = "auto") -> None:
-    """Raise on every rank unless all ranks hold the same values. To be called by all of them.
+    """Raise an error on every rank unless all ranks hold the same values. All ranks must call it.
 
     Parameters
     ----------
     tree : Any
         A model, or nested lists, tuples and dicts of tensors, arrays and other values.
     atol, rtol : float
-        How far numbers may be from those of rank 0, as for ``numpy.testing.assert_allclose``; 0 for the same to the
-        last bit, but for the sign of zeros. NaN equals NaN.
+        Tolerance against the numbers of rank 0, as for ``numpy.testing.assert_allclose``. With 0, numbers must be equal
+        to the last bit, except for the sign of zeros. NaN equals NaN.
     comm : "auto", "mpi", "torch", None or Communicator
-        Which processes; see :class:`fluxutils_py.Estimator`.
+        The processes; see :class:`fluxutils_py.Estimator`.
 
     Raises
     ------
     AssertionError
-        Naming ranks, path and shape of the first value that differs.
+        If values differ; it names ranks, path and shape of the first one.
     RuntimeError
-        In a callback of a ``fit`` of several ranks.
+        In a callback of a ``fit`` on several ranks.
 
     Notes
     -----
-    Values are sent piece by piece from rank 0, never all of them to one place.
-    Source: ``assert_replica_integrity`` of bobbin.
+    Rank 0 sends its values piece by piece; no rank gets the values of all. Source: ``assert_replica_integrity`` of
+    bobbin.
 
     Examples
     --------
@@ -63,12 +63,12 @@ def assert_replica_integrity(tree: Any, *, atol: float = 1e-5, rtol: float = 1e-
 
 
 def gather_from_processes(tree: Any, *, comm: Any = "auto") -> list[Any]:
-    """What all ranks give, as a list in their order, on every rank. To be called by all of them.
+    """Return the values of all ranks, as a list in their order, on every rank. All ranks must call it.
 
     Parameters
     ----------
     tree : Any
-        Whatever can be pickled. Tensors come back in main memory, detached.
+        Any value that can be pickled. Tensors come back detached, in main memory.
     comm : "auto", "mpi", "torch", None or Communicator
 
     Notes
@@ -88,7 +88,7 @@ gather_from_jax_processes = gather_from_processes
 
 
 def _first_difference(told: list[list[tuple[str, str]]]) -> list[str]:
-    """In words, the first entry that is not the same on all ranks; empty if there is none."""
+    """Describe the first entry that differs between ranks; empty if all are equal."""
     for i in range(max(map(len, told))):
         entries = [f"{given[i][0]}, {given[i][1]}" if i < len(given) else "nothing" for given in told]
         if len(set(entries)) > 1:
@@ -97,7 +97,7 @@ def _first_difference(told: list[list[tuple[str, str]]]) -> list[str]:
 
 
 def _distance(t: torch.Tensor, ranks: RankGroup, atol: float, rtol: float) -> float | None:
-    """How far this rank's values are from those of rank 0; None if that is near enough."""
+    """Return the distance of this rank's values from those of rank 0; None if within the tolerance."""
     worst, flat = None, t.reshape(-1)
     for piece in flat.split(PIECE):
         first = piece.clone()

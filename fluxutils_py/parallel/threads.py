@@ -1,4 +1,4 @@
-"""A few threads that share out the work of one step."""
+"""Threads that share the work of one training step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ R = TypeVar("R")
 
 
 def n_threads(n_jobs: Any) -> int:
-    """How many threads ``n_jobs`` means: None is 1, -1 as many as there are cores, -2 one fewer, and so on.
+    """Return the number of threads for ``n_jobs``: None is 1, -1 is the number of cores, -2 one fewer, and so on.
 
     Raises
     ------
     ValueError
-        If it is 0 or no integer.
+        If it is 0 or not an integer.
 
     Examples
     --------
@@ -45,12 +45,11 @@ def n_threads(n_jobs: Any) -> int:
 
 
 class Threads:
-    """``n`` threads: the one that asks, and ``n - 1`` that wait for work, for as long as a ``with`` block lasts.
+    """The calling thread and ``n - 1`` others that wait for work while a ``with`` block lasts.
 
-    Meanwhile torch itself runs on one core in each of them, the asking one included: a pool of torch's own that has
-    just been used goes on spinning on the cores that the others need (two threads then took as long as one, on two
-    cores). At the end, whatever happened, torch has its threads back and the others have ended. One thread is no
-    thread: nothing is started, nothing is set.
+    Meanwhile torch uses one core in each of them, the calling one included: a thread pool of torch that has just worked
+    keeps spinning on cores that the others need (two threads then took as long as one, on two cores). At the end, even
+    after an error, torch has its threads back and the others have ended. With ``n=1``, nothing is started or set.
 
     Parameters
     ----------
@@ -87,21 +86,21 @@ class Threads:
             torch.set_num_threads(self._torch_threads)
 
     def map(self, fn: Callable[[T], R], items: Sequence[T], *, idempotent: bool = False) -> list[R]:
-        """``[fn(item) for item in items]``, ``n`` at a time.
+        """Compute ``[fn(item) for item in items]``, ``n`` items at a time.
 
-        The asking thread takes the first item and every ``n``-th after it. Gradient mode and autocast are those of the
-        asking thread. An error is raised when all have stopped; of several, that of the asking thread, else the first
-        of the others.
+        The calling thread takes the first item and every ``n``-th after it. All threads use its gradient mode and
+        autocast. Errors are raised when all threads have stopped: that of the calling thread, else the first of the
+        others.
 
-        What ``fn`` draws from torch's default generator of the CPU, it draws from one of the item's own, seeded from
-        that: the numbers are the same in every run, whichever thread is faster. They are others than in one thread.
-        This costs a detour at every operation. With ``idempotent``, when ``fn`` may be called twice for the same item,
-        it is saved for as long as no numbers are drawn.
+        When ``fn`` draws random numbers from torch's default CPU generator, each item gets its own generator, seeded
+        from that one. So the numbers are the same in every run, whichever thread is faster, but they differ from those
+        of one thread. This slows every operation a little. If ``idempotent`` says that ``fn`` may be called twice for
+        an item, the cost arises only once numbers are drawn.
 
         Raises
         ------
         RuntimeError
-            If random numbers are drawn where they cannot be given such a generator.
+            If an operation draws random numbers and takes no generator.
         """
         if self.n == 1 or len(items) == 1:
             return [fn(item) for item in items]
@@ -138,7 +137,7 @@ class Threads:
 
 
 def _modes() -> list[Callable[[], AbstractContextManager]]:
-    """What torch keeps per thread and a loss may depend on, as it is in this one."""
+    """Return contexts that set torch's per-thread modes, such as autocast, as they are in this thread."""
     found: list[Callable[[], AbstractContextManager]] = [partial(torch.set_grad_enabled, torch.is_grad_enabled())]
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
@@ -160,7 +159,7 @@ def _seeded(call: tuple[Callable[[T], R], T, int]) -> R:
 
 
 class _SeededGenerator(TorchDispatchMode):
-    """Random numbers of this thread come from a generator of its own: all threads share torch's default one."""
+    """Give this thread its own generator for random numbers, in place of torch's default one, which all share."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
@@ -173,7 +172,7 @@ class _SeededGenerator(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _drawing(self, func: Any) -> Any:
-        """The form of an operation that takes a generator."""
+        """Return the overload of an operation that takes a generator."""
         if torch._C._current_graph_task_id() != -1:
             raise RuntimeError(
                 f"{func} draws random numbers in the backward pass, as checkpointing does with dropout: in several "

@@ -1,4 +1,4 @@
-"""Ranks under torch.distributed, as ``torchrun`` starts them."""
+"""Ranks under torch.distributed, started by ``torchrun``."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from fluxutils_py.parallel.communicator import PATIENCE, LaunchedComm
 
 
 class TorchComm(LaunchedComm):
-    """The ranks of torch.distributed, which is initialised with gloo if it is not yet.
+    """The ranks of torch.distributed, initialised with gloo unless it already is.
 
     Parameters
     ----------
     patience : float
-        Seconds after which a warning names the ranks that are missing, again and again.
+        A warning names missing ranks every so many seconds.
 
     Notes
     -----
-    Has a gloo group of its own, so that messages of your own never meet those of the package. A copy is the same
-    communicator. Unpickled in another process it is what ``comm="auto"`` is there.
+    It has a separate gloo group, so that your own messages never meet those of the package. A copy is the same
+    communicator. Unpickling gives the communicator of ``comm="auto"`` in that process.
     """
 
     launcher = "torch"
@@ -79,7 +79,7 @@ _alive: weakref.WeakSet[TorchComm] = weakref.WeakSet()
 
 @atexit.register
 def _release_groups() -> None:
-    """End gloo's threads before the interpreter: one that still cleans up after a message would abort it."""
+    """End gloo's threads before the interpreter exits: one that still cleans up after a message would abort it."""
     TorchComm.world.cache_clear()
     for comm in list(_alive):
         del comm._group

@@ -1,4 +1,4 @@
-"""A function of one device's data, called for all devices at once."""
+"""Call a function for several devices or threads at once, on parts of its arguments."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def tpmap(
     devices: int | Sequence[Any] = 1,
     wrap_return: Callable[[Any], Any] | None = None,
 ) -> Callable[..., Any]:
-    """Have a function called once per device, each in a thread of its own, on a part of the arguments.
+    """Wrap a function so that it runs once per device, each in its own thread, on a part of the arguments.
 
     Parameters
     ----------
     f : callable
-        Returns a tensor, array or number, or nested lists, tuples and dicts of such. It runs in several threads at a
-        time.
+        Returns a tensor, array or number, or nested lists, tuples and dicts of them. It runs in several threads at the
+        same time.
     argtypes : sequence of str
-        How each positional argument is given to the devices: ``"static"`` as it is; ``"broadcast"`` to each, moved
-        there; ``"shard"`` in equal parts of its leading axis; ``"thru"`` entry ``i`` of its leading axis, which is as
-        long as there are devices; ``"rng"``, a ``torch.Generator``, as a generator of each device's own, drawn from it.
+        What each device gets of each positional argument. ``"static"``: the argument itself. ``"broadcast"``: a copy on
+        the device. ``"shard"``: an equal part of its leading axis. ``"thru"``: entry ``i`` of its leading axis, whose
+        length is the number of devices. ``"rng"``: a generator seeded from the given ``torch.Generator``.
     kwargtypes : mapping of str to str, optional
-        The same for keyword arguments.
+        The same for keyword arguments, by name.
     devices : int or sequence of devices
-        How many threads on the CPU, or the devices of torch to move tensors to.
+        The number of threads on the CPU, or torch devices to move tensors to.
     wrap_return : callable, optional
-        Of the result, which has a leading axis of devices.
+        Applied to the result, whose leading axis is that of the devices.
 
     Returns
     -------
@@ -51,9 +51,9 @@ def tpmap(
     Raises
     ------
     TypeError
-        When called with another number of positional arguments, or other keywords, than there are types for.
+        When called with other positional or keyword arguments than there are types for.
     ValueError
-        If a type is none of these, or a leading axis cannot be divided by the number of devices.
+        If a type is unknown, or the number of devices does not divide a leading axis.
 
     Notes
     -----
