@@ -18,7 +18,8 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.nn import LSTM
 from fluxutils_py.nn.recurrent import wrap_recurrent
-from fluxutils_py.optim import ChainedOptimizer, Transform
+from fluxutils_py.optim import ChainedOptimizer
+from fluxutils_py.training.make_optimizer import adamw, make_optimizer, with_python_numbers
 
 SIZES = {"n_in": 0, "n_features": 0, "n_out": 1, "n_outputs": 1}  # argument name -> index into (n_in, n_out)
 
@@ -118,42 +119,12 @@ def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optim
         If ``opt`` is none of these, is of other parameters, or needs a closure.
     """
     require_stored(opt=opt)
-    params = [p for p in built.parameters() if p.requires_grad]
-    if not params:
-        raise ValueError("the model has no trainable parameters: set requires_grad on those to be learnt")
-    if opt is None:
-        return adamw(params)
-    if isinstance(opt, Transform):
-        raise TypeError(
-            f"opt={opt!r} changes gradients only: combine it with an optimizer by fluxutils_py.optim.Chain, as in "
-            f"opt=Chain({opt!r}, torch.optim.AdamW)"
-        )
-    if isinstance(opt, torch.optim.Optimizer):
-        made: Any = rebind(opt, model, built)
-    elif callable(opt) and not (isinstance(opt, type) and not issubclass(opt, torch.optim.Optimizer)):
-        made = with_python_numbers(opt)(params)
-    else:
-        raise TypeError(
-            "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of one, a function of the "
-            f"parameters, an optimizer, or None; got {opt!r}"
-        )
-    if not isinstance(made, torch.optim.Optimizer):
-        raise TypeError(f"opt={opt!r} must make a torch optimizer, it made {type(made).__name__}")
-    if isinstance(made, torch.optim.LBFGS):
-        raise ValueError("LBFGS runs the model several times a step, which its state does not allow; take AdamW")
+    given = rebind(opt, model, built) if isinstance(opt, torch.optim.Optimizer) else opt
+    made = make_optimizer(given, [p for p in built.parameters() if p.requires_grad])
     own = {id(p) for p in built.parameters()}
     if any(id(p) not in own for group in made.param_groups for p in group["params"]):
         raise ValueError(f"opt={opt!r} made an optimizer of other parameters than the ones it was given")
     return made
-
-
-def with_python_numbers(f: Any) -> Any:
-    """A function, with Python's numbers in place of NumPy's if it is a partial: torch takes these only."""
-    if not isinstance(f, functools.partial):
-        return f
-    arguments = [v.item() if isinstance(v, np.generic) else v for v in f.args]
-    keywords = {k: v.item() if isinstance(v, np.generic) else v for k, v in f.keywords.items()}
-    return functools.partial(f.func, *arguments, **keywords)
 
 
 def check_device(device: Any) -> torch.device | None:
@@ -197,13 +168,13 @@ def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.op
             )
         settings = {k: copy.deepcopy(v) for k, v in group.items() if k != "params"}
         groups.append({**settings, "params": [params[at[id(p)]] for p in group["params"]]})
-    return make_optimizer(opt, groups)
+    return optimizer_like(opt, groups)
 
 
-def make_optimizer(like: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+def optimizer_like(like: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
     """An optimizer of the same class and settings, of other parameter groups."""
     if isinstance(like, ChainedOptimizer):
-        return ChainedOptimizer(make_optimizer(like.inner, groups), like.before, like.after)
+        return ChainedOptimizer(optimizer_like(like.inner, groups), like.before, like.after)
     return type(like)(groups, **optimizer_arguments(like))
 
 
@@ -229,14 +200,6 @@ def make_generator(random_state: Any) -> np.random.Generator:
         raise ValueError(
             f"random_state must be a non-negative int, a numpy RandomState or Generator, or None; got {random_state!r}"
         ) from None
-
-
-def adamw(params: list[nn.Parameter], lr: float = 1e-3, **settings: Any) -> torch.optim.Optimizer:
-    """AdamW, fused where torch has that for the device and type."""
-    try:
-        return torch.optim.AdamW(params, lr, fused=True, **settings)
-    except RuntimeError:
-        return torch.optim.AdamW(params, lr, **settings)
 
 
 def _open_arguments(f: Callable[..., Any]) -> set[str]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
-from fluxutils_py.estimator.building import adamw, default_model
+from fluxutils_py.estimator.building import default_model
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.training.hooks import Hooks
+from fluxutils_py.training.make_optimizer import adamw
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator, with_python_numbers
+from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator
 from fluxutils_py.estimator.collectives import device_of_rank, require_same_fit, require_same_inputs
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fit_data import FitData, prepare
@@ -32,6 +32,7 @@ from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.reporting.progress import progress_hook
 from fluxutils_py.training import EarlyStopping, Loop
 from fluxutils_py.training.early_stopping import Schedule, Validation
+from fluxutils_py.training.make_optimizer import with_python_numbers
 from fluxutils_py.training.tensor_batches import TensorBatches
 from fluxutils_py.training.tensors import to_tensor
 from fluxutils_py.training.window_step import WindowStep, evaluate_windows

@@ -16,8 +16,9 @@ from sklearn.base import clone
 from torch import nn, optim
 
 from fluxutils_py.errors import SpecError
-from fluxutils_py.estimator.building import SIZES, adamw, default_model
+from fluxutils_py.estimator.building import SIZES, default_model
 from fluxutils_py.estimator.spec import NAMES, Spec, spec_fields
+from fluxutils_py.training.make_optimizer import adamw
 
 FILLED = {"params", "optimizer", *SIZES}  # arguments of user code that fit fills in
 

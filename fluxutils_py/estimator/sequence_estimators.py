@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fluxutils_py.errors import SpecError
-from fluxutils_py.estimator.building import adamw, require_single_input_and_output
+from fluxutils_py.estimator.building import require_single_input_and_output
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.spec import Spec, read_spec
@@ -36,6 +36,7 @@ from fluxutils_py.nn import (
     SequenceStack,
     SlidingWindowAttention,
 )
+from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.validation import check_integer, check_positive
 
 

@@ -14,8 +14,7 @@ from fluxutils_py.evaluation.results import EvalResults, raise_undefined
 from fluxutils_py.nn.parameters import module_of
 from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.training.dataset import Minibatch
-from fluxutils_py.training.tensor_batches import Batch
+from fluxutils_py.training.minibatch import begins_series
 from fluxutils_py.tree import tree_map
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def eval_datasets(
     *args, **kwargs
         For :meth:`EvalTask.evaluate`, behind the batch. If the first is a model, or has one (a loop, an estimator),
         that is in evaluation mode meanwhile. Its recurrent layers forget their state before each batch, but for a
-        :class:`fluxutils_py.training.Batch` or ``Minibatch`` that is not the first of its series.
+        ``Minibatch`` that is not the first of its series.
     comm : "auto", "mpi", "torch", None or Communicator
         Which ranks; see :class:`fluxutils_py.Estimator`.
     ranks : RankGroup, optional
@@ -187,7 +186,7 @@ def _folded(task: EvalTask, name: str, batches: Batches, args: tuple[Any, ...], 
         if hasattr(found, "reset"):
             found.reset()
         for batch in found:
-            if model is not None and _begins(batch):
+            if model is not None and begins_series(batch):
                 reset(model)
             total = _reduced(total, _checked(task.evaluate(batch, *args, **kwargs), kind, "evaluate"))
         return tree_map(lambda v: v.detach().cpu() if isinstance(v, torch.Tensor) else v, total)
@@ -209,13 +208,6 @@ def _reduced(one: EvalResults, other: EvalResults) -> EvalResults:
 
 def _same(value: T) -> T:
     return value
-
-
-def _begins(batch: Any) -> bool:
-    """Whether recurrent layers forget their state before a batch."""
-    if isinstance(batch, Batch):
-        return batch.window.index.first
-    return not isinstance(batch, Minibatch) or batch.first
 
 
 def _model_of(args: tuple[Any, ...]) -> nn.Module | None:

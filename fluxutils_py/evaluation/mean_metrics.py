@@ -12,9 +12,8 @@ from torch import Tensor
 from fluxutils_py.evaluation.eval_task import EvalTask
 from fluxutils_py.evaluation.results import EvalResults
 from fluxutils_py.nn.parameters import module_of
-from fluxutils_py.training.dataset import as_minibatch
-from fluxutils_py.training.running_metrics import MeanMetric
-from fluxutils_py.training.trainer import n_elements
+from fluxutils_py.training.minibatch import as_minibatch
+from fluxutils_py.training.running_metrics import MeanMetric, n_elements
 from fluxutils_py.tree import tree_map
 
 

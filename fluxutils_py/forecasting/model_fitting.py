@@ -12,11 +12,12 @@ from torch.optim.lr_scheduler import OneCycleLR
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.estimator import Estimator, Spec
-from fluxutils_py.estimator.building import adamw, build_model, make_generator
+from fluxutils_py.estimator.building import build_model, make_generator
 from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.direct_model import DirectModel, recurrent_body
 from fluxutils_py.forecasting.forecast_loss import ForecastLoss
 from fluxutils_py.forecasting.panel_windows import Channels, PanelWindows, WindowArray
+from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 60
 PIECE = 8  # windows of a piece that a long series is cut into, at least

@@ -38,7 +38,7 @@ class SeqLoss:
         self.criterion = criterion
         core = _core(criterion)
         self.classes = isinstance(core, _CLASS_LOSSES) or core in _CLASS_FUNCTIONS
-        self._same_shape = isinstance(core, _SAME_SHAPE) or core in _SAME_SHAPE_FUNCTIONS
+        self._same_shape = needs_equal_shapes(criterion)
         self._reduction = _setting(criterion, "reduction", "mean")
         self.ignore_index: int = _setting(criterion, "ignore_index", -100)
 
@@ -183,6 +183,22 @@ class SeqLoss:
                 "loss(model, xs, ys, ws)"
             )
         return each
+
+
+def needs_equal_shapes(f: Any) -> bool:
+    """Whether a callable is a criterion of torch that compares outputs and targets one by one."""
+    core = _core(f)
+    return isinstance(core, _SAME_SHAPE) or core in _SAME_SHAPE_FUNCTIONS
+
+
+def require_equal_shapes(f: Any, out: Any, y: Any) -> None:
+    """Raise ShapeError if a criterion of torch were to broadcast outputs and targets, such as (B, 1) and (B,)."""
+    if isinstance(out, Tensor) and isinstance(y, Tensor) and out.shape != y.shape and needs_equal_shapes(f):
+        name = getattr(f, "__name__", type(f).__name__)
+        raise ShapeError(
+            f"{name} is given predictions of shape {tuple(out.shape)} and labels of shape {tuple(y.shape)}, which "
+            "torch would broadcast: give both one shape, as labels.unsqueeze(-1) does"
+        )
 
 
 def seqloss(f: Callable[..., Tensor]) -> SeqLoss:

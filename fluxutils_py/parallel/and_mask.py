@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fluxutils_py.parallel.gradients import Gradients, tree_reduce
+from fluxutils_py.parallel.gradients import (
+    Gradients,
+    as_params,
+    require_thread_safe,
+    tree_reduce,
+    value_and_gradient,
+)
+from fluxutils_py.parallel.threads import Threads
 
-__all__ = ["maskedgrad", "signalign"]
+__all__ = ["igradient", "maskedgrad", "signalign"]
 
 
 def signalign(xs: Sequence[Any], tau: float) -> Tensor | None:
@@ -55,3 +63,35 @@ def maskedgrad(grads: Sequence[Sequence[Any]], tau: float) -> Gradients:
     if len(grads) == 1:
         return tuple(grads[0])
     return tuple(signalign(of_one, tau) for of_one in zip(*grads, strict=True))
+
+
+def igradient(
+    loss: Callable[..., Tensor],
+    params: nn.Module | Iterable[Tensor],
+    samples: Sequence[tuple[Any, ...]],
+    tau: float = 0.5,
+    *,
+    threads: Threads | None = None,
+) -> tuple[float, Gradients]:
+    """Mean of a loss over several environments, and that part of its gradient which they agree on.
+
+    Parameters
+    ----------
+    loss, params, threads
+        As for :func:`fluxutils_py.parallel.gradients.pgradient`.
+    samples : sequence of tuples
+        One per environment; they weigh alike, whatever their sizes.
+    tau : float
+        See :func:`signalign`.
+
+    Notes
+    -----
+    Source: ``igradient`` of PrayTools.jl; Parascandolo et al. (2020), arXiv:2009.00329.
+    """
+    tensors, samples = as_params(params), list(samples)
+    if len(samples) > 1:
+        require_thread_safe(params)
+    with nullcontext(threads) if threads else Threads(max(1, len(samples))) as at_work:
+        parts = at_work.map(lambda sample: value_and_gradient(loss(*sample), tensors), samples, idempotent=True)
+    gradients = maskedgrad([gradient for _, gradient in parts], tau)
+    return tree_reduce([value for value, _ in parts], float.__add__) / len(parts), gradients

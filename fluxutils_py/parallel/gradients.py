@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.data.parts import dividebatch
+from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.parallel.threads import Threads
 
 __all__ = ["paralelization_stats", "parallelization_stats", "pgradient", "tgradient"]
 
 T = TypeVar("T")
 Gradients = tuple[Tensor | None, ...]
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def tree_reduce(items: Sequence[T], op: Callable[[T, T], T]) -> T:
@@ -42,8 +44,11 @@ def tree_reduce(items: Sequence[T], op: Callable[[T, T], T]) -> T:
     return op(tree_reduce(items[:half], op), tree_reduce(items[half:], op)) if half else items[0]
 
 
-def add_gradients(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Gradients:
-    """New tensors, the sums for each parameter; None counts as zero. Source: ``addgrad!`` of PrayTools.jl."""
+def addgrad(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Gradients:
+    """The sums of two gradients, parameter by parameter, as new tensors; None counts as zero.
+
+    Source: ``addgrad!`` of PrayTools.jl, which changes the first.
+    """
     return tuple(g if h is None else h if g is None else g + h for g, h in zip(a, b, strict=True))
 
 
@@ -87,7 +92,7 @@ def value_and_gradient(loss: Any, params: Sequence[Tensor]) -> tuple[float, Grad
 
 def sum_gradients(parts: Sequence[tuple[float, Gradients]]) -> tuple[float, Gradients]:
     """Losses and gradients, each summed by :func:`tree_reduce`."""
-    return tree_reduce(parts, lambda a, b: (a[0] + b[0], add_gradients(a[1], b[1])))
+    return tree_reduce(parts, lambda a, b: (a[0] + b[0], addgrad(a[1], b[1])))
 
 
 def pgradient(
@@ -120,11 +125,17 @@ def pgradient(
     gradients : tuple of Tensor or None
         One per parameter; None for those that the loss does not depend on.
 
+    Raises
+    ------
+    ValueError
+        If several threads would change the model at once: its recurrent state, or the statistics of batch
+        normalisation. Only a module given as ``params`` can be looked at; such models train with
+        ``Estimator(n_jobs=...)``.
+
     Notes
     -----
-    Random numbers (dropout) are reproducible, but not those that one thread draws: see :class:`Threads`. What a model
-    changes as it runs (a recurrent state, statistics of batches) all threads change at once: such models train with
-    ``Estimator(n_jobs=...)``. Source: ``pgradient`` of PrayTools.jl, which takes the plain mean.
+    Random numbers (dropout) are reproducible, but not those that one thread draws: see :class:`Threads`. Source:
+    ``pgradient`` of PrayTools.jl, which takes the plain mean.
 
     Examples
     --------
@@ -135,7 +146,7 @@ def pgradient(
     >>> [tuple(g.shape) for g in grads]
     [(1, 2), (1,)]
     """
-    samples, params = list(samples), as_params(params)
+    samples, params_or_model, params = list(samples), params, as_params(params)
     if not samples:
         raise ValueError("there are no samples to compute a gradient of")
     shares = [1.0] * len(samples) if weights is None else [float(w) for w in weights]
@@ -150,6 +161,8 @@ def pgradient(
         value = loss(*sample)
         return value_and_gradient(value if share == total else value * (share / total), params)
 
+    if len(samples) > 1:
+        require_thread_safe(params_or_model)
     with nullcontext(threads) if threads else Threads(len(samples)) as at_work:
         return sum_gradients(at_work.map(leaf, list(zip(samples, shares, strict=True)), idempotent=True))
 
@@ -158,24 +171,49 @@ def tgradient(
     loss: Callable[..., Tensor],
     params: nn.Module | Iterable[Tensor],
     preparesamples: Callable[[], tuple[Any, ...]],
-    n: int,
+    n: int | None = None,
     *,
     threads: Threads | None = None,
 ) -> tuple[float, Gradients]:
     """As :func:`pgradient`, of ``n`` samples that the threads prepare themselves; all weigh alike.
 
-    ``preparesamples()`` is called in every thread and must be thread-safe. What it draws from torch's default generator
-    is the same in every run; a NumPy generator that the threads share is not.
-    Source: ``tgradient`` of PrayTools.jl.
+    By default there are as many as torch has threads. ``preparesamples()`` is called in every thread and must be
+    thread-safe. What it draws from torch's default generator is the same in every run; a NumPy generator that the
+    threads share is not. Source: ``tgradient`` of PrayTools.jl.
     """
-    params = as_params(params)
-
-    def leaf(_: int) -> tuple[float, Gradients]:
-        value = loss(*preparesamples())
-        return value_and_gradient(value if n == 1 else value * (1 / n), params)
-
+    n = (threads.n if threads else torch.get_num_threads()) if n is None else n
     with nullcontext(threads) if threads else Threads(n) as at_work:
-        return sum_gradients(at_work.map(leaf, range(n)))
+        return pgradient(loss, params, at_work.map(lambda _: preparesamples(), range(n)), threads=at_work)
+
+
+def require_thread_safe(model: Any, way_out: str = "use one thread, or Estimator(n_jobs=...)") -> None:
+    """Raise ValueError if a module changes itself as it runs, which several threads would do at once.
+
+    Parameters
+    ----------
+    model : Any
+        What is no module is not looked at.
+    way_out : str
+        For the message.
+    """
+    if not isinstance(model, nn.Module):
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, Recur):
+            raise ValueError(
+                f"{name!r} ({type(module).__name__}) carries a state, which threads cannot share: {way_out}"
+            )
+    require_no_batch_norm(model, "threads", f"{way_out}; or take nn.LayerNorm or nn.GroupNorm")
+
+
+def require_no_batch_norm(model: nn.Module, workers: str, way_out: str) -> None:
+    """Raise ValueError if a model in training mode normalises over the batch, which is divided over workers."""
+    for name, module in model.named_modules():
+        if isinstance(module, BATCH_NORMS) and module.training:
+            raise ValueError(
+                f"{name!r} ({type(module).__name__}) normalises over the whole minibatch, which is divided over "
+                f"{workers}: {way_out}"
+            )
 
 
 def as_params(params: nn.Module | Iterable[Tensor]) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, count, islice
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,34 +15,10 @@ from torch import Tensor
 from fluxutils_py.data import BackgroundDataLoader
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.training.generator_state import get_generator_state, set_generator_state, start_epoch_order
-from fluxutils_py.training.tensor_batches import Batch
+from fluxutils_py.training.minibatch import Minibatch, as_minibatch, as_tuple
 from fluxutils_py.training.triggers import at_least
 
 __all__ = ["Dataset"]
-
-
-@dataclass(frozen=True, slots=True)
-class Minibatch:
-    """What a dataset gives for one step.
-
-    Attributes
-    ----------
-    inputs, labels : tuple of Tensor
-        Always tuples, also of one. Labels may be none.
-    spec : hashable or anything with a repr, optional
-        What kind of batch it is, for models that treat kinds apart. A :class:`Trainer` keeps one executor for each.
-    weight : float or Tensor, optional
-        How much the batch counts in means over several, or what its cells weigh (0: not at all); the latter can be
-        broadcast to an unreduced loss.
-    first : bool
-        Whether recurrent layers forget their state before it.
-    """
-
-    inputs: tuple[Any, ...]
-    labels: tuple[Any, ...] = ()
-    spec: Any = None
-    weight: float | Tensor | None = None
-    first: bool = True
 
 
 @runtime_checkable
@@ -55,7 +31,7 @@ class Dataset(Protocol):
     """
 
     name: str
-    spec: Any
+    kind: Any
 
     def __iter__(self) -> Iterator[Minibatch]: ...
 
@@ -82,44 +58,7 @@ def iterate_from(batches: Iterable[Any], done: int) -> Iterator[Any]:
     return rest
 
 
-def as_minibatch(item: Any, spec: Any = None) -> Minibatch:
-    """A :class:`Minibatch` of what an iterable gives.
-
-    Parameters
-    ----------
-    item : Minibatch, Batch, Tensor, tuple or list
-        A pair is inputs and labels, a triple inputs, labels and weight, each of the first two a tensor or a tuple of
-        them; anything else, such as a tensor or a mapping, is an input without labels. Windows
-        (:class:`fluxutils_py.training.Batch`) carry state from one to the next.
-
-    Raises
-    ------
-    DataError
-        For windows with ``overlap`` or ``burn_in``, which need a :class:`WindowStep`, or a tuple of another length.
-    """
-    if isinstance(item, Minibatch):
-        return item
-    if isinstance(item, Batch):
-        place = item.window.index
-        if place.n_overlap or place.next_start is not None or not place.has_loss:
-            raise DataError("windows with overlap or burn_in need a WindowStep, which an Estimator trains with")
-        weight = item.window.n_live if item.w is None else item.w
-        return Minibatch(_tuple(item.x), _tuple(item.y), spec, weight, place.first)
-    if not isinstance(item, tuple | list):
-        return Minibatch((item,), (), spec)
-    if len(item) not in (1, 2, 3):
-        raise DataError(
-            f"a batch is (inputs,), (inputs, labels) or (inputs, labels, weight), got {len(item)} things; put several "
-            "inputs or labels into tuples of their own"
-        )
-    return Minibatch(_tuple(item[0]), _tuple(item[1]) if len(item) > 1 else (), spec, item[2] if item[2:] else None)
-
-
-def _tuple(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
-
-
-def as_dataset(data: Any, name: str | None = None, spec: Any = None) -> Dataset:
+def as_dataset(data: Any, name: str | None = None, kind: Any = None) -> Dataset:
     """``data`` as a :class:`Dataset`; itself if it is one.
 
     Parameters
@@ -128,10 +67,10 @@ def as_dataset(data: Any, name: str | None = None, spec: Any = None) -> Dataset:
         Of what :func:`as_minibatch` takes: a list, a ``torch.utils.data.DataLoader``, :class:`TensorBatches`.
     name : str, optional
         By default that of its class.
-    spec : hashable, optional
+    kind : hashable, optional
         Of all its batches that have none.
     """
-    return data if isinstance(data, Dataset) else _IterableDataset(data, name or type(data).__name__, spec)
+    return data if isinstance(data, Dataset) else _IterableDataset(data, name or type(data).__name__, kind)
 
 
 class _DerivedDataset:
@@ -139,7 +78,7 @@ class _DerivedDataset:
 
     def __init__(self, source: Any, name: str | None = None) -> None:
         self.source = as_dataset(source)
-        self.name, self.spec = name or self.source.name, self.source.spec
+        self.name, self.kind = name or self.source.name, self.source.kind
 
     def reset(self) -> None:
         self.source.reset()
@@ -155,11 +94,11 @@ class _DerivedDataset:
 class _IterableDataset:
     """Any iterable. What its order may come from, torch's default generator and its own, is noted as a pass begins."""
 
-    def __init__(self, data: Any, name: str, spec: Any) -> None:
+    def __init__(self, data: Any, name: str, kind: Any) -> None:
         if not isinstance(data, Iterable):
             raise TypeError(f"a dataset is something to iterate over, got {type(data).__name__}")
         self.data: Any = data
-        self.name, self.spec = name, spec
+        self.name, self.kind = name, kind
         self._spent = False
         self._began: dict[str, Any] | None = None  # generators at the beginning of the last pass
 
@@ -192,7 +131,7 @@ class _IterableDataset:
     def _minibatches(self, rest: Iterator[Any]) -> Iterator[Minibatch]:
         for item in rest:
             found = as_minibatch(item)
-            yield found if found.spec is not None or self.spec is None else replace(found, spec=self.spec)
+            yield found if found.kind is not None or self.kind is None else replace(found, kind=self.kind)
 
     def reset(self) -> None:
         """Nothing to do: each pass begins anew."""
@@ -269,7 +208,7 @@ class Map(_DerivedDataset):
             yield from ahead
 
     def _one(self, batch: Minibatch) -> Minibatch:
-        return as_minibatch(self.fn(batch), batch.spec)
+        return as_minibatch(self.fn(batch), batch.kind)
 
 
 class ReadAhead(_DerivedDataset):
@@ -307,7 +246,7 @@ class InMemory:
         Leave out a last batch that is smaller.
     random_state : int or numpy.random.Generator, optional
         Where the orders come from.
-    spec, name
+    kind, name
         As in :class:`Dataset`.
 
     Raises
@@ -331,13 +270,13 @@ class InMemory:
         infinite: bool = False,
         drop_last: bool = False,
         random_state: Any = None,
-        spec: Any = None,
+        kind: Any = None,
         name: str = "in memory",
     ) -> None:
-        self.inputs = tuple(torch.as_tensor(v) for v in _tuple(inputs))
-        self.labels = tuple(torch.as_tensor(v) for v in _tuple(labels))
+        self.inputs = tuple(torch.as_tensor(v) for v in as_tuple(inputs))
+        self.labels = tuple(torch.as_tensor(v) for v in as_tuple(labels))
         self.batchsize, self.shuffle, self.infinite = at_least(batchsize, 1, "batchsize"), shuffle, infinite
-        self.drop_last, self.spec, self.name = drop_last, spec, name
+        self.drop_last, self.kind, self.name = drop_last, kind, name
         self.rng = np.random.default_rng(random_state)
         sizes = [len(v) for v in (*self.inputs, *self.labels)]
         if not sizes or len(set(sizes)) > 1 or not sizes[0]:
@@ -361,7 +300,7 @@ class InMemory:
     def skip(self, n: int) -> Iterator[Minibatch]:
         self._began = start_epoch_order(self.rng, self._began, n)
         for chosen in islice(self._choices(), n, None):
-            yield Minibatch(tuple(v[chosen] for v in self.inputs), tuple(v[chosen] for v in self.labels), self.spec)
+            yield Minibatch(tuple(v[chosen] for v in self.inputs), tuple(v[chosen] for v in self.labels), self.kind)
 
     def _choices(self) -> Iterator[Any]:
         """Which examples are in each batch."""

@@ -13,7 +13,7 @@ from torch import nn
 from fluxutils_py.nn.losses import Loss
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.loop import Loop
-from fluxutils_py.training.tensor_batches import Batch
+from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.window_step import evaluate_windows
 
 
@@ -28,7 +28,9 @@ class Validation:
 
     name, priority, collective = "validation", -30, True
 
-    def __init__(self, model: nn.Module, loss: Loss, batches: Iterable[Batch], comm: RankGroup | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, batches: Iterable[Minibatch], comm: RankGroup | None = None
+    ) -> None:
         self.model, self.loss, self.batches, self.ranks = model, loss, batches, comm
 
     def on_epoch(self, loop: Loop) -> None:

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.data.parts import dividebatch
-from fluxutils_py.parallel import Threads
-from fluxutils_py.parallel.and_mask import maskedgrad
-from fluxutils_py.parallel.gradients import (
-    Gradients,
-    as_params,
-    parallelization_stats,
-    pgradient,
-    tgradient,
-    tree_reduce,
-    value_and_gradient,
-)
+from fluxutils_py.data.parts import array_split_slice, dividebatch
+from fluxutils_py.parallel import RankGroup, Threads
+from fluxutils_py.parallel.and_mask import igradient
+from fluxutils_py.parallel.gradients import as_params, parallelization_stats, pgradient
 from fluxutils_py.training.adapters import cb as as_cb
 from fluxutils_py.training.adapters import cby as as_cby
+from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
 from fluxutils_py.training.loop import Loop
-from fluxutils_py.training.step_info import StepInfo
+from fluxutils_py.training.make_optimizer import make_optimizer
+from fluxutils_py.training.sharding import n_observations, shard
 
 __all__ = ["autotrain", "itrain", "ptrain", "train", "ttrain"]
 
 Loss = Callable[..., Tensor]
 Params = nn.Module | Iterable[Tensor]
 Sample = tuple[Any, ...]
-Call = Callable[[], Any]
 
 
 def train(
@@ -42,26 +35,29 @@ def train(
     opt: Any,
     iterations: int,
     *,
-    cb: Call | Sequence[Call] = (),
-    cby: Callable[[float], Any] | None = None,
+    axis: int = 0,
+    **settings: Any,
 ) -> None:
     """Train: at each iteration prepare a minibatch, compute the gradient of its loss, and let the optimizer step.
 
     Parameters
     ----------
     loss : callable
-        ``loss(*sample)`` gives a scalar tensor.
+        ``loss(*sample)`` gives a scalar tensor, a mean over observations.
     params : nn.Module or iterable of Tensor
-        What to train.
+        What to train. Recurrent layers are reset and truncated only if it is the module.
     preparesamples : callable
         Returns the arguments of ``loss`` as a tuple. ``StopIteration`` ends training; a
         :class:`fluxutils_py.data.BackgroundDataLoader` will do.
     opt : torch.optim.Optimizer, or a class or callable that makes one of the parameters
+        None: ``AdamW``.
     iterations : int
-    cb : callable without arguments, or sequence of such
-        Called after each update. :class:`StopTraining` ends training.
-    cby : callable, optional
-        Called after each update, and after ``cb``, with the loss.
+    axis : int
+        Of the observations, along which several ranks divide a minibatch.
+    **settings
+        ``cb``: a function without arguments, or a sequence of such, called after each iteration;
+        :class:`StopTraining` ends training. ``cby``: called after ``cb`` with the loss. ``comm``, ``batches``,
+        ``clip``, ``accumulate``, ``stateful``: as for :class:`GradientStep`.
 
     Raises
     ------
@@ -83,8 +79,12 @@ def train(
     >>> len(losses), losses[-1] < losses[0]
     (300, True)
     """
-    params = as_params(params)
-    _run(lambda: value_and_gradient(loss(*as_sample(preparesamples())), params), params, opt, iterations, cb, cby)
+
+    def compute(sample: Sample) -> BatchLoss:
+        return BatchLoss(loss(*sample), n_observations(sample, axis) or 1)
+
+    divide = partial(shard, axis=axis)
+    _run(compute, divide, params, lambda: as_sample(preparesamples()), opt, iterations, **settings)
 
 
 def ptrain(
@@ -95,9 +95,8 @@ def ptrain(
     iterations: int,
     *,
     bs: int | str | None = "auto",
-    axis: int | str = 0,
-    cb: Call | Sequence[Call] = (),
-    cby: Callable[[float], Any] | None = None,
+    axis: int = 0,
+    **settings: Any,
 ) -> None:
     """:func:`train`, with each minibatch divided over threads.
 
@@ -106,7 +105,7 @@ def ptrain(
 
     Parameters
     ----------
-    loss, params, preparesamples, opt, iterations, cb, cby
+    loss, params, preparesamples, opt, iterations, **settings
         As for :func:`train`. ``preparesamples`` gives the whole minibatch and is called in one thread, the caller's.
     bs : int, "auto" or None
         How many parts, each with a thread. "auto": as many as torch has threads. None: ``preparesamples`` returns a
@@ -119,17 +118,18 @@ def ptrain(
     Parts count by their number of observations. About random numbers and models that change as they run, see
     :func:`fluxutils_py.parallel.pgradient`. Source: ``ptrain!`` of PrayTools.jl, which takes plain means.
     """
-    params = as_params(params)
     n = torch.get_num_threads() if bs is None or bs == "auto" else int(bs)
 
-    def one() -> tuple[float, Gradients]:
-        minibatch = preparesamples()
-        samples = minibatch if bs is None else dividebatch(n, *as_sample(minibatch), axis=axis)
-        sizes = [math.prod(np.shape(sample[0])) for sample in samples]  # in proportion to the observations
-        return pgradient(loss, params, samples, sizes, threads=threads)
+    def compute(minibatch: Any) -> BatchLoss:
+        samples = minibatch if bs is None else dividebatch(n, *minibatch, axis=axis)
+        sizes = [n_observations(sample, axis) or 1 for sample in samples]
+        value, gradients = pgradient(loss, params, samples, sizes, threads=threads)
+        return BatchLoss(value, sum(sizes), gradients=gradients)
 
+    divide = share_samples if bs is None else partial(shard, axis=axis)
+    prepare = preparesamples if bs is None else lambda: as_sample(preparesamples())
     with Threads(n) as threads:
-        _run(one, params, opt, iterations, cb, cby)
+        _run(compute, divide, params, prepare, opt, iterations, **settings)
 
 
 def ttrain(
@@ -140,31 +140,34 @@ def ttrain(
     iterations: int,
     *,
     n: int | None = None,
-    cb: Call | Sequence[Call] = (),
-    cby: Callable[[float], Any] | None = None,
+    **settings: Any,
 ) -> None:
     """:func:`train` on the mean over ``n`` samples, each prepared in a thread of its own.
 
     Parameters
     ----------
-    loss, params, opt, iterations, cb, cby
+    loss, params, opt, iterations, **settings
         As for :func:`train`.
     preparesamples : callable
         Returns the sample of one thread. It is called in several at a time and must be thread-safe; the numbers that it
         draws from torch's default generator are the same in every run.
     n : int, optional
-        How many threads; by default as many as torch has.
+        How many threads; by default as many as torch has. Several ranks with the same batches divide the samples.
 
     Notes
     -----
     Source: ``ttrain!`` of PrayTools.jl.
     """
-    params = as_params(params)
+
+    def prepare() -> tuple[Sample, ...]:
+        return tuple(threads.map(lambda _: as_sample(preparesamples()), range(threads.n)))
+
+    def compute(samples: Sequence[Sample]) -> BatchLoss:
+        value, gradients = pgradient(loss, params, samples, threads=threads)
+        return BatchLoss(value, len(samples), gradients=gradients)
+
     with Threads(torch.get_num_threads() if n is None else n) as threads:
-        _run(
-            lambda: tgradient(loss, params, lambda: as_sample(preparesamples()), threads.n, threads=threads),
-            *(params, opt, iterations, cb, cby),
-        )
+        _run(compute, share_samples, params, prepare, opt, iterations, **settings)
 
 
 def itrain(
@@ -175,15 +178,14 @@ def itrain(
     iterations: int,
     *,
     tau: float = 0.5,
-    cb: Call | Sequence[Call] = (),
-    cby: Callable[[float], Any] | None = None,
+    **settings: Any,
 ) -> None:
     """:func:`train` on several environments, of whose gradients only that counts which they agree on (AND-mask).
 
     Parameters
     ----------
-    loss, params, opt, iterations, cb, cby
-        As for :func:`train`.
+    loss, params, opt, iterations, **settings
+        As for :func:`train`. Several ranks are given the same environments, and each computes all of them.
     preparesamples : callable
         Returns one sample per environment, as a tuple of tuples. Environments weigh alike, whatever their sizes.
     tau : float
@@ -193,17 +195,18 @@ def itrain(
     -----
     Source: ``itrain!`` of PrayTools.jl; Parascandolo et al. (2020), arXiv:2009.00329.
     """
-    params = as_params(params)
+    if settings.get("batches", "same") != "same":
+        raise ValueError("itrain needs the same environments on every rank: leave out batches=")
 
-    def one() -> tuple[float, Gradients]:
-        found = threads.map(
-            lambda sample: value_and_gradient(loss(*as_sample(sample)), params), preparesamples(), idempotent=True
-        )
-        values, grads = zip(*found, strict=True)
-        return tree_reduce(values, float.__add__) / len(values), maskedgrad(grads, tau)
+    def prepare() -> tuple[Sample, ...]:
+        return tuple(as_sample(sample) for sample in preparesamples())
+
+    def compute(samples: Sequence[Sample]) -> BatchLoss:
+        value, gradients = igradient(loss, params, samples, tau, threads=threads)
+        return BatchLoss(value, gradients=gradients)
 
     with Threads(torch.get_num_threads()) as threads:
-        _run(one, params, opt, iterations, cb, cby)
+        _run(compute, lambda samples, rank, size: samples, params, prepare, opt, iterations, **settings)
 
 
 def autotrain(
@@ -217,15 +220,15 @@ def autotrain(
     steps: int = 10,
     try_parts: Sequence[int] | None = None,
     stats: Sequence[dict[str, Any]] | None = None,
-    axis: int | str = 0,
-    cb: Call | Sequence[Call] = (),
-    cby: Callable[[float], Any] | None = None,
+    axis: int = 0,
+    comm: Any = "auto",
+    **settings: Any,
 ) -> None:
-    """:func:`ptrain` in as many parts as are found to be fastest.
+    """:func:`ptrain` in as many parts as are found to be fastest; on rank 0, if there are several.
 
     Parameters
     ----------
-    loss, params, opt, iterations, axis, cb, cby
+    loss, params, opt, iterations, axis, comm, **settings
         As for :func:`ptrain`.
     prepare_minibatch, minibatch_size, steps, try_parts
         As for :func:`fluxutils_py.parallel.parallelization_stats`. One minibatch is prepared for it.
@@ -236,14 +239,16 @@ def autotrain(
     -----
     Source: ``autotrain!`` of PrayTools.jl.
     """
-    params = as_params(params)
+    ranks = RankGroup.from_comm(comm, "training")
     if stats is None:
-        stats = parallelization_stats(loss, params, prepare_minibatch, minibatch_size, steps, try_parts, axis=axis)
-    parts = min(stats, key=lambda row: row["time"])["parts"]
-    ptrain(loss, params, prepare_minibatch, opt, iterations, bs=parts, axis=axis, cb=cb, cby=cby)
+        measure = partial(parallelization_stats, steps=steps, try_parts=try_parts, axis=axis)
+        stats = ranks.guard(measure, loss, params, prepare_minibatch, minibatch_size)
+    with ranks:
+        parts = ranks.allgather(stats and min(stats, key=lambda row: row["time"])["parts"])[0]
+        ptrain(loss, params, prepare_minibatch, opt, iterations, bs=parts, axis=axis, comm=ranks, **settings)
 
 
-def as_sample(found: Any) -> Sample:
+def as_sample(sample: Any) -> Sample:
     """What a user's function has prepared, if it is a sample.
 
     Raises
@@ -251,55 +256,57 @@ def as_sample(found: Any) -> Sample:
     TypeError
         If it is no tuple.
     """
-    if not isinstance(found, tuple | list):
+    if not isinstance(sample, tuple | list):
         raise TypeError(
             f"preparesamples must return the arguments of loss as a tuple, such as (x, y) or (x,); it returned a "
-            f"{type(found).__name__}"
+            f"{type(sample).__name__}"
         )
-    return tuple(found)
+    return tuple(sample)
+
+
+def share_samples(samples: Sequence[Sample], rank: int, size: int) -> Sequence[Sample] | None:
+    """A rank's share of the samples that make up a minibatch."""
+    return samples[array_split_slice(len(samples), size, rank)] or None
 
 
 def _run(
-    gradients: Callable[[], tuple[float, Gradients]],
-    params: list[Tensor],
+    compute: Callable[[Any], BatchLoss],
+    divide: Callable[[Any, int, int], Any],
+    params: Params,
+    prepare: Callable[[], Any],
     opt: Any,
     iterations: int,
-    cb: Call | Sequence[Call],
-    cby: Callable[[float], Any] | None,
+    *,
+    cb: Callable[[], Any] | Sequence[Callable[[], Any]] = (),
+    cby: Callable[[float], Any] | None = None,
+    **settings: Any,
 ) -> None:
-    """Let the optimizer step on one gradient after another."""
-    optimizer = opt if isinstance(opt, torch.optim.Optimizer) else opt([p for p in params if p.requires_grad])
-
-    def step(found: tuple[float, Gradients]) -> StepInfo:
-        value, grads = found
-        largest = max((float(torch.linalg.vector_norm(g.to_dense())) for g in grads if g is not None), default=0.0)
-        for what, number in (("loss", value), ("gradient norm", largest)):
-            if not math.isfinite(number):
-                raise FloatingPointError(
-                    f"{what} is {number} at iteration {loop.step + 1}; the parameters are as before it. Lower the "
-                    "learning rate, or look for extreme values in the samples"
-                )
-        for p, g in zip(params, grads, strict=True):
-            p.grad = g
-        optimizer.step()
-        for p in params:
-            p.grad = None
-        return StepInfo(value)
-
-    loop = Loop(step)
+    """Let the optimizer step on one minibatch after another."""
+    model, tensors = params if isinstance(params, nn.Module) else None, as_params(params)
+    optimizer = make_optimizer(opt, [p for p in tensors if p.requires_grad])
+    step = GradientStep(
+        compute,
+        optimizer,
+        model,
+        tensors,
+        shard=divide,
+        describe=lambda sample: f" at iteration {loop.step + 1}",
+        **settings,
+    )
+    loop = Loop(step, step.ranks)
     for call in (cb,) if callable(cb) else cb:
         loop.hooks.attach(as_cb(call))
     if cby is not None:
         loop.hooks.attach(as_cby(cby))
-    loop.run_steps(_calls(gradients, loop), iterations)
+    loop.on_epoch("flush", lambda loop: step.flush())
+    loop.run_epochs(islice(_samples(prepare), iterations), 1)
 
 
-def _calls(fn: Callable[[], Any], loop: Loop) -> Iterator[Any]:
-    """What a function returns, call after call, until it raises StopIteration: then the run ends too."""
+def _samples(prepare: Callable[[], Any]) -> Iterator[Any]:
+    """What a function returns, call after call, until it raises StopIteration."""
     while True:
         try:
-            found = fn()
+            sample = prepare()
         except StopIteration:
-            loop.stop()
             return
-        yield found
+        yield sample

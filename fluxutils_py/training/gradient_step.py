@@ -15,8 +15,9 @@ from fluxutils_py.nn.vectors import dense_gradients
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.gradient_vector import GradientVector
-from fluxutils_py.parallel.gradients import Gradients, as_scalar, require_gradient
-from fluxutils_py.training.pending_loss import PendingLoss
+from fluxutils_py.parallel.gradients import Gradients, as_scalar, require_gradient, require_no_batch_norm
+from fluxutils_py.training.minibatch import begins_series
+from fluxutils_py.training.pending_loss import PendingLoss, supports_found_inf
 from fluxutils_py.training.sharding import digest, shard
 from fluxutils_py.training.step_info import StepInfo
 
@@ -177,19 +178,10 @@ class GradientStep:
             for layer in self._layers:
                 layer.reset()
         try:
-            found = self._alone(batch) if self.ranks.is_single else self._with_ranks(batch)
-            if found is None:
-                return None
-            loss, n_live = found
-            if not n_live:
-                return StepInfo(None, 0)
-            if self.accumulate > 1:
-                self._norm(batch, loss)
-                self._accumulate(n_live)
-                if self._n_waiting < self.accumulate:
-                    return StepInfo(loss, n_live)
-            norm = self._update(batch, loss)
-            return StepInfo(self._pending(loss, norm, batch) if self.defer else loss, n_live)
+            if self.ranks.is_single:
+                return self._learn(batch, self._alone(batch))
+            with self.ranks.step(lambda: self(None)):
+                return self._learn(batch, self._with_ranks(batch))
         finally:
             self._clear_gradients()
             for layer in self._layers:
@@ -203,11 +195,32 @@ class GradientStep:
             finally:
                 self._clear_gradients()
 
+    def finish_epoch(self) -> None:
+        """At the end of a pass over the data: :meth:`flush`; the next pass begins with a state of zero."""
+        self.flush()
+        for layer in self._layers:
+            layer.reset()
+
     def discard(self) -> None:
         """After an error: forget gradients that are waiting."""
         self._n_waiting, self._live_waiting = 0, 0.0
         self._not_finite.zero_()
         self._clear_gradients()
+
+    def _learn(self, batch: Any, found: tuple[Any, float] | None) -> StepInfo | None:
+        """The update, once loss and gradient of the whole batch are there."""
+        if found is None:
+            return None
+        loss, n_live = found
+        if not n_live:
+            return StepInfo(None, 0)
+        if self.accumulate > 1:
+            self._norm(batch, loss)
+            self._accumulate(n_live)
+            if self._n_waiting < self.accumulate:
+                return StepInfo(loss, n_live)
+        norm = self._update(batch, loss)
+        return StepInfo(self._pending(loss, norm, batch) if self.defer else loss, n_live)
 
     def _alone(self, batch: Any) -> tuple[Any, float] | None:
         """Loss and number of data; the gradient is then in the vector."""
@@ -373,9 +386,14 @@ class GradientStep:
     def _synchronize(self) -> None:
         """Begin with the parameters and buffers of rank 0."""
         self._synchronized = True
-        self.ranks.require_equal({"the shapes of the parameters": [tuple(p.shape) for p in self.params]})
-        buffers = [] if self.model is None else list(self.model.buffers())
-        self.ranks.broadcast([*(p.detach() for p in self.params), *buffers])
+        named = {f"parameter {i}": p for i, p in enumerate(self.params)}
+        if self.model is not None:
+            named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+            if self._shard is not None:
+                self.ranks.guard(
+                    require_no_batch_norm, self.model, "ranks", "set batches='per_rank', or take nn.LayerNorm"
+                )
+        self.ranks.broadcast_parameters({name: t.detach() for name, t in named.items()})
 
     def state_dict(self) -> dict[str, Any]:
         """The gradients that are waiting, and the number of updates, as plain data."""
@@ -391,17 +409,3 @@ class GradientStep:
             self._n_waiting, self._live_waiting, total, layouts = state["waiting"]
             self._sum.copy_(total)
             self._layouts = list(layouts)
-
-
-def begins_series(batch: Any, stateful: bool) -> bool:
-    """Whether recurrent layers forget their state before a batch: as its ``first`` says, else unless ``stateful``."""
-    first = getattr(batch, "first", None)
-    return first if isinstance(first, bool) else not stateful
-
-
-def supports_found_inf(optimizer: torch.optim.Optimizer | None) -> bool:
-    """Whether an optimizer does nothing in a step that is told, on the device, that something is not finite."""
-    return bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and all(
-        group.get("fused")
-        for group in optimizer.param_groups  # type: ignore[union-attr]  # None has no attribute
-    )

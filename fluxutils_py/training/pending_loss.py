@@ -43,3 +43,11 @@ class PendingLoss:
             self._check(self._value, *others)
             self._check = None
         return self._value
+
+
+def supports_found_inf(optimizer: torch.optim.Optimizer | None) -> bool:
+    """Whether an optimizer does nothing in a step that is told, on the device, that something is not finite."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and all(
+        group.get("fused")
+        for group in optimizer.param_groups  # type: ignore[union-attr]  # None has no attribute
+    )

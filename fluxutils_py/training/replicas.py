@@ -15,8 +15,8 @@ from fluxutils_py.nn.model_windows import replica, takes_windows
 from fluxutils_py.nn.recurrent import Memory
 from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.parallel import Threads
-from fluxutils_py.parallel.gradients import Gradients, sum_gradients, value_and_gradient
-from fluxutils_py.training.tensor_batches import Batch
+from fluxutils_py.parallel.gradients import Gradients, require_no_batch_norm, sum_gradients, value_and_gradient
+from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.window_loss import window_loss
 
 SIMPLE_TYPES = frozenset({bool, int, float, str, type(None)})
@@ -62,7 +62,7 @@ class Replicas:
         self._params = list(model.parameters())
         self._models: list[nn.Module] = []  # made for the first window
 
-    def gradient(self, batch: Batch, ws: Tensor | None) -> tuple[float, Gradients]:
+    def gradient(self, batch: Minibatch, ws: Tensor | None) -> tuple[float, Gradients]:
         """The loss over a window and its gradient, by parameter; the state of the model moves on, detached.
 
         Raises
@@ -92,7 +92,7 @@ class Replicas:
                 reset(model)  # and let go of the graph
         return sum_gradients(found)
 
-    def _divide(self, batch: Batch, ws: Tensor | None) -> list[_Part]:
+    def _divide(self, batch: Minibatch, ws: Tensor | None) -> list[_Part]:
         xs, ys = (v if isinstance(v, tuple) else (v,) for v in (batch.x, batch.y))
         chunks = dividebatch(self.threads.n, *xs, *ys, *(() if ws is None else (ws,)), axis=1)
         memories = [layer.memory() for layer in self._layers[0]]
@@ -103,7 +103,8 @@ class Replicas:
             series = slice(begin, begin + x[0].shape[1])
             begin = series.stop
             x, y = (own if isinstance(v, tuple) else own[0] for own, v in ((x, batch.x), (y, batch.y)))
-            parts.append(_Part(i, series, x, y, w, batch.window.index.n_overlap, memories, divisors))
+            n_overlap = 0 if batch.index is None else batch.index.n_overlap
+            parts.append(_Part(i, series, x, y, w, n_overlap, memories, divisors))
         return parts
 
     def _compute(self, part: _Part) -> tuple[float, Gradients]:
@@ -127,23 +128,17 @@ class Replicas:
 
     # -- replicas ------------------------------------------------------------------------------------
 
-    def _build(self, batch: Batch) -> None:
+    def _build(self, batch: Minibatch) -> None:
         if isinstance(self.loss, SeqLoss):  # threads would try it out all at once
             takes_windows(self.model, batch.x if isinstance(batch.x, tuple) else (batch.x,))
         self._models = [self.model, *(replica(self.model) for _ in range(1, self.threads.n))]
         self._layers = [recurrent_layers(model) for model in self._models]
         self._modules = list(zip(*(model.modules() for model in self._models), strict=True))
-        self._names = {id(module): name for name, module in self.model.named_modules()}
 
     def _follow(self) -> None:
         """Have the replicas do as the model does now: a hook may have changed a dropout rate, or frozen a layer."""
+        require_no_batch_norm(self.model, "threads", "train with n_jobs=1, or take nn.LayerNorm or nn.GroupNorm")
         for original, *copies in self._modules:
-            if isinstance(original, nn.modules.batchnorm._BatchNorm) and original.training:
-                raise ValueError(
-                    f"{self._names[id(original)]!r} ({type(original).__name__}) normalises over all series of a "
-                    "minibatch, which are divided over threads: train with n_jobs=1, or take nn.LayerNorm or "
-                    "nn.GroupNorm"
-                )
             plain = {name: value for name, value in vars(original).items() if type(value) in SIMPLE_TYPES}
             for copy in copies:
                 vars(copy).update(plain)

@@ -37,19 +37,35 @@ def shard(batch: Any, rank: int, size: int, axis: int = 0) -> Any:
     ShapeError
         If arrays differ in their number of observations, or there are none.
     """
-    lengths = {leaf.shape[axis] for _, leaf in named_leaves(batch) if _is_array(leaf) and leaf.ndim > axis}
-    n = max(lengths, default=0)
-    if lengths - {1, n} or not n:
-        found = f"arrays of {sorted(lengths)} observations" if n else f"no arrays ({type(batch).__name__})"
+    n = n_observations(batch, axis)
+    if not n:
         raise ShapeError(
-            f"the batch cannot be divided over {size} ranks along axis {axis}: it has {found}. Set axis, give each "
-            "rank batches of its own (batches='per_rank'), or train each process by itself (comm=None)"
+            f"the batch, a {type(batch).__name__}, holds no arrays that {size} ranks could divide: give each rank "
+            "batches of its own (batches='per_rank'), or train each process by itself (comm=None)"
         )
     share = array_split_slice(n, size, rank)
     if share.start == share.stop:
         return None
     index = (slice(None),) * axis + (share,)
     return tree_map(lambda v: v[index] if _is_array(v) and v.ndim > axis and v.shape[axis] == n else v, batch)
+
+
+def n_observations(batch: Any, axis: int = 0) -> int:
+    """How many observations the arrays of a batch have along an axis; 0 if there are no arrays.
+
+    Raises
+    ------
+    ShapeError
+        If they differ; arrays of one observation go with any number.
+    """
+    lengths = {leaf.shape[axis] for _, leaf in named_leaves(batch) if _is_array(leaf) and leaf.ndim > axis}
+    n = max(lengths, default=0)
+    if lengths - {1, n}:
+        raise ShapeError(
+            f"the arrays of the batch have {', '.join(map(str, sorted(lengths)))} observations along axis {axis}: give "
+            "them equally many, or set axis"
+        )
+    return n
 
 
 def digest(batch: Any) -> int:

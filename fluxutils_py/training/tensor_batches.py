@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from fluxutils_py.data import BackgroundDataLoader, SequenceWindows
 from fluxutils_py.data.parts import array_split_slice
-from fluxutils_py.data.sequence_windows import Window, WindowIndex
+from fluxutils_py.data.sequence_windows import WindowIndex
 from fluxutils_py.errors import LoadError
 from fluxutils_py.training.generator_state import get_generator_state, set_generator_state, start_epoch_order
+from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.tensors import to_tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A :class:`Window` whose data are tensors: ``x`` and ``y`` as a loss wants them, a tuple only for several."""
-
-    x: Tensor | tuple[Tensor, ...]
-    y: Tensor | tuple[Tensor, ...]
-    w: Tensor | None
-    window: Window
-
-    @property
-    def first(self) -> bool:
-        """Whether it begins a group of series."""
-        return self.window.index.first
-
-
 class TensorBatches:
-    """The windows of one pass as :class:`Batch`; each read when it is asked for.
+    """The windows of one pass as :class:`Minibatch`; each read when it is asked for.
 
     From what is not in memory, and for another device than the CPU, each is read one ahead, in a thread of its own.
 
@@ -49,7 +34,7 @@ class TensorBatches:
         Shuffle the rows, anew for each pass.
     rank, size : int
         Which of how many equal parts of every window to take, of consecutive rows; a part may have none, whose
-        batches hold nothing but their place. All ranks have equally many batches.
+        batches hold nothing but their index. All ranks have equally many batches.
     """
 
     def __init__(
@@ -68,10 +53,10 @@ class TensorBatches:
     def __len__(self) -> int:
         return len(self.windows)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Minibatch]:
         return self.skip(0)
 
-    def skip(self, n: int) -> Iterator[Batch]:
+    def skip(self, n: int) -> Iterator[Minibatch]:
         """A pass without its first ``n`` batches, which are not read.
 
         With ``n`` above 0 it is the last pass once more, of which :meth:`state_dict` tells another process.
@@ -79,20 +64,20 @@ class TensorBatches:
         if self.rng is not None:
             self._began = start_epoch_order(self.rng, self._began, n)
         self.windows.shuffle(self.rng)
-        places: Iterator[WindowIndex] = islice(self.windows.indices(), n, None)
+        indices: Iterator[WindowIndex] = islice(self.windows.indices(), n, None)
         if self.size > 1:
-            places = map(self._part, places)
-        places = self._prefetched(places)
+            indices = map(self._part, indices)
+        indices = self._prefetched(indices)
         if self.device.type == "cpu" and not self.windows.blocking:
-            yield from map(self._load, places)
+            yield from map(self._load, indices)
             return
         stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
 
-        def background(place: WindowIndex) -> Batch:
+        def load_ahead(index: WindowIndex) -> Minibatch:
             with torch.cuda.stream(stream):  # that of the training, in whose order copies and kernels then run
-                return self._load(place, background=True)
+                return self._load(index, background=True)
 
-        with BackgroundDataLoader.map(background, places, n=1) as ahead:  # reads the next while one is worked on
+        with BackgroundDataLoader.map(load_ahead, indices, n=1) as ahead:  # reads the next while one is worked on
             yield from ahead
 
     def state_dict(self) -> dict[str, Any]:
@@ -107,30 +92,27 @@ class TensorBatches:
             set_generator_state(self.rng, state["rng"])
             self._began = state["began"]
 
-    def _part(self, place: WindowIndex) -> WindowIndex:
-        return replace(place, segments=place.segments[array_split_slice(len(place.segments), self.size, self.rank)])
+    def _part(self, index: WindowIndex) -> WindowIndex:
+        return replace(index, segments=index.segments[array_split_slice(len(index.segments), self.size, self.rank)])
 
-    def _prefetched(self, places: Iterator[WindowIndex]) -> Iterator[WindowIndex]:
-        """Each place, when the pages of the next are being fetched."""
-        following = self._prefetch(next(places, None))
-        while (place := following) is not None:
-            following = self._prefetch(next(places, None))
-            yield place
+    def _prefetched(self, indices: Iterator[WindowIndex]) -> Iterator[WindowIndex]:
+        """Each index, when the pages of the next are being fetched."""
+        following = self._prefetch(next(indices, None))
+        while (index := following) is not None:
+            following = self._prefetch(next(indices, None))
+            yield index
 
-    def _prefetch(self, place: WindowIndex | None) -> WindowIndex | None:
-        if place is not None and len(place.segments):
-            self.windows.prefetch(place.segments, place.start, place.stop)
-        return place
+    def _prefetch(self, index: WindowIndex | None) -> WindowIndex | None:
+        if index is not None and len(index.segments):
+            self.windows.prefetch(index.segments, index.start, index.stop)
+        return index
 
-    def _load(self, place: WindowIndex, background: bool = False) -> Batch:
-        if not len(place.segments):
-            return Batch((), (), None, Window((), (), None, None, 0, place))
-        w = self.windows.read(place)
-        x = tuple(to_tensor(v, self.dtype, self.device, background=background) for v in w.x)
-        y = tuple(to_tensor(v, self.dtype, self.device, background=background) for v in w.y)
-        return Batch(
-            x[0] if len(x) == 1 else x,
-            y[0] if len(y) == 1 else y,
-            None if w.w is None else to_tensor(w.w, self.dtype, self.device),
-            w,
+    def _load(self, index: WindowIndex, background: bool = False) -> Minibatch:
+        if not len(index.segments):
+            return Minibatch((), (), first=index.first, index=index)
+        w = self.windows.read(index)
+        inputs, labels = (
+            tuple(to_tensor(v, self.dtype, self.device, background=background) for v in values) for values in (w.x, w.y)
         )
+        weight = None if w.w is None else to_tensor(w.w, self.dtype, self.device)
+        return Minibatch(inputs, labels, None, weight, index.first, index, w.n_live)

@@ -14,12 +14,15 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn.seeding import seeded
-from fluxutils_py.nn.states import reset, restore, snapshot
+from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.publish import PublishTrainingProgress
 from fluxutils_py.training.checkpointer import Checkpointer
+from fluxutils_py.training.make_optimizer import make_optimizer
+from fluxutils_py.training.minibatch import Minibatch
+from fluxutils_py.training.sharding import shard
 from fluxutils_py.training.step_info import StepInfo
-from fluxutils_py.training.task_step import Seed, Step, draw, generator
+from fluxutils_py.training.task_step import Seed, TaskStep, draw, generator
 from fluxutils_py.training.train_state import TrainState
 from fluxutils_py.tree import named_leaves
 
@@ -56,8 +59,7 @@ class BaseTrainTask:
         Parameters
         ----------
         model : nn.Module
-            In training mode. Recurrent layers go on from the batch before, detached; :func:`fluxutils_py.reset` it
-            first, if batches are of new series.
+            In training mode. Recurrent layers begin anew unless ``batch.first`` is false or the step is ``stateful``.
         batch : Any
             As the data give it.
         step : int
@@ -67,8 +69,9 @@ class BaseTrainTask:
 
         Returns
         -------
-        loss : Tensor, or (Tensor, mapping)
-            The latter's entries are in ``StepInfo.metrics``, detached.
+        loss : Tensor, or (Tensor, aux)
+            ``aux`` is a mapping, which is ``StepInfo.metrics``, detached; or any other tree, its entry ``"aux"``; or
+            None.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no compute_loss: define compute_loss(self, model, batch, *, step, rng)"
@@ -103,32 +106,35 @@ class BaseTrainTask:
 
     # -- the step ------------------------------------------------------------------------------------
 
-    def make_training_step_fn(self, comm: RankGroup | None = None) -> Step:
-        """A function that takes one training step.
+    def shard_batch(self, batch: Any, rank: int, size: int) -> Any:
+        """A rank's share of a batch that all ranks were given; None if that is empty.
 
-        The order: loss; check that it is finite; gradient; mean over ranks; check that it is finite; optimizer;
-        buffers; recurrent layers are truncated.
+        By default all arrays of the batch are cut along their first axis; windows, by series.
+        """
+        return batch.shard(rank, size) if isinstance(batch, Minibatch) else shard(batch, rank, size)
+
+    def make_training_step_fn(self, **settings: Any) -> TaskStep:
+        """A function that takes one training step.
 
         Parameters
         ----------
-        comm : RankGroup, optional
-            The ranks that train together, each with batches of its own, as many as the others; each batch counts by
-            :meth:`batch_weight`. All ranks must begin with the same state. None: this process alone.
+        **settings
+            ``comm``, ``batches``, ``clip``, ``accumulate``, ``stateful``, ``defer``: as for :class:`GradientStep`.
 
         Returns
         -------
         callable
             ``step_fn(state, batch, rng) -> (state, info)``. The state is the one given, changed. ``rng`` is the seed of
             the whole training, from which each step, and each rank, has numbers of its own that depend on nothing else;
-            or a ``torch.Generator``, which is drawn from. If no rank has data, ``info.loss`` is None; also if ranks
-            agreed to stop: then the step does not count.
+            or a ``torch.Generator``, which is drawn from. ``info.batch_loss`` is None if there was nothing to
+            learn from the batch. A rank that has no more batches may give None, or stop calling.
 
         Raises
         ------
         FloatingPointError
             In a step, if the loss or the gradient is NaN or infinite; on every rank. Parameters are then as before it.
         """
-        return Step(self, RankGroup() if comm is None else comm)
+        return TaskStep(self, **settings)
 
     # -- actions -------------------------------------------------------------------------------------
 
@@ -246,32 +252,20 @@ class TrainTask(BaseTrainTask):
         lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
         if lazy:
             raise ValueError(f"{', '.join(lazy)} of the model are without sizes: give the task example_args")
-        params = [p for p in model.parameters() if p.requires_grad]
-        if not params:
-            raise ValueError("the model has no trainable parameters: set requires_grad on those to be learnt")
-        made = opt(params) if callable(opt) else opt
-        if not isinstance(made, torch.optim.Optimizer) or made is opt:
+        if isinstance(opt, torch.optim.Optimizer):
             raise TypeError(
                 "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of one, or a function "
-                f"of the parameters; got {opt!r}"
+                f"of the parameters, which are made here; got {opt!r}"
             )
-        state = TrainState(0, model, made)
+        state = TrainState(0, model, make_optimizer(opt, [p for p in model.parameters() if p.requires_grad]))
         if checkpoint_path is not None:
             self._restore(state, Checkpointer(checkpoint_path))
         return state
 
     def _call_once(self, model: nn.Module) -> None:
-        modes = [(m, m.training) for m in model.modules()]
-        kept = snapshot(model)
-        model.eval()  # running means of batch normalisation stay
-        try:
+        with evaluating(model):  # running means of batch normalisation stay
             reset(model)
-            with torch.no_grad():
-                model(*self.example_args, **self.example_kwargs)
-        finally:
-            restore(model, kept)
-            for m, mode in modes:
-                m.training = mode
+            model(*self.example_args, **self.example_kwargs)
 
     def _restore(self, state: TrainState, checkpoints: Checkpointer) -> None:
         path = checkpoints.latest()

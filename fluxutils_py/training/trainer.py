@@ -4,34 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.nn.states import recurrent_layers, reset, restore, snapshot
+from fluxutils_py.errors import DataError
+from fluxutils_py.nn.losses import require_equal_shapes
+from fluxutils_py.nn.states import evaluating, reset, restore, snapshot
 from fluxutils_py.training.added_losses import collected_losses, get_losses
-from fluxutils_py.training.dataset import Minibatch, as_dataset, as_minibatch
-from fluxutils_py.training.running_metrics import EMAMetric, MeanMetric
+from fluxutils_py.training.dataset import as_dataset
+from fluxutils_py.training.executors import Executor, Executors, Mode, kind_key
+from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
+from fluxutils_py.training.make_optimizer import make_optimizer, make_scheduler
+from fluxutils_py.training.minibatch import Minibatch, as_minibatch, begins_series
+from fluxutils_py.training.running_metrics import (
+    EMAMetric,
+    MeanMetric,
+    compute_all,
+    metric_name,
+    n_elements,
+    weighted_mean,
+)
 from fluxutils_py.training.step_info import StepInfo
-from fluxutils_py.training.triggers import at_least
-
-Executor = Callable[[tuple[Any, ...]], Any]
-
-
-class Mode(Enum):
-    """What a step is for."""
-
-    TRAIN = "train"
-    EVAL = "eval"
+from fluxutils_py.tree import tree_map
 
 
 class Trainer:
     """Take training steps and evaluate: model, loss, optimizer and metrics, for batches of any kind.
 
-    A :class:`Loop` goes through the data: ``Loop(trainer).run_epochs(dataset, 10)``. The order within a step: forward;
-    check that the loss is finite; gradient; optimizer; per-step updates; metrics.
+    A :class:`Loop` goes through the data: ``Loop(trainer).run_epochs(dataset, 10)``. The order within a step is that of
+    :class:`GradientStep`; then come per-step updates, the scheduler and metrics.
 
     Parameters
     ----------
@@ -39,22 +43,35 @@ class Trainer:
         Called ``model(*inputs)``. It may call :func:`add_loss`.
     loss_fn : callable, optional
         ``loss_fn(prediction, label)``, in torch's order; tuples of them if there are several. What is no scalar is
-        averaged: over all cells, or with weights as a tensor, the sum of weight times loss divided by the number of
-        cells whose weight is not 0. None: only what :func:`add_loss` adds.
+        averaged: over all elements, or with weights as a tensor, the sum of weight times loss divided by the number of
+        elements whose weight is not 0. None: only what :func:`add_loss` adds.
     opt : torch.optim.Optimizer, or a class or callable that makes one of the parameters, optional
         None: no training, only evaluation.
     train_metrics, eval_metrics : sequence of metrics
         Given predictions and labels; see :class:`MeanMetric`. For training, moving averages make sense.
-    max_specs : int
-        How many executors there may be, one for each pair of ``spec`` and mode.
-    takes_spec : bool
-        Call ``model(spec, *inputs)``.
+    comm, batches, clip, accumulate
+        As for :class:`GradientStep`. Under several ranks a :class:`MeanMetric` is one of all ranks; other metrics are
+        of this rank's part.
+    axis : int
+        Along which several ranks divide a batch: 0, batch first; 1 for time-major ``(S, B, F)``. Windows know theirs.
+    scheduler : callable, optional
+        Makes a learning-rate scheduler of the optimizer; it steps after each update. Those of ``torch.optim`` are
+        composed by ``SequentialLR``, say of a ``LinearLR`` (warm-up) and a ``CosineAnnealingLR``.
+    stateful : bool
+        Whether recurrent layers go on from the batch before, detached, where a batch does not say by its ``first``
+        whether it begins a series. By default each such batch begins anew.
+    max_kinds : int
+        How many executors there may be, one for each pair of ``kind`` and mode.
+    takes_kind : bool
+        Call ``model(kind, *inputs)``.
     compile : bool or callable
         Compile each executor: True with ``torch.compile``, else with ``compile(fn)``.
 
     Attributes
     ----------
     optimizer : torch.optim.Optimizer or None
+    scheduler : learning-rate scheduler or None
+    ranks : RankGroup
     train_metrics, eval_metrics : list
         Those that are always there, then those given. In training: ``batch_loss``, the loss of the step; ``ema_loss``,
         its moving average (0.01); ``ema_loss_fn``, that of ``loss_fn`` alone, if there is one. In evaluation: ``loss``
@@ -64,18 +81,19 @@ class Trainer:
     ------
     FloatingPointError
         In a training step, if the loss or the gradient is NaN or infinite. The parameters are then as before it.
+    ShapeError
+        In a step, if a criterion of torch is given a prediction and a label of different shapes.
     ValueError
         In a step: for a batch without inputs, with an input that is None, or with another number of inputs or labels
-        than earlier ones of the same ``spec``; if nothing gives a loss, or it does not depend on the parameters.
+        than earlier ones of the same ``kind``; if nothing gives a loss, or it does not depend on the parameters.
     RuntimeError
-        In a step: at one spec too many.
+        In a step: at one kind too many.
 
     Notes
     -----
-    Recurrent layers forget their state before a batch whose ``first`` is true (all, unless the dataset says otherwise)
-    and are truncated after each. :meth:`eval` leaves their state, and the mode of every module, as they were.
+    :meth:`eval` leaves the state of recurrent layers, and the mode of every module, as they were.
 
-    Source: ``Trainer`` of gomlx ``train``, where a loss function is given labels first.
+    Source: ``Trainer`` of gomlx ``train``, where a loss function is given labels first, and kinds are called specs.
 
     Examples
     --------
@@ -89,7 +107,7 @@ class Trainer:
     True
     """
 
-    name, priority = "trainer", -math.inf
+    name, priority, ends_together = "trainer", -math.inf, True
 
     def __init__(
         self,
@@ -99,19 +117,27 @@ class Trainer:
         train_metrics: Sequence[Any] = (),
         eval_metrics: Sequence[Any] = (),
         *,
-        max_specs: int = 20,
-        takes_spec: bool = False,
+        comm: Any = "auto",
+        batches: str = "same",
+        axis: int = 0,
+        clip: float | None = None,
+        accumulate: int = 1,
+        scheduler: Callable[[Any], Any] | None = None,
+        stateful: bool = False,
+        max_kinds: int = 20,
+        takes_kind: bool = False,
         compile: bool | Callable[[Any], Any] = False,
     ) -> None:
-        self.model, self.loss_fn = model, loss_fn
-        self._params = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = opt if opt is None or isinstance(opt, torch.optim.Optimizer) else opt(self._params)
-        self.train_metrics: list[Any] = [MeanMetric(name="batch_loss", short_name="loss+")]
-        self.train_metrics.append(EMAMetric(name="ema_loss", short_name="~loss+"))
-        self.eval_metrics: list[Any] = [MeanMetric(name="loss", short_name="#loss+")]
+        self.model, self.loss_fn, self.axis, self.stateful = model, loss_fn, axis, stateful
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        self.optimizer = None if opt is None else make_optimizer(opt, trainable)
+        self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
+        self.train_metrics: list[Any] = [MeanMetric(name="batch_loss", short_name="loss+", metric_type="loss")]
+        self.train_metrics.append(EMAMetric(name="ema_loss", short_name="~loss+", metric_type="loss"))
+        self.eval_metrics: list[Any] = [MeanMetric(name="loss", short_name="#loss+", metric_type="loss")]
         if loss_fn is not None:
-            self.train_metrics.append(EMAMetric(name="ema_loss_fn", short_name="~loss"))
-            self.eval_metrics.append(MeanMetric(name="loss_fn", short_name="#loss"))
+            self.train_metrics.append(EMAMetric(name="ema_loss_fn", short_name="~loss", metric_type="loss"))
+            self.eval_metrics.append(MeanMetric(name="loss_fn", short_name="#loss", metric_type="loss"))
         self._n_own = len(self.train_metrics), len(self.eval_metrics)
         self.train_metrics += train_metrics
         self.eval_metrics += eval_metrics
@@ -119,16 +145,30 @@ class Trainer:
             names = [metric_name(m) for m in metrics]
             if twice := {n for n in names if names.count(n) > 1}:
                 raise ValueError(f"metrics must differ in their names, {', '.join(sorted(twice))} is there twice")
-        self.max_specs, self.takes_spec = at_least(max_specs, 1, "max_specs"), takes_spec
-        self._compile = torch.compile if compile is True else compile or None
-        self._executors: dict[tuple[Any, Mode], Executor] = {}
+        self._executors = Executors(model, max_kinds, takes_kind, compile)
         self._arity: dict[tuple[Any, Mode], tuple[int, int]] = {}
-        self._handlers: list[Callable[[Executor, Mode], Any]] = []
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
+        self._means = [m for m in train_metrics if isinstance(m, MeanMetric)]
+        self._batches = batches
+        self._step = GradientStep(
+            self._loss,
+            self.optimizer,
+            model,
+            comm=comm,
+            batches=batches,
+            shard=self._shard,
+            clip=clip,
+            accumulate=accumulate,
+            reduction="sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean",
+            n_numbers=len(self._means) + (loss_fn is not None),
+            stateful=stateful,
+            defer=False,  # metrics need the loss
+        )
+        self.ranks = self._step.ranks
 
     def on_exec_creation(self, handler: Callable[[Executor, Mode], Any]) -> Trainer:
-        """Have ``handler(executor, mode)`` called when a spec is met for the first time in a mode. Returns self."""
-        self._handlers.append(handler)
+        """Have ``handler(executor, mode)`` called when a kind is met for the first time in a mode. Returns self."""
+        self._executors.handlers.append(handler)
         return self
 
     def add_per_step_update(self, fn: Callable[[nn.Module], Any], name: str | None = None) -> Trainer:
@@ -145,44 +185,63 @@ class Trainer:
         self.model.to(device)
         if self.optimizer is not None:
             self.optimizer.load_state_dict(self.optimizer.state_dict())  # which moves moments to their parameters
+        self._step.bind()
         return self
 
     # -- training ------------------------------------------------------------------------------------
 
-    def train_step(self, batch: Any) -> StepInfo:
-        """Learn from one batch; what :func:`as_minibatch` takes."""
+    def train_step(self, batch: Any) -> StepInfo | None:
+        """Learn from one batch: what :func:`as_minibatch` takes, or None for a rank that has no more of them.
+
+        Returns
+        -------
+        StepInfo or None
+            None: ranks agreed to stop, or none of them has a batch; the step does not count.
+        """
         if self.optimizer is None:
             raise ValueError("this Trainer has no optimizer: give it opt to train")
-        batch = self._checked(batch, Mode.TRAIN)
         if not self.model.training:
             self.model.train()
+        before = self._step.n_updates
+        self._predicted: tuple[Any, Any] | None = None
+        info = self._step(None if batch is None else self.ranks.guard(as_minibatch, batch))
+        if info is None or info.batch_loss is None:
+            return info
+        self.ranks.guard(self._finish_step, info, self._step.n_updates > before)
+        return replace(info, metrics=compute_all(self.train_metrics))
+
+    def _loss(self, batch: Minibatch) -> BatchLoss:
+        batch = self._checked(batch, Mode.TRAIN)
         with collected_losses():
-            prediction = self._forward(batch, Mode.TRAIN)
+            prediction = self._executors(batch.kind, Mode.TRAIN)(batch.inputs)
             total, own = self._losses(prediction, batch)
-        value = total.item()
-        require_finite("loss", value)
-        if not total.requires_grad:
-            raise ValueError(
-                "the loss does not depend on the model's parameters: compute it from the model's output, without "
-                "detach, item or numpy"
-            )
-        self.optimizer.zero_grad()
-        total.backward()
-        try:
-            require_finite("gradient norm", gradient_norm(self._params))
-        except FloatingPointError:
-            self.optimizer.zero_grad()
-            raise
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        with torch.no_grad():
-            for update in self._updates.values():
-                update(self.model)
-        for layer in recurrent_layers(self.model):
-            layer.truncate()
+        self._predicted = prediction, label = _detached(prediction), _single(batch.labels)
+        numbers = [] if own is None else [own]
+        numbers += [metric.measured(prediction, label) for metric in self._means]
+        return BatchLoss(total, n_elements(prediction, batch.weight), numbers=numbers)
+
+    def _shard(self, batch: Minibatch, rank: int, size: int) -> Minibatch | None:
+        """This rank's share of the examples of a batch."""
+        return batch.shard(rank, size, self.axis)
+
+    def _finish_step(self, info: StepInfo, updated: bool) -> None:
+        if updated:
+            with torch.no_grad():
+                for update in self._updates.values():
+                    update(self.model)
+            if self.scheduler is not None:
+                self.scheduler.step()
+        numbers = list(self._step.numbers)
         self.train_metrics[0].reset()
-        n = self._measure(self.train_metrics, self._n_own[0], (value, value, own), prediction, batch)
-        return StepInfo(value, n, compute_all(self.train_metrics))
+        own = (info.batch_loss, info.batch_loss, *(numbers[:1] if self.loss_fn is not None else ()))
+        for metric, value in zip(self.train_metrics, own, strict=False):
+            metric.add(value, info.n_live)
+        for metric, value in zip(self._means, numbers[self.loss_fn is not None :], strict=True):
+            metric.add(value, info.n_live)
+        if self._predicted is not None:
+            for metric in self.train_metrics[self._n_own[0] :]:
+                if not isinstance(metric, MeanMetric):
+                    metric.update(*self._predicted)
 
     def reset_train_metrics(self) -> None:
         """Begin the metrics of training anew."""
@@ -194,199 +253,123 @@ class Trainer:
         if loop.step == loop.start_step:
             self.reset_train_metrics()
 
+    def on_epoch(self, loop: Any) -> None:
+        """A pass over the data is over."""
+        self._step.finish_epoch()
+
     # -- evaluation ----------------------------------------------------------------------------------
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
         """Take one batch into the metrics of evaluation; what they come to so far."""
-        batch = self._checked(batch, Mode.EVAL)
-        modes = [(m, m.training) for m in self.model.modules()]
-        try:
-            self.model.eval()
-            with torch.no_grad(), collected_losses():
-                prediction = self._forward(batch, Mode.EVAL)
-                total, own = self._losses(prediction, batch)
-        finally:
-            for m, mode in modes:
-                m.training = mode
-        self._measure(self.eval_metrics, self._n_own[1], (total.item(), own), prediction, batch)
-        return compute_all(self.eval_metrics)
+        with evaluating(self.model):
+            return self._eval_step(batch)
 
     def eval(self, dataset: Iterable[Any]) -> dict[str, Any]:
         """Means of loss and metrics over a finite dataset, from its beginning.
+
+        With ``batches="per_rank"`` all ranks call it, and a :class:`MeanMetric` is over the data of all; other metrics
+        are of this rank's data.
 
         Raises
         ------
         ValueError
             If it is empty.
         """
-        data = as_dataset(dataset)
+        data, n_batches = as_dataset(dataset), 0
         data.reset()
         for metric in self.eval_metrics:
             metric.reset()
-        kept, found = snapshot(self.model), None
-        try:
+        with evaluating(self.model):
             for batch in data:
-                found = self.eval_step(batch)
-        finally:
-            restore(self.model, kept)
-        if found is None:
+                self._eval_step(batch)
+                n_batches += 1
+        if self._batches == "per_rank" and not self.ranks.is_single:
+            n_batches = sum(self.ranks.allgather(n_batches))
+            for metric in self.eval_metrics:
+                if type(metric) is MeanMetric:
+                    states = self.ranks.allgather(metric.state_dict())
+                    metric.load_state_dict({name: sum(state[name] for state in states) for name in states[0]})
+        if not n_batches:
             raise ValueError(f"dataset {data.name!r} has no batches: nothing to evaluate")
-        return found
+        return compute_all(self.eval_metrics)
+
+    def _eval_step(self, batch: Any) -> dict[str, Any]:
+        batch = self._checked(as_minibatch(batch), Mode.EVAL)
+        if begins_series(batch, self.stateful):
+            reset(self.model)
+        with collected_losses():
+            prediction = self._executors(batch.kind, Mode.EVAL)(batch.inputs)
+            total, own = self._losses(prediction, batch)
+        n, label = n_elements(prediction, batch.weight), _single(batch.labels)
+        for metric, value in zip(self.eval_metrics[: self._n_own[1]], (total.item(), own), strict=False):
+            metric.update(value, weight=n)
+        for metric in self.eval_metrics[self._n_own[1] :]:
+            metric.update(prediction, label, **({"weight": n} if isinstance(metric, MeanMetric) else {}))
+        return compute_all(self.eval_metrics)
 
     # -- both ----------------------------------------------------------------------------------------
 
-    def _checked(self, item: Any, mode: Mode) -> Minibatch:
+    def _checked(self, batch: Minibatch, mode: Mode) -> Minibatch:
         """The batch, on the device of the model, with what its kind must have."""
-        batch = as_minibatch(item)
+        index = batch.index
+        if index is not None and (index.n_overlap or index.next_start is not None or not index.has_loss):
+            raise DataError("windows with overlap or burn_in need a WindowStep, which an Estimator trains with")
         if not batch.inputs:
             raise ValueError("the batch has no inputs; a model needs at least one")
         if any(v is None for v in (*batch.inputs, *batch.labels)):
-            raise ValueError("an input or label of the batch is None; leave it out, under another spec")
-        sizes, key = (len(batch.inputs), len(batch.labels)), (spec_key(batch.spec), mode)
-        known = self._arity.setdefault(key, sizes)
-        if sizes != known:
+            raise ValueError("an input or label of the batch is None; leave it out, under another kind")
+        sizes, key = (len(batch.inputs), len(batch.labels)), (kind_key(batch.kind), mode)
+        earlier = self._arity.setdefault(key, sizes)
+        if sizes != earlier:
             raise ValueError(
-                f"spec {batch.spec!r} came with {known[0]} inputs and {known[1]} labels before, now with {sizes[0]} "
-                f"and {sizes[1]}; give batches of another kind another spec"
+                f"kind {batch.kind!r} came with {earlier[0]} inputs and {earlier[1]} labels before, now with "
+                f"{sizes[0]} and {sizes[1]}; give batches of another kind another name"
             )
         first = next(self.model.parameters(), None)
         if first is None or first.device.type == "cpu":
             return batch
         inputs, labels = (tuple(_to(v, first.device) for v in values) for values in (batch.inputs, batch.labels))
-        return Minibatch(inputs, labels, batch.spec, _to(batch.weight, first.device), batch.first)
-
-    def _forward(self, batch: Minibatch, mode: Mode) -> Any:
-        if batch.first:
-            reset(self.model)
-        key = spec_key(batch.spec), mode
-        executor = self._executors.get(key)
-        if executor is None:
-            if len(self._executors) >= self.max_specs:
-                raise RuntimeError(
-                    f"spec {batch.spec!r} in mode {mode.value!r} is one more than max_specs={self.max_specs}: a spec "
-                    "is a kind of batch, not one batch; use fewer, or raise max_specs"
-                )
-            executor = self._executors[key] = self._executor(batch.spec)
-            for handler in self._handlers:
-                handler(executor, mode)
-        return executor(batch.inputs)
-
-    def _executor(self, spec: Any) -> Executor:
-        def run(inputs: tuple[Any, ...]) -> Any:
-            return self.model(spec, *inputs) if self.takes_spec else self.model(*inputs)
-
-        return run if self._compile is None else self._compile(run)
+        return replace(batch, inputs=inputs, labels=labels, weight=_to(batch.weight, first.device))
 
     def _losses(self, prediction: Any, batch: Minibatch) -> tuple[Tensor, float | None]:
         """The loss, and the part of it that is of ``loss_fn``."""
         added, own = get_losses(), None
         if self.loss_fn is not None:
-            own = weighted_mean(self.loss_fn(prediction, _one(batch.labels)), batch.weight)
+            label = _single(batch.labels)
+            require_equal_shapes(self.loss_fn, prediction, label)
+            own = weighted_mean(self.loss_fn(prediction, label), batch.weight)
         if own is None:
             if added is None:
                 raise ValueError("there is no loss: give the Trainer a loss_fn, or call add_loss in the model")
             return added, None
         return own if added is None else own + added, own.item()
 
-    def _measure(
-        self, metrics: list[Any], n_own: int, losses: Sequence[Any], prediction: Any, batch: Minibatch
-    ) -> float:
-        """Update metrics; how many data the batch is of."""
-        n = n_elements(prediction, batch.weight)
-        for metric, value in zip(metrics[:n_own], losses, strict=False):
-            metric.update(value, weight=n)
-        prediction, label = _detached(prediction), _one(batch.labels)
-        for metric in metrics[n_own:]:
-            if isinstance(metric, MeanMetric):
-                metric.update(prediction, label, weight=n)
-            else:
-                metric.update(prediction, label)
-        return n
-
     def state_dict(self) -> dict[str, Any]:
-        """What the metrics of training remember; model and optimizer are saved by themselves."""
-        return {metric_name(m): m.state_dict() for m in self.train_metrics if hasattr(m, "state_dict")}
+        """What training remembers beside the model and the optimizer, which are saved by themselves."""
+        return {
+            "metrics": {metric_name(m): m.state_dict() for m in self.train_metrics if hasattr(m, "state_dict")},
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "step": self._step.state_dict(),
+            "states": snapshot(self.model),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from :meth:`state_dict`."""
         for metric in self.train_metrics:
-            if metric_name(metric) in state:
-                metric.load_state_dict(state[metric_name(metric)])
+            if metric_name(metric) in state["metrics"]:
+                metric.load_state_dict(state["metrics"][metric_name(metric)])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        self._step.load_state_dict(state["step"])
+        restore(self.model, state["states"])
 
 
-def require_finite(what: str, value: float) -> None:
-    """Raise FloatingPointError if a number is NaN or infinite, before it does harm."""
-    if not math.isfinite(value):
-        raise FloatingPointError(
-            f"the {what} is {value}; the parameters are as before this step. Lower the learning rate, or look for "
-            "extreme values in the data"
-        )
-
-
-def gradient_norm(params: Iterable[Tensor]) -> float:
-    """Norm of the gradients of all parameters together."""
-    norms = [torch.linalg.vector_norm(p.grad.to_dense().double()) for p in params if p.grad is not None]
-    return torch.linalg.vector_norm(torch.stack(norms)).item() if norms else 0.0
-
-
-def metric_name(metric: Any) -> str:
-    """What a metric is called: its ``name``, or that of its class."""
-    return getattr(metric, "name", None) or type(metric).__name__
-
-
-def compute_all(metrics: Iterable[Any]) -> dict[str, Any]:
-    """What metrics come to, by name; scalars as numbers."""
-    found = {}
-    for metric in metrics:
-        value = metric.compute()
-        found[metric_name(metric)] = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-    return found
-
-
-def spec_key(spec: Any) -> Any:
-    """Something hashable that stands for a spec."""
-    try:
-        hash(spec)
-    except TypeError:
-        return repr(spec)
-    return spec
-
-
-def n_elements(prediction: Any, weight: float | Tensor | None) -> float:
-    """How many data the mean over a batch is of: as its weight says, else all but the last axis of the prediction."""
-    if isinstance(weight, Tensor):
-        return int((weight != 0).sum())
-    if weight is not None:
-        return weight
-    first = prediction[0] if isinstance(prediction, tuple | list) else prediction
-    if not isinstance(first, Tensor):
-        return 1
-    return first.numel() // first.shape[-1] if first.ndim > 1 and first.shape[-1] else first.numel()
-
-
-def weighted_mean(loss: Any, weight: float | Tensor | None) -> Tensor:
-    """A loss as a scalar."""
-    if not isinstance(loss, Tensor):
-        raise TypeError(f"the loss must be a tensor, got {type(loss).__name__}")
-    if not isinstance(weight, Tensor):
-        return loss.mean()
-    if loss.ndim == 0:
-        raise ValueError(
-            "the batch has weights, but the loss is a mean already: give the Trainer one that is not reduced, such as "
-            'nn.MSELoss(reduction="none")'
-        )
-    weight = weight.to(loss.dtype).expand_as(loss)
-    return torch.where(weight != 0, loss * weight, 0).sum() / (weight != 0).sum().clamp(min=1)
-
-
-def _one(values: tuple[Any, ...]) -> Any:
+def _single(values: tuple[Any, ...]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
 def _detached(prediction: Any) -> Any:
-    if isinstance(prediction, tuple | list):
-        return type(prediction)(_detached(p) for p in prediction)
-    return prediction.detach() if isinstance(prediction, Tensor) else prediction
+    return tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, prediction)
 
 
 def _to(value: Any, device: torch.device) -> Any:

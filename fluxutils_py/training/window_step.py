@@ -16,9 +16,9 @@ from fluxutils_py.nn.recurrent import State, map_state
 from fluxutils_py.nn.states import evaluating, mark, marked, recurrent_layers, reset, restore, snapshot
 from fluxutils_py.parallel import Threads
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
+from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.replicas import Replicas
 from fluxutils_py.training.step_info import StepInfo
-from fluxutils_py.training.tensor_batches import Batch
 from fluxutils_py.training.window_loss import window_loss
 
 
@@ -90,7 +90,7 @@ class WindowStep:
         self._next_states: list[State | None] = []
         self.start_epoch()
 
-    def __call__(self, batch: Batch | None) -> StepInfo | None:
+    def __call__(self, batch: Minibatch | None) -> StepInfo | None:
         """Learn from one window, or this rank's part of it. None: the ranks agreed to stop, it does not count."""
         self._live_part = 0.0
         info = self._step(batch)
@@ -165,28 +165,28 @@ class WindowStep:
 
     # -- one window ----------------------------------------------------------------------------------
 
-    def run_window(self, batch: Batch) -> BatchLoss | None:
+    def run_window(self, batch: Minibatch) -> BatchLoss | None:
         """Go through a window; its loss, if it has one."""
-        w, model = batch.window, self.model
-        index = w.index
+        index, model = batch.index, self.model
+        assert index is not None
         if not len(index.segments):  # of a rank
             return None
         if index.n_overlap and not index.first:  # from the state that its first step had when it was last computed
             restore(model, self._next_states)
         if index.next_start is not None:
             mark(model, index.next_start - index.start)
-        if not index.has_loss or w.n_live == 0:  # the state moves on, nothing is learnt
+        if not index.has_loss or batch.n_live == 0:  # the state moves on, nothing is learnt
             with torch.no_grad():
                 run_window(model, batch.x)
             found = None
         else:
-            found = self._window_loss(batch)
+            found = self._window_loss(batch, index.n_overlap)
         if index.next_start is not None:
             self._next_states = marked(model)
         return found
 
-    def _window_loss(self, batch: Batch) -> BatchLoss:
-        n_live, ws = batch.window.n_live, self._weights(batch)
+    def _window_loss(self, batch: Minibatch, n_overlap: int) -> BatchLoss:
+        n_live, ws = batch.n_live, self._weights(batch)
         weight = None
         if not self.ranks.is_single:
             weight = 1.0 if self._adds_up else loss_weight(self.loss, batch, n_live)
@@ -194,16 +194,18 @@ class WindowStep:
         if self._replicas is not None:
             value, gradients = self._replicas.gradient(batch, ws)
             return BatchLoss(value, n_live, weight, gradients)
-        loss = window_loss(self.loss, self.model, batch.x, batch.y, ws, batch.window.index.n_overlap)
+        loss = window_loss(self.loss, self.model, batch.x, batch.y, ws, n_overlap)
         return BatchLoss(loss, n_live, weight)
 
-    def _weights(self, batch: Batch) -> Tensor | None:
-        if batch.w is not None and not self._weighted:
+    def _weights(self, batch: Minibatch) -> Tensor | None:
+        if batch.weight is not None and not self._weighted:
             raise ValueError(
                 "y has NaN (steps without a target), but the loss takes no weights: give it a fourth argument, "
                 "loss(model, xs, ys, ws), or use seqloss"
             )
-        return ones_like_steps(batch, self._gradient_sum) if batch.w is None and self._always_weights else batch.w
+        if batch.weight is None and self._always_weights:
+            return self._gradient_sum.new_ones(*batch.labels[0].shape[:2], 1)
+        return batch.weight
 
 
 def is_sum(loss: Loss) -> bool:
@@ -211,32 +213,26 @@ def is_sum(loss: Loss) -> bool:
     return isinstance(loss, SeqLoss) and loss.divisors(()) is None
 
 
-def describe_window(batch: Batch) -> str:
+def describe_window(batch: Minibatch) -> str:
     """Where in the data a window lies, for errors."""
-    index, segments = batch.window.index, batch.window.index.segments
-    if not len(segments):
+    index = batch.index
+    if index is None or not len(index.segments):
         return ""
-    steps = f"steps {index.start + index.n_overlap} to {index.start + batch.window.x[0].shape[0]}"
+    steps, segments = f"steps {index.start + index.n_overlap} to {index.stop}", index.segments
     return f" at {steps} of series {segments.series.min()} to {segments.series.max()}"
 
 
-def ones_like_steps(batch: Batch, like: Tensor) -> Tensor:
-    """Ones (S, B, 1), for a loss that must be given weights; of the type and device of ``like``."""
-    y = batch.y if isinstance(batch.y, Tensor) else batch.y[0]
-    return like.new_ones(*y.shape[:2], 1, requires_grad=False)
-
-
-def loss_weight(loss: Loss, batch: Batch, n_live: float) -> float:
+def loss_weight(loss: Loss, batch: Minibatch, n_live: float) -> float:
     """What the loss of some series of a window weighs among those of the others: as a rule, their live steps.
 
     Of several cross-entropies, which divide by numbers of their own, it is the live steps too.
     """
-    divisors = loss.divisors(batch.y, batch.w) if isinstance(loss, SeqLoss) and not loss.is_mean else None
+    divisors = loss.divisors(batch.y, batch.weight) if isinstance(loss, SeqLoss) and not loss.is_mean else None
     return divisors[0] if divisors is not None and len(divisors) == 1 else float(n_live)
 
 
 def evaluate_windows(
-    model: nn.Module, loss: Loss, batches: Iterable[Batch], comm: Any = None, *, gradient: bool = False
+    model: nn.Module, loss: Loss, batches: Iterable[Minibatch], comm: Any = None, *, gradient: bool = False
 ) -> tuple[float, Tensor | None]:
     """The loss of a model on data that it is not trained on, in evaluation mode.
 
@@ -246,7 +242,7 @@ def evaluate_windows(
     ----------
     model : nn.Module
     loss : callable
-    batches : iterable of Batch
+    batches : iterable of Minibatch
         This rank's part of each window.
     comm : None, communicator or RankGroup
     gradient : bool
@@ -266,7 +262,9 @@ def evaluate_windows(
         for batch in batches:
             if gradient:
                 info = step(batch)
-                losses.append((0.0, 0.0, 0) if info is None or info.loss is None else (info.loss, 1.0, info.n_live))
+                losses.append(
+                    (0.0, 0.0, 0) if info is None or info.batch_loss is None else (info.batch_loss, 1.0, info.n_live)
+                )
                 continue
             if batch.first:
                 reset(model)

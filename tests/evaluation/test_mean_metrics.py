@@ -12,7 +12,7 @@ from fluxutils_py.evaluation import MetricsEval, eval_batches
 from fluxutils_py.evaluation.mean_metrics import Means
 from fluxutils_py.nn import LSTM
 from fluxutils_py.training import InMemory, StopTraining, Trainer
-from fluxutils_py.training.dataset import Minibatch
+from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.running_metrics import MeanMetric, sparse_categorical_accuracy
 from fluxutils_py.treejson import dump_pytree_json, parse_pytree_json
 

@@ -18,7 +18,7 @@ from fluxutils_py.evaluation import EvalResults, EvalTask, RunEval, RunEvalKeepB
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import SingleProcessComm
 from fluxutils_py.training import Checkpointer, InMemory, Loop, Map, StepInfo, StopTraining, Trainer
-from fluxutils_py.training.dataset import Minibatch
+from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.triggers import EveryNSteps
 
 

@@ -10,8 +10,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.training import InMemory, Map, ReadAhead, Take
-from fluxutils_py.training.dataset import Dataset, Minibatch, as_dataset, as_minibatch
+from fluxutils_py.training.dataset import Dataset, as_dataset
+from fluxutils_py.training.minibatch import Minibatch, as_minibatch
 from fluxutils_py.training.tensor_batches import TensorBatches
+from fluxutils_py.training.trainer import Trainer
 
 X, Y = torch.arange(21.0).reshape(7, 3), torch.arange(7)
 
@@ -39,8 +41,8 @@ def inputs(dataset):
 def test_inputs_and_labels_are_always_tuples(item, n_inputs, n_labels, weight):
     batch = as_minibatch(item, "kind")
     assert (type(batch.inputs), type(batch.labels)) == (tuple, tuple)
-    assert (len(batch.inputs), len(batch.labels), batch.weight, batch.spec) == (n_inputs, n_labels, weight, "kind")
-    assert batch.first
+    assert (len(batch.inputs), len(batch.labels), batch.weight, batch.kind) == (n_inputs, n_labels, weight, "kind")
+    assert batch.first is None
     assert as_minibatch(batch) is batch
 
 
@@ -67,13 +69,13 @@ def test_windows_carry_state_from_one_to_the_next():
     assert [batch.first for batch in batches] == [True, False, True, False]
     assert [tuple(batch.inputs[0].shape) for batch in batches] == [(4, 3, 2), (3, 3, 2), (4, 2, 2), (3, 2, 2)]
     assert (batches[0].weight != 0).sum() == 11  # one step has no target
-    assert [batch.weight for batch in batches[1:]] == [9, 8, 6]
+    assert [batch.n_live for batch in batches] == [11, 9, 8, 6]
 
 
 @pytest.mark.parametrize("kwargs", [{"overlap": 2}, {"burn_in": 3}])
 def test_windows_that_only_a_window_step_can_do_are_refused(kwargs):
     with pytest.raises(DataError) as caught:
-        [as_minibatch(batch) for batch in windows(**kwargs)]
+        Trainer(torch.nn.Linear(2, 1), torch.nn.MSELoss(reduction="none")).eval(windows(**kwargs))
     assert str(caught.value) == "windows with overlap or burn_in need a WindowStep, which an Estimator trains with"
 
 
@@ -81,12 +83,12 @@ def test_windows_that_only_a_window_step_can_do_are_refused(kwargs):
 
 
 def test_an_iterable_is_a_dataset_of_every_pass():
-    data = as_dataset([(X[:2], Y[:2]), Minibatch((X[2:],), (Y[2:],), "own")], name="two", spec="common")
+    data = as_dataset([(X[:2], Y[:2]), Minibatch((X[2:],), (Y[2:],), "own")], name="two", kind="common")
     assert isinstance(data, Dataset)
     assert as_dataset(data) is data
     assert (data.name, len(data)) == ("two", 2)
     for _ in range(3):
-        assert [batch.spec for batch in data] == ["common", "own"]
+        assert [batch.kind for batch in data] == ["common", "own"]
     assert as_dataset([1]).name == "list"
 
 
@@ -171,11 +173,11 @@ def test_only_the_first_batches_of_each_pass():
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 def test_a_map_keeps_the_order(workers, no_thread_stays):
-    data = Map(InMemory(X, Y, batchsize=2, spec="s"), lambda b: (b.inputs[0] * 2, b.labels), workers=workers)
+    data = Map(InMemory(X, Y, batchsize=2, kind="s"), lambda b: (b.inputs[0] * 2, b.labels), workers=workers)
     assert len(data) == 4
     for _ in range(2):
         assert torch.equal(torch.cat([batch.inputs[0] for batch in data]), 2 * X)
-    assert {batch.spec for batch in data} == {"s"}
+    assert {batch.kind for batch in data} == {"s"}
     assert inputs(data.skip(3)) == [(2 * X[6:]).tolist()]
 
 
@@ -190,7 +192,7 @@ def test_reading_ahead_keeps_the_order(no_thread_stays):
 
 def test_a_dataset_made_of_another_is_named_and_reset_with_it():
     class Noted:
-        name, spec, resets = "noted", 3, 0
+        name, kind, resets = "noted", 3, 0
 
         def __iter__(self):
             return iter([Minibatch((1,))])
@@ -200,7 +202,7 @@ def test_a_dataset_made_of_another_is_named_and_reset_with_it():
 
     noted = Noted()
     for data in (Take(noted, 1), Map(noted, lambda b: b), ReadAhead(noted)):
-        assert (data.name, data.spec) == ("noted", 3)
+        assert (data.name, data.kind) == ("noted", 3)
         data.reset()
         data.load_state_dict(data.state_dict())
     assert noted.resets == 3

@@ -136,8 +136,8 @@ def test_what_is_not_finite_is_an_error_and_trains_nothing(what, value):
     with pytest.raises(FloatingPointError) as error:
         train(loss, [p], tuple, SGD, 5)
     assert str(error.value) == (
-        f"{what} is inf at iteration 2; the parameters are as before it. Lower the learning rate, or look for extreme "
-        "values in the samples"
+        f"{what} is inf at iteration 2; the parameters are as before this step. Lower the learning rate, set clip, or "
+        "look for extreme values in the data"
     )
     assert p[0].item() == pytest.approx(0.8)  # of one update
 

@@ -27,7 +27,7 @@ from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.early_stopping import Schedule
 from fluxutils_py.training.generator_state import RandomGenerators
 from fluxutils_py.training.running_metrics import EMAMetric
-from fluxutils_py.training.tensor_batches import Batch, TensorBatches
+from fluxutils_py.training.tensor_batches import TensorBatches
 from fluxutils_py.training.triggers import EveryNSteps
 
 X = torch.arange(22.0).reshape(11, 2)
@@ -106,8 +106,6 @@ DATA = {
 
 
 def numbers(batch):
-    if isinstance(batch, Batch):
-        return batch.x
     if isinstance(batch, int | float):
         return torch.tensor([float(batch)])
     return torch.as_tensor(batch.inputs[0])

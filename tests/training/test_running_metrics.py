@@ -93,8 +93,10 @@ def test_what_is_on_the_border_is_a_miss():
 
 
 def test_shapes_of_binary_labels_must_fit():
-    with pytest.raises(ValueError, match=r"^predictions \(4, 1\) and labels \(4,\) differ in shape$"):
-        binary_accuracy(torch.zeros(4, 1), torch.zeros(4))
+    with pytest.raises(ValueError, match=r"^predictions \(4, 1\) and labels \(3,\) differ in shape$"):
+        binary_accuracy(torch.zeros(4, 1), torch.zeros(3))
+    hits = binary_accuracy(torch.tensor([[0.9], [0.1], [0.2], [0.7]]), torch.tensor([1, 0, 1, 0]))  # (B, 1) with (B,)
+    assert hits == 0.5
 
 
 def test_accuracy_over_classes_with_weights_and_mask():

@@ -34,8 +34,8 @@ def test_batches_are_the_windows_as_tensors():
         assert np.array_equal(batch.x.numpy(), w.x[0].astype("f8"))
         assert np.array_equal(batch.y.numpy(), w.y[0].astype("f8"))
         assert batch.x.dtype == batch.y.dtype == torch.float64
-        assert batch.w is None
-        assert (batch.window.index.start, batch.window.index.last) == (w.index.start, w.index.last)
+        assert batch.weight is None
+        assert (batch.index.start, batch.index.last) == (w.index.start, w.index.last)
 
 
 def test_only_several_arrays_are_a_tuple():
@@ -53,21 +53,19 @@ def test_weights_and_masks_take_the_type_of_the_model(dtype):
     weight = SampleWeight(np.arange(5), 5, 7)
     for source in (windows(weight=weight), windows(segments=Segments.from_lengths(5, 7, np.array([7, 2, 5, 1, 7])))):
         for batch, w in zip(TensorBatches(source, dtype, CPU), source, strict=True):
-            assert (batch.w is None) == (w.w is None)
-            if batch.w is not None:
-                assert batch.w.dtype == dtype
-                assert np.array_equal(batch.w.numpy(), w.w)
+            assert (batch.weight is None) == (w.w is None)
+            if batch.weight is not None:
+                assert batch.weight.dtype == dtype
+                assert np.array_equal(batch.weight.numpy(), w.w)
 
 
 def test_each_pass_is_shuffled_anew():
     batches = TensorBatches(windows(), torch.float32, CPU, np.random.default_rng(3))
-    orders = [
-        [int(s) for b in batches if b.window.index.first for s in b.window.index.segments.series] for _ in range(4)
-    ]
+    orders = [[int(s) for b in batches if b.index.first for s in b.index.segments.series] for _ in range(4)]
     assert all(sorted(o) == [0, 1, 2, 3, 4] for o in orders)
     assert len({tuple(o) for o in orders}) > 1
     again = TensorBatches(windows(), torch.float32, CPU, np.random.default_rng(3))
-    assert [int(s) for b in again if b.window.index.first for s in b.window.index.segments.series] == orders[0]
+    assert [int(s) for b in again if b.index.first for s in b.index.segments.series] == orders[0]
 
 
 def test_the_next_window_of_a_map_is_announced_before_one_is_worked_on(tmp_path, monkeypatch):
@@ -114,7 +112,7 @@ def test_lazy_arrays_are_read_in_another_thread_and_errors_come_at_their_window(
 
     def walk():
         for batch in TensorBatches(windows, torch.float32, CPU):
-            got.append(batch.window.index.start)
+            got.append(batch.index.start)
             assert np.array_equal(batch.x.numpy(), lazy.data[:, :2, got[-1] : got[-1] + 5].transpose(2, 1, 0))
 
     with pytest.raises(OSError, match="the disk is gone"):

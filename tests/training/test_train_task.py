@@ -144,9 +144,8 @@ def test_what_else_a_loss_returns_is_in_the_info_without_a_graph():
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        (1.0, "compute_loss must return a scalar tensor, or a pair of one and a mapping; got float"),
-        (torch.zeros(2), "compute_loss must return a scalar tensor, or a pair of one and a mapping; got shape (2,)"),
-        ((torch.zeros(()), 3), "what compute_loss returns beside the loss must be a mapping, got 3"),
+        (1.0, "the loss must return a scalar tensor, got float"),
+        (torch.zeros(2), "the loss must return a scalar, got a tensor of shape (2,); average it with .mean()"),
         (
             torch.zeros(()),
             "the loss does not depend on the model's parameters: compute it from the model's output, without detach, "
@@ -175,7 +174,7 @@ def test_a_step_that_is_not_finite_changes_no_parameter(where):
 
     state = Bad(nn.Linear(3, 1)).initialize_train_state(0, torch.optim.Adam)
     before = copy.deepcopy(state.state_dict())
-    with pytest.raises(FloatingPointError, match=f"^the {where} is "):
+    with pytest.raises(FloatingPointError, match=f"^{where} is "):
         Bad(nn.Linear(3, 1)).make_training_step_fn()(state, data()[0], 0)
     assert same(state.model.state_dict(), before["model"])
     assert state.opt_state == before["opt"]
@@ -190,7 +189,7 @@ def test_recurrent_layers_go_on_from_batch_to_batch_and_are_cut_off():
     x = torch.randn(6, 4, 3)
     task = Windows(LSTM(3, 5))
     state = task.initialize_train_state(0, lambda p: torch.optim.SGD(p, lr=0.0))
-    step = task.make_training_step_fn()
+    step = task.make_training_step_fn(stateful=True)
     first, second = (step(state, part, 0)[1].loss for part in (x[:2], x[2:]))
     whole = task.model(x)
     assert first == pytest.approx(whole[:2].square().mean().item(), rel=1e-6)
@@ -311,8 +310,8 @@ def test_lazy_layers_learn_their_sizes_from_an_example_and_nothing_else_does():
             nn.Linear(1, 1),
             "adam",
             TypeError,
-            r"^opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of one, or a function of "
-            r"the parameters; got 'adam'$",
+            r"^opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of one, a function of the "
+            r"parameters, an optimizer, or None; got 'adam'$",
         ),
         (nn.Linear(1, 1), torch.optim.SGD(nn.Linear(1, 1).parameters()), TypeError, "^opt must be .*; got SGD"),
     ],

@@ -11,7 +11,7 @@ from fluxutils_py.nn import LSTM
 from fluxutils_py.nn.states import states
 from fluxutils_py.training import InMemory, Loop, Trainer
 from fluxutils_py.training.added_losses import add_loss, get_losses
-from fluxutils_py.training.dataset import Minibatch
+from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.running_metrics import EMAMetric, MeanMetric
 from fluxutils_py.training.trainer import Mode
 
@@ -303,7 +303,7 @@ class Fork(nn.Module):
 
 def test_the_model_is_told_of_the_kind_and_given_all_inputs():
     x = torch.randn(5, 2)
-    trainer = Trainer(Fork(), lambda prediction, label: (prediction - label).abs().sum(), takes_spec=True)
+    trainer = Trainer(Fork(), lambda prediction, label: (prediction - label).abs().sum(), takes_kind=True)
     assert trainer.eval([Minibatch((x, x), (x,), "one")])["loss"] == 0
     assert trainer.eval([Minibatch((x, x, x), (3 * x,), ["several"])])["loss"] == pytest.approx(0, abs=1e-5)
 
@@ -323,7 +323,7 @@ def test_several_predictions_and_labels_are_tuples():
 
 def test_an_executor_is_made_once_for_each_kind_and_mode():
     made, x = [], torch.randn(5, 2)
-    trainer = Trainer(Fork(), mse, torch.optim.Adam, takes_spec=True)
+    trainer = Trainer(Fork(), mse, torch.optim.Adam, takes_kind=True)
     assert (
         trainer.on_exec_creation(lambda executor, mode: made.append((executor((x, x)).sum().item(), mode))) is trainer
     )
@@ -336,7 +336,7 @@ def test_an_executor_is_made_once_for_each_kind_and_mode():
 
 
 def test_there_are_exactly_so_many_executors():
-    trainer = Trainer(net(), mse, torch.optim.Adam, max_specs=4)
+    trainer = Trainer(net(), mse, torch.optim.Adam, max_kinds=4)
     (batch,) = list(data(5))
     for spec in range(3):
         trainer.train_step(Minibatch(batch.inputs, batch.labels, spec))
@@ -344,11 +344,11 @@ def test_there_are_exactly_so_many_executors():
     with pytest.raises(RuntimeError) as caught:
         trainer.eval_step(Minibatch(batch.inputs, batch.labels, 1))
     assert str(caught.value) == (
-        "spec 1 in mode 'eval' is one more than max_specs=4: a spec is a kind of batch, not one batch; "
-        "use fewer, or raise max_specs"
+        "kind 1 in mode 'eval' is one more than max_kinds=4: a kind stands for many batches, not for one; "
+        "use fewer, or raise max_kinds"
     )
     trainer.train_step(Minibatch(batch.inputs, batch.labels, 2))
-    assert Trainer(net()).max_specs == 20
+    assert Trainer(net())._executors.max_kinds == 20
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's, of what crosses a break in the graph
@@ -391,7 +391,7 @@ X, Y = torch.randn(4, 3).double(), torch.randn(4, 1).double()
         (
             Trainer(net(), mse, torch.optim.Adam),
             ((X, None), Y),
-            "an input or label of the batch is None; leave it out, under another spec",
+            "an input or label of the batch is None; leave it out, under another kind",
         ),
         (
             Trainer(net(), None, torch.optim.Adam),
@@ -423,7 +423,7 @@ def test_batches_of_one_kind_have_as_many_inputs_and_labels():
     with pytest.raises(ValueError, match=r".") as caught:
         trainer.train_step(((X, X), Y))
     assert str(caught.value) == (
-        "spec None came with 1 inputs and 1 labels before, now with 2 and 1; give batches of another kind another spec"
+        "kind None came with 1 inputs and 1 labels before, now with 2 and 1; give batches of another kind another name"
     )
     trainer.train_step((X[:2], Y[:2]))  # other shapes are fine
 
@@ -442,8 +442,8 @@ def test_what_is_not_finite_changes_no_parameter(loss_fn, what):
     with pytest.raises(FloatingPointError) as caught:
         trainer.train_step((X, Y))
     assert str(caught.value) == (
-        f"the {what}; the parameters are as before this step. Lower the learning rate, or look for extreme values in "
-        "the data"
+        f"{what}; the parameters are as before this step. Lower the learning rate, set clip, or look for extreme "
+        "values in the data"
     )
     assert torch.equal(weights(trainer.model), before)
     assert all(p.grad is None for p in trainer.model.parameters())

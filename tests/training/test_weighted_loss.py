@@ -10,7 +10,7 @@ from torch import nn
 
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.training import Trainer, WeightedLoss
-from fluxutils_py.training.dataset import Minibatch
+from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.running_metrics import MeanMetric
 
 SHAPE = (7, 3)

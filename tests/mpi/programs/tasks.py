@@ -48,10 +48,10 @@ def main(folder):
         # as one process with the whole batch
         task = Squares(network())
         state = task.initialize_train_state(0, torch.optim.Adam)
-        loop = Loop(TaskStep(task, state, comm=ranks), ranks)
+        loop = Loop(TaskStep(task, state, comm=ranks, batches="per_rank"))
         loop.run_epochs(parts, 2)
         alone = task.initialize_train_state(0, torch.optim.Adam)
-        one = Loop(TaskStep(task, alone))
+        one = Loop(TaskStep(task, alone, comm=None))
         one.run_epochs(whole, 2)
         for name, p in alone.params.items():
             torch.testing.assert_close(state.params[name], p, rtol=0, atol=1e-12)
@@ -62,19 +62,19 @@ def main(folder):
         assert loop.step == state.step == 12
 
         # a rank without data, for once
-        step = task.make_training_step_fn(ranks)
+        step = task.make_training_step_fn(comm=ranks, batches="per_rank")
         some = parts[0] if ranks.rank == 1 else None
         state, info = step(state, some, 0)
-        alone, expected = task.make_training_step_fn()(alone, ranks.allgather(some)[1], 0)
+        alone, expected = task.make_training_step_fn(comm=None)(alone, ranks.allgather(some)[1], 0)
         assert abs(info.loss - expected.loss) < 1e-12
         torch.testing.assert_close(state.params["2.weight"], alone.params["2.weight"], rtol=0, atol=1e-12)
         state, info = step(state, None, 0)
-        assert (info.loss, state.step) == (None, 14)
+        assert (info.loss, state.step) == (None, 13)  # no rank has a batch: no step
 
         # buffers become alike: the mean weighted by the batches
         task = Squares(network(nn.BatchNorm1d(3)))
         state = task.initialize_train_state(0, torch.optim.SGD)
-        task.make_training_step_fn(ranks)(state, parts[0], 0)
+        task.make_training_step_fn(comm=ranks, batches="per_rank")(state, parts[0], 0)
         mean = 0.1 * whole[0][0].mean(0)
         torch.testing.assert_close(state.extra_vars["0.running_mean"], mean, rtol=0, atol=1e-12)
         assert state.extra_vars["0.num_batches_tracked"] == 1
@@ -88,7 +88,9 @@ def main(folder):
 
     with RankGroup.from_comm("mpi", "training") as ranks:
         task = Draw(nn.Linear(2, 1))
-        _, info = task.make_training_step_fn(ranks)(task.initialize_train_state(0, torch.optim.SGD), torch.ones(2), 3)
+        _, info = task.make_training_step_fn(comm=ranks, batches="per_rank")(
+            task.initialize_train_state(0, torch.optim.SGD), torch.ones(2), 3
+        )
     assert len(set(gather_from_processes(info.metrics["drawn"], comm="mpi"))) == n
 
     # errors of one rank are of all, in the same step, and change no parameter
@@ -102,7 +104,7 @@ def main(folder):
                 if rank == 1:
                     x, y = parts[3]
                     parts[3] = (x * torch.nan, y) if accident == "nan" else (x[:1], y[:1])
-                loop = Loop(TaskStep(Squares(network()), state, comm=ranks), ranks)
+                loop = Loop(TaskStep(Squares(network()), state, comm=ranks, batches="per_rank"))
                 loop.on_step("note", partial(note, before, state.model))
                 loop.run_epochs(parts, 1)
         except Exception as e:

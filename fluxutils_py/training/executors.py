@@ -1,0 +1,79 @@
+"""Calls of a model, one for each kind of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import nn
+
+from fluxutils_py.validation import check_integer
+
+Executor = Callable[[tuple[Any, ...]], Any]
+
+
+class Mode(Enum):
+    """What a step is for."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class Executors:
+    """How a :class:`Trainer` calls its model: for each kind of batches and mode a function, compiled if that is wanted.
+
+    Parameters
+    ----------
+    model : nn.Module
+    max_kinds : int
+        How many there may be.
+    takes_kind : bool
+        Call ``model(kind, *inputs)``.
+    compile : bool or callable
+        True: with ``torch.compile``; else with ``compile(fn)``.
+
+    Attributes
+    ----------
+    handlers : list of callable
+        ``handler(executor, mode)`` is called for each new one.
+    """
+
+    def __init__(
+        self, model: nn.Module, max_kinds: int, takes_kind: bool, compile: bool | Callable[[Any], Any]
+    ) -> None:
+        self.model, self.takes_kind = model, takes_kind
+        self.max_kinds = check_integer("max_kinds", max_kinds, 1)
+        self.handlers: list[Callable[[Executor, Mode], Any]] = []
+        self._compile = torch.compile if compile is True else compile or None
+        self._executors: dict[tuple[Any, Mode], Executor] = {}
+
+    def __call__(self, kind: Any, mode: Mode) -> Executor:
+        """The executor for a kind of batches; a RuntimeError at one too many."""
+        key = kind_key(kind), mode
+        if key not in self._executors:
+            if len(self._executors) >= self.max_kinds:
+                raise RuntimeError(
+                    f"kind {kind!r} in mode {mode.value!r} is one more than max_kinds={self.max_kinds}: a kind stands "
+                    "for many batches, not for one; use fewer, or raise max_kinds"
+                )
+            executor = self._executors[key] = self._make(kind)
+            for handler in self.handlers:
+                handler(executor, mode)
+        return self._executors[key]
+
+    def _make(self, kind: Any) -> Executor:
+        def run(inputs: tuple[Any, ...]) -> Any:
+            return self.model(kind, *inputs) if self.takes_kind else self.model(*inputs)
+
+        return run if self._compile is None else self._compile(run)
+
+
+def kind_key(kind: Any) -> Any:
+    """Something hashable that stands for a kind of batches."""
+    try:
+        hash(kind)
+    except TypeError:
+        return repr(kind)
+    return kind

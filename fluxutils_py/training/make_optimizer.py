@@ -1,0 +1,87 @@
+"""Optimizers and schedulers from what users give for them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fluxutils_py.optim import Transform
+
+
+def make_optimizer(opt: Any, params: Sequence[Tensor]) -> torch.optim.Optimizer:
+    """An optimizer of parameters.
+
+    Parameters
+    ----------
+    opt : optimizer class, functools.partial, callable, torch.optim.Optimizer or None
+        A class or callable is called with the parameters, an instance is returned as it is. None is AdamW.
+    params : sequence of Tensor
+
+    Raises
+    ------
+    TypeError
+        If ``opt`` is none of these, or makes no optimizer.
+    ValueError
+        If there are no parameters, or the optimizer runs the model itself (``LBFGS``).
+    """
+    if not params:
+        raise ValueError("the model has no trainable parameters: set requires_grad on those to be learnt")
+    if opt is None:
+        return adamw(params)
+    if isinstance(opt, Transform):
+        raise TypeError(
+            f"opt={opt!r} changes gradients only: combine it with an optimizer by fluxutils_py.optim.Chain, as in "
+            f"opt=Chain({opt!r}, torch.optim.AdamW)"
+        )
+    if isinstance(opt, torch.optim.Optimizer):
+        optimizer: Any = opt
+    elif callable(opt) and not (isinstance(opt, type) and not issubclass(opt, torch.optim.Optimizer)):
+        optimizer = with_python_numbers(opt)(params)
+    else:
+        raise TypeError(
+            "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of one, a function of the "
+            f"parameters, an optimizer, or None; got {opt!r}"
+        )
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"opt={opt!r} must make a torch optimizer, it made {type(optimizer).__name__}")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("LBFGS runs the model several times a step, which its state does not allow; take AdamW")
+    return optimizer
+
+
+def make_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optimizer | None) -> Any:
+    """A learning-rate scheduler of an optimizer, of a function that makes it.
+
+    Raises
+    ------
+    TypeError
+        If it makes none, or one that goes by a loss (``ReduceLROnPlateau``).
+    """
+    if not callable(scheduler) or optimizer is None:
+        raise TypeError(f"scheduler must make a torch learning-rate scheduler of the optimizer, got {scheduler!r}")
+    made = with_python_numbers(scheduler)(optimizer)
+    if not hasattr(made, "step"):
+        raise TypeError(f"scheduler must make a torch learning-rate scheduler, it made {made!r}")
+    return made
+
+
+def adamw(params: Any, lr: float = 1e-3, **settings: Any) -> torch.optim.Optimizer:
+    """AdamW, fused where torch has that for the device and type."""
+    try:
+        return torch.optim.AdamW(params, lr, fused=True, **settings)
+    except RuntimeError:
+        return torch.optim.AdamW(params, lr, **settings)
+
+
+def with_python_numbers(f: Any) -> Any:
+    """A function, with Python's numbers in place of NumPy's if it is a partial: torch takes these only."""
+    if not isinstance(f, functools.partial):
+        return f
+    arguments = [v.item() if isinstance(v, np.generic) else v for v in f.args]
+    keywords = {k: v.item() if isinstance(v, np.generic) else v for k, v in f.keywords.items()}
+    return functools.partial(f.func, *arguments, **keywords)
