@@ -50,6 +50,8 @@ PARTS = {
     "growth": Part("bench_growth.py"),
     "windows": Part("bench_windows.py"),
     "cells": Part("bench_cells.py", environment={"OMP_NUM_THREADS": "1"}),
+    "layers": Part("bench_layers.py", environment={"OMP_NUM_THREADS": "1"}),
+    "layer_quality": Part("bench_layer_quality.py", ["--seconds", "10"]),
     "kernels": Part("bench_kernels.py", environment={"OMP_NUM_THREADS": "1"}),
     "hooks": Part("bench_hooks.py"),
     "import": Part("bench_import.py"),

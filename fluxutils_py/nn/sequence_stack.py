@@ -17,7 +17,7 @@ class _Block(nn.Module):
     def __init__(self, layer: nn.Module, n: int, dropout: float) -> None:
         super().__init__()
         self.layer_norm, self.layer = nn.LayerNorm(n), layer
-        self.mlp_norm, self.up, self.down = nn.LayerNorm(n), nn.Linear(n, 4 * n), nn.Linear(2 * n, n)
+        self.mlp_norm, self.up, self.down = nn.LayerNorm(n), nn.Linear(n, 2 * n), nn.Linear(n, n)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class SequenceStack(nn.Module):
     -----
     Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``: a linear layer, the blocks
     and a last normalisation. The states are those of the layers, see :func:`states`. The MLP is SwiGLU of Shazeer
-    (2020), arXiv:2002.05202, ``2 n_out`` wide.
+    (2020), arXiv:2002.05202, ``n_out`` wide.
 
     Examples
     --------

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fluxutils_py import Estimator, Spec, seqloss
-from fluxutils_py.nn import GRU, LSTM, RNN
+from fluxutils_py.nn import GRU, LRU, LSTM, RNN, CausalConv1d
 
 
 def mse(est, x, y):
@@ -62,3 +62,33 @@ def test_recall_beyond_the_window_needs_overlap(overlap, learned):
     est = Estimator(nn.Sequential(rnn, nn.Linear(32, 1)), None, partial(torch.optim.Adam, lr=3e-3), spec).fit(x, y)
     error = float(((est.predict(x) - y)[:, :, lag:] ** 2).mean())
     assert error < 0.1 if learned else error > 0.9
+
+
+def random_signs(lag, n_series, random_seed):
+    x = np.random.default_rng(random_seed).choice([-1.0, 1.0], size=(1, n_series, 400)).astype("float32")
+    y = np.zeros_like(x)
+    y[:, :, lag:] = x[:, :, :-lag]
+    return x, y
+
+
+@pytest.mark.parametrize(
+    ("layer", "overlap", "low", "high"),
+    [
+        (partial(CausalConv1d, 1, 16, 201), 200, 0, 0.1),
+        (partial(LRU, 1, 16, n_states=256, r_min=0.99, r_max=0.9999), 200, 0, 0.6),
+        (partial(LRU, 1, 16, n_states=256, r_min=0.99, r_max=0.9999), 0, 0.7, 1),
+    ],
+    ids=["convolution", "LRU", "LRU without overlap"],
+)
+def test_recall_over_200_steps_in_windows_of_50(layer, overlap, low, high):
+    """A window alone knows nothing of its targets, and is left with an error of 1."""
+    lag = 200
+    torch.manual_seed(0)
+    model = nn.Sequential(layer(), nn.Linear(16, 1))
+    spec = Spec(epochs=10, batchsize=8, seqsize=50, overlap=overlap, burn_in=lag, clip=1.0)
+    opt = partial(torch.optim.Adam, lr=3e-3)
+    est = Estimator(model, None, opt, spec, random_state=0).fit(*random_signs(lag, 32, 0))
+    x, y = random_signs(lag, 16, 1)
+    assert low <= float(((est.predict(x) - y)[:, :, lag:] ** 2).mean()) < high
+    window = x[:, :, 250:300]  # without the state that was carried to it
+    assert float(((est.predict(window) - y[:, :, 250:300]) ** 2).mean()) > 0.9
