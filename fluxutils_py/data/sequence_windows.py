@@ -160,15 +160,13 @@ class SequenceWindows:
             As windows would, before the first one.
         """
         for s in (*self.x, *self.y):
-            arrays = getattr(s.array, "arrays", (s.array,))
-            if s.kind == "int" or (s.in_memory and all(_all_finite(a) for a in arrays)):
+            if s.kind == "int" or (s.in_memory and all(_all_finite(a) for a in getattr(s.array, "arrays", (s.array,)))):
                 self._checked.add(id(s))
-        if any(s.in_memory and id(s) not in self._checked for s in (*self.x, *self.y)):
-            lazy = [s for s in (*self.x, *self.y) if not s.in_memory]
-            if not lazy:  # some value is not finite: is it where it may be?
-                whole = self._spanned()
-                for series, steps in block_slices(self.x[0].N, whole.max_length, self.x[0].F):
-                    self.cut(whole[series], steps.start, steps.stop)
+        arrays = (*self.x, *self.y)
+        if all(s.in_memory for s in arrays) and any(id(s) not in self._checked for s in arrays):
+            spans = self._spanned()  # some value is not finite: is it where it may be?
+            for series, steps in block_slices(self.x[0].N, spans.max_length, self.x[0].F):
+                self.cut(spans[series], steps.start, steps.stop)
 
     @property
     def has_missing_targets(self) -> bool:
@@ -219,14 +217,12 @@ class SequenceWindows:
 
     def _groups(self) -> Iterator[Segments]:
         rows = self.segments if self._order is None else self.segments[self._order]
-        if not self.equal_lengths or rows.min_length == rows.max_length:
-            for i in range(0, len(rows), self.batchsize):
-                yield rows[i : i + self.batchsize]
-            return
-        for length in np.unique(rows.length)[::-1]:
-            alike = rows[rows.length == length]
-            for i in range(0, len(alike), self.batchsize):
-                yield alike[i : i + self.batchsize]
+        alike = [rows]
+        if self.equal_lengths and rows.min_length < rows.max_length:
+            alike = [rows[rows.length == length] for length in np.unique(rows.length)[::-1]]
+        for some in alike:
+            for i in range(0, len(some), self.batchsize):
+                yield some[i : i + self.batchsize]
 
     def _spans(self, length: int) -> list[tuple[int, int, bool]]:
         """Steps (start, stop) of each window of a group, and whether it counts."""
@@ -273,13 +269,12 @@ class SequenceWindows:
         if self.weight is not None:
             w = self.weight.read(rows, start, stop)
             live = _both(live, w > 0)
-        gap = None
+        missing_steps = None
         if not self.y:  # no targets: a step without any input is a gap, a step with some is an error
             for s, v in zip(self.x, x, strict=True):
                 if id(s) not in self._checked and s.kind == "float":
-                    present = ~np.isnan(v).all(-1)
-                    live = _both(live, present)
-            gap = None if live is None else ~live
+                    live = _both(live, ~np.isnan(v).all(-1))
+            missing_steps = None if live is None else ~live
         if single and live is not None:
             there &= live[:, :, None]
         single = single and not (there.any(-1) == there.all(-1)).all()  # else whole steps are missing
@@ -290,17 +285,14 @@ class SequenceWindows:
         for i, s in enumerate(self.y):
             y[i] = self._clean(s, y[i], rows, start, there[:, :, column : column + s.F] if single else steps, exists)
             column += s.F
-        if single:
-            there = there[n_overlap:]
-            n_live = live_steps(there, [s.F for s in self.y])
-            w = there if w is None else np.where(there, w[n_overlap:, :, None], 0)
-        elif live is None:
-            n_live = (stop - start - n_overlap) * len(rows)
-            w = None if w is None else w[n_overlap:, :, None]
-        else:
-            n_live = int(live[n_overlap:].sum())
-            w = (live[n_overlap:] if w is None else np.where(live, w, 0)[n_overlap:])[:, :, None]
-        return tuple(x), tuple(v[n_overlap:] for v in y), w, gap, n_live
+        mask = there if single else steps
+        w = None if w is None else w[n_overlap:, :, None]
+        n_live: float = (stop - start - n_overlap) * len(rows)
+        if mask is not None:
+            mask = mask[n_overlap:]
+            n_live = live_steps(mask, [s.F for s in self.y] if single else [1])
+            w = mask if w is None else np.where(mask, w, 0)
+        return tuple(x), tuple(v[n_overlap:] for v in y), w, missing_steps, n_live
 
     def _clean(
         self,

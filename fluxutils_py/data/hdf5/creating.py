@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 import os
 import secrets
 import tempfile
@@ -28,6 +27,7 @@ from fluxutils_py.data.hdf5.opening import (
 from fluxutils_py.data.hdf5.reading import h5mmap
 from fluxutils_py.data.hdf5.writing import ALIGN, allocate
 from fluxutils_py.errors import H5DataError
+from fluxutils_py.validation import check_integer
 
 SPARE = 1 << 20  # bytes for what HDF5 notes about a dataset
 LARGEST = 1 << 62  # bytes: HDF5 counts them in 64 bits, and wraps
@@ -90,32 +90,28 @@ def h5create(
     where = describe(path, name)
     shape, kind = _checked(shape, dtype, where)
     order = check_axes(axes, len(shape), where)
-    disk, noted = tuple(shape[i] for i in np.argsort(order)), axes if len(shape) == 3 else None
-    new, made = not os.path.exists(path), None
+    file_shape, noted = tuple(shape[i] for i in np.argsort(order)), axes if len(shape) == 3 else None
+    is_new, temporary = not os.path.exists(path), f"{secrets.token_hex(8)}.part"
     try:
         with contextlib.closing(open_file(path, "a", **ALIGN)) as file:
-            there = _is_there(file, name)
-            misfit = _misfit(file, path, name, disk, kind, noted) if there and exist_ok else None
-            if there and not overwrite and (misfit or not exist_ok):
-                raise H5DataError(f"{where} exists already{misfit or _REPEAT}")
-            if not there or misfit or not exist_ok:
-                aside = f"{name.rstrip('/')}.{secrets.token_hex(4)}" if there else name
-                _require_room(path, os.path.getsize(path) + math.prod(shape) * kind.itemsize, where)
-                made = _first_missing(file, aside)
-                allocate(file, aside, disk, kind, noted)
-                if there:  # the new one lies behind it: the file does not shrink below maps of the old one
-                    del file[name]
-                    file.move(aside, name)
-                    made = None
+            exists = _exists(file, name)
+            misfit = _misfit(file, path, name, file_shape, kind, noted) if exists and exist_ok else None
+            if exists and not overwrite and (misfit or not exist_ok):
+                raise H5DataError(f"{where} exists already{misfit or _WAYS_OUT}")
+            if not exists or misfit or not exist_ok:
+                _check_room(path, os.path.getsize(path) + math.prod(shape) * kind.itemsize, where)
+                try:  # at the end of the file: it does not shrink below maps of an old dataset
+                    allocate(file, temporary, file_shape, kind, noted)
+                    if exists:
+                        del file[name]
+                    file.move(temporary, name)
+                finally:
+                    file.pop(temporary, None)
         return h5mmap(path, name, mode="r+")
     except BaseException as error:
-        with contextlib.suppress(OSError, RuntimeError):
-            if new:
+        if is_new:
+            with contextlib.suppress(OSError):
                 os.unlink(path)
-            elif made is not None:
-                with h5py.File(os.path.realpath(path), "r+") as file:
-                    if made in file:
-                        del file[made]
         if isinstance(error, OSError | RuntimeError | TypeError | ValueError) and not isinstance(
             error, H5DataError | FileNotFoundError
         ):
@@ -123,7 +119,7 @@ def h5create(
         raise
 
 
-_REPEAT = (
+_WAYS_OUT = (
     "; to write to it pass exist_ok=True or take h5mmap(path, name, mode='r+'), to put a new one in its place pass "
     "overwrite=True"
 )
@@ -132,9 +128,7 @@ _REPEAT = (
 def _checked(shape: Any, dtype: Any, where: str) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and type of an array of real numbers."""
     try:
-        if isinstance(shape, str | bytes):
-            raise TypeError
-        sizes = tuple(operator.index(n) for n in shape)
+        sizes = tuple(check_integer("", n) for n in ([shape] if isinstance(shape, str | bytes) else shape))
     except TypeError:
         raise H5DataError(
             f"{where}: shape must be a sequence of whole numbers, as (1, 37, 100), got {shape!r}"
@@ -150,8 +144,8 @@ def _checked(shape: Any, dtype: Any, where: str) -> tuple[tuple[int, ...], np.dt
     return sizes, kind
 
 
-def _require_room(path: Any, n_bytes: int, where: str) -> None:
-    """Check that the file system takes so large a file; HDF5 would find out while it writes, and break the file."""
+def _check_room(path: Any, n_bytes: int, where: str) -> None:
+    """Check that the file system takes so large a file: HDF5 finds out while it writes, and breaks the file."""
     with contextlib.suppress(PermissionError), tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))) as f:
         try:
             f.truncate(n_bytes + SPARE)
@@ -161,8 +155,8 @@ def _require_room(path: Any, n_bytes: int, where: str) -> None:
             ) from error
 
 
-def _is_there(file: h5py.File, name: str) -> bool:
-    """Whether something has that name, even a broken link."""
+def _exists(file: h5py.File, name: str) -> bool:
+    """Whether something has that name, be it a link that leads nowhere."""
     try:
         return file.get(name, getlink=True) is not None
     except (OSError, RuntimeError, ValueError):
@@ -172,19 +166,15 @@ def _is_there(file: h5py.File, name: str) -> bool:
 def _misfit(
     file: h5py.File, path: Any, name: str, shape: tuple[int, ...], dtype: np.dtype, axes: str | None
 ) -> str | None:
-    """Return why a dataset cannot serve in place of a new one; None if it can."""
-    there = find_dataset(file, path, name)
-    noted = read_attribute(there, "axes")
-    found = f"shape {there.shape} of {numpy_dtype(there)}" + (f" in the order {noted}" if axes else "")
-    wanted = f"shape {shape} of {dtype}" + (f" in the order {axes}" if axes else "")
-    if found != wanted:
-        return f" and has, in the file, {found} in place of {wanted}; pass overwrite=True to put a new one in its place"
-    reason = unmappable_reason(there)
+    """What keeps a dataset from serving in place of a new one; None if it serves."""
+    dataset = find_dataset(file, path, name)
+    present = f"shape {dataset.shape} of {numpy_dtype(dataset)}"
+    wanted = f"shape {shape} of {dtype}"
+    if axes:
+        present, wanted = f"{present} in the order {read_attribute(dataset, 'axes')}", f"{wanted} in the order {axes}"
+    if present != wanted:
+        return (
+            f" and has, in the file, {present} in place of {wanted}; pass overwrite=True to put a new one in its place"
+        )
+    reason = unmappable_reason(dataset)
     return reason and f" and cannot be written to in place: it {reason}; pass overwrite=True for one that can"
-
-
-def _first_missing(file: h5py.File, name: str) -> str:
-    """Return the first part of a name that does not exist: a group on the way, or the dataset."""
-    parts = [part for part in name.split("/") if part]
-    prefixes = ["/".join(parts[: i + 1]) for i in range(len(parts))]
-    return next((prefix for prefix in prefixes if not _is_there(file, prefix)), prefixes[-1])

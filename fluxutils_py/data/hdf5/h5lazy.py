@@ -48,7 +48,7 @@ class H5Lazy(DuckArray):
         As in :func:`h5mmap`.
     swmr : bool
         Open a file that another process is writing to in HDF5's single-writer, multiple-reader mode. The shape stays
-        that of this moment.
+        as it is now, until :meth:`refresh`.
 
     Attributes
     ----------
@@ -104,6 +104,14 @@ class H5Lazy(DuckArray):
         if handle is not None and handle[0] == os.getpid():
             handle[1].close()
 
+    def refresh(self) -> H5Lazy:
+        """Take on the shape that the dataset has now, where another process makes it grow (``swmr=True``)."""
+        dataset = self._dataset()
+        with wrap_h5_errors(describe(self.path, self.name)):
+            dataset.refresh()
+            self.shape = tuple(int(dataset.shape[i]) for i in self._axes)
+        return self
+
     def __enter__(self) -> H5Lazy:
         return self
 
@@ -113,14 +121,6 @@ class H5Lazy(DuckArray):
     def __getstate__(self) -> dict[str, Any]:
         opened = {} if self._handle is None else {"_identity": current_identity(self.path, self._identity)}
         return self.__dict__ | {"_handle": None} | opened
-
-    def __copy__(self) -> H5Lazy:
-        return self.__deepcopy__({})
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> H5Lazy:
-        other = object.__new__(H5Lazy)
-        other.__dict__.update(self.__getstate__())
-        return other
 
     def _dataset(self) -> h5py.Dataset:
         """The open dataset of this process."""

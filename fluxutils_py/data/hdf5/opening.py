@@ -297,32 +297,26 @@ def _not_numbers(found: Any) -> str | None:
     if dtype.subdtype is not None:
         return f"is of array type {dtype.subdtype[0]}{dtype.subdtype[1]}; write it again with one axis more"
     if dtype.kind not in "fiub":
-        return f"is of type {_type_name(dtype)}, not of real numbers; {_cure(dtype)}"
+        return "is of type {}, not of real numbers; {}".format(*_type_and_remedy(dtype))
     if found.shape == ():
         return "is a scalar, not an array; read it with h5py: file[name][()]"
     return None
 
 
-def _type_name(dtype: np.dtype) -> str:
+def _type_and_remedy(dtype: np.dtype) -> tuple[str, str]:
+    """What a type that is no real number is called, and what to save in its place."""
+    if dtype.kind == "c":
+        return f"complex ({dtype})", "save real and imaginary part as features of their own"
+    if dtype.names:
+        return f"compound ({', '.join(dtype.names)})", "save each field as a dataset of its own"
+    kind = f"opaque ({dtype})"
     if h5py.check_string_dtype(dtype) is not None or dtype.kind == "S":
-        return "string"
-    if h5py.check_vlen_dtype(dtype) is not None:
-        return f"variable length ({h5py.check_vlen_dtype(dtype)})"
-    if h5py.check_ref_dtype(dtype) is not None:
-        return "reference"
-    if dtype.kind == "c":
-        return f"complex ({dtype})"
-    if dtype.names:
-        return f"compound ({', '.join(dtype.names)})"
-    return f"opaque ({dtype})"
-
-
-def _cure(dtype: np.dtype) -> str:
-    if dtype.kind == "c":
-        return "save real and imaginary part as features of their own"
-    if dtype.names:
-        return "save each field as a dataset of its own"
-    return "read it with h5py, and save numbers in its place"
+        kind = "string"
+    elif h5py.check_vlen_dtype(dtype) is not None:
+        kind = f"variable length ({h5py.check_vlen_dtype(dtype)})"
+    elif h5py.check_ref_dtype(dtype) is not None:
+        kind = "reference"
+    return kind, "read it with h5py, and save numbers in its place"
 
 
 def _open(file: h5py.File, name: str) -> Any:

@@ -10,6 +10,7 @@ import math
 import os
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import h5py
@@ -25,15 +26,16 @@ def check_sources(dataset: h5py.Dataset, where: str) -> None:
     H5DataError
         If a file or dataset that it takes data from is missing, shorter than it should be, or cannot be opened.
     """
-    missing, broken = _problems(dataset, frozenset())
-    if missing:
+    problems = list(dict.fromkeys(_problems(dataset, frozenset())))
+    kind = "virtual" if dataset.is_virtual else "external"
+    if missing := [problem for problem in problems if isinstance(problem, _MissingFile)]:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise H5DataError(
-            f"{where} is {_kind(dataset)} and {len(missing)} of its source files are missing: {shown}; put them back, "
+            f"{where} is {kind} and {len(missing)} of its source files are missing: {shown}; put them back, "
             "or make the dataset anew (HDF5 would give fill values in their place)"
         )
-    if broken:
-        raise H5DataError(f"{where} is {_kind(dataset)} and {broken[0]}; put that right, or make the dataset anew")
+    if problems:
+        raise H5DataError(f"{where} is {kind} and {problems[0]}; put that right, or make the dataset anew")
 
 
 def check_open_file_limit(where: str) -> None:
@@ -58,59 +60,56 @@ def escape(name: str) -> str:
     return name.replace("%", "%%")
 
 
-def _kind(dataset: h5py.Dataset) -> str:
-    return "virtual" if dataset.is_virtual else "external"
+class _MissingFile(str):
+    """The name of a file that is missing, among sentences that say what is wrong with others."""
 
 
-def _problems(dataset: h5py.Dataset, seen: frozenset[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    """Files that are missing, and what is wrong with others."""
+def _problems(dataset: h5py.Dataset, seen: frozenset[tuple[str, str]]) -> Iterator[str]:
+    """Names of files that are missing, and what is wrong with others."""
     if dataset.external:
-        return _external_problems(dataset)
+        yield from _external_problems(dataset)
     if not dataset.is_virtual:
-        return [], []
+        return
     sources = defaultdict(list)
     for source in dataset.virtual_sources():
         patterns = (source.file_name.replace("%%", ""), source.dset_name.replace("%%", ""))
         if not any(re.search(r"%\d*b", p) for p in patterns):  # an open end: as many files as there are
             sources[source.file_name.replace("%%", "%")].append(source)
-    missing, broken = [], []
     here = os.path.realpath(dataset.file.filename)
     for name, parts in sources.items():
         path = here if name == "." else _locate(name, os.path.dirname(here))
         if path is None:
-            missing.append(name)
+            yield _MissingFile(name)
             continue
         try:
             with h5py.File(path, "r") as file:
                 for part in parts:
-                    found = _part_problems(file, path, part, seen)
-                    missing += [m for m in found[0] if m not in missing]
-                    broken += found[1]
+                    yield from _part_problems(file, path, part, seen)
         except BlockingIOError:
-            broken.append(f"its source file {path} is open for writing in another process")
+            yield f"its source file {path} is open for writing in another process"
         except OSError as error:
-            broken.append(f"its source file {path} cannot be opened ({error})")
-    return missing, broken
+            yield f"its source file {path} cannot be opened ({error})"
 
 
-def _part_problems(
-    file: h5py.File, path: str, part: Any, seen: frozenset[tuple[str, str]]
-) -> tuple[list[str], list[str]]:
+def _part_problems(file: h5py.File, path: str, part: Any, seen: frozenset[tuple[str, str]]) -> Iterator[str]:
     name = part.dset_name.replace("%%", "%")
     try:
         source = file[name]
     except (KeyError, OSError, RuntimeError) as error:
-        return [], [f"its source file {path} does not give dataset '{name}' ({str(error).strip(chr(34))})"]
-    whole, needed = _needed(part)
+        yield f"its source file {path} does not give dataset '{name}' ({str(error).strip(chr(34))})"
+        return
+    takes_all, needed = _needed(part)
+    fits = True
     if needed is not None:
         fits = len(needed) != source.ndim or all(m >= n for m, n in zip(source.shape, needed, strict=True))
-        if whole:  # HDF5 takes elements in the order of the file, whatever the shape
+        if takes_all:  # HDF5 takes elements in the order of the file, whatever the shape
             fits = source.size == math.prod(needed) and (len(needed) != source.ndim or source.shape == needed)
-        if not fits:
-            return [], [f"its source '{name}' in {path} has shape {source.shape} where {needed} is taken from it"]
-    if (path, name) in seen:
-        return [], [f"its source '{name}' in {path} takes data from itself"]
-    return _problems(source, seen | {(path, name)})
+    if not fits:
+        yield f"its source '{name}' in {path} has shape {source.shape} where {needed} is taken from it"
+    elif (path, name) in seen:
+        yield f"its source '{name}' in {path} takes data from itself"
+    else:
+        yield from _problems(source, seen | {(path, name)})
 
 
 def _needed(part: Any) -> tuple[bool, tuple[int, ...] | None]:
@@ -134,8 +133,7 @@ def _locate(name: str, folder: str) -> str | None:
     return None
 
 
-def _external_problems(dataset: h5py.Dataset) -> tuple[list[str], list[str]]:
-    missing, broken = [], []
+def _external_problems(dataset: h5py.Dataset) -> Iterator[str]:
     access = dataset.id.get_access_plist().get_efile_prefix().decode()
     folder = os.path.dirname(os.path.realpath(dataset.file.filename))
     prefix = access or os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", folder)
@@ -145,7 +143,6 @@ def _external_problems(dataset: h5py.Dataset) -> tuple[list[str], list[str]]:
         needed = min(left, room)
         left -= needed
         if not os.path.exists(path):
-            missing.append(name)
+            yield _MissingFile(name)
         elif os.path.getsize(path) < start + needed:
-            broken.append(f"its source file {path} has {os.path.getsize(path)} bytes of {start + needed}")
-    return missing, broken
+            yield f"its source file {path} has {os.path.getsize(path)} bytes of {start + needed}"

@@ -295,7 +295,7 @@ def test_external_file_missing_or_short(tmp_path):
         "that right, or make the dataset anew"
     )
     os.unlink(tmp_path / "a.bin")
-    assert "dataset 'x' is external and 2 of its source files are missing: a.bin, a.bin;" in error(path, "x")
+    assert "dataset 'x' is external and 1 of its source files are missing: a.bin;" in error(path, "x")
 
 
 def test_created_but_never_written(tmp_path):
@@ -608,6 +608,34 @@ def test_file_written_in_swmr_mode(tmp_path):
             assert np.array_equal(x[:, :, 1:T], numbers().transpose(2, 1, 0)[:, :, 1:])
         assert_lazy(h5mmap(path, "x", swmr=True), numbers())
         assert "it is being written to in SWMR mode" in error(path, "x", fallback="error", swmr=True)
+
+
+def test_a_file_that_grows(tmp_path):
+    """Each line that the writer reads has it append a step."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        file.create_dataset("x", data=numbers(), chunks=(2, N, F), maxshape=(None, N, F)).attrs["axes"] = "TNF"
+    program = (
+        "import sys, h5py\n"
+        "f = h5py.File(sys.argv[1], 'r+', libver='latest'); f.swmr_mode = True; x = f['x']; print(flush=True)\n"
+        "for line in sys.stdin: x.resize(len(x) + 1, 0); x[-1] = float(line); x.flush(); print(flush=True)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as writer:
+        writer.stdout.readline()
+        with h5mmap(path, "x", swmr=True) as x:
+            for i in (1, 2):
+                writer.stdin.write(f"{-i}\n")
+                writer.stdin.flush()
+                writer.stdout.readline()
+                assert x.shape == (F, N, T + i - 1)
+                assert x.refresh() is x
+                assert x.shape == (F, N, T + i)
+                assert (x[:, :, -1] == -i).all()
+            assert np.array_equal(x[:, :, :T], numbers().transpose(2, 1, 0))
+        writer.stdin.close()
+    assert writer.returncode == 0
 
 
 # -- this process -------------------------------------------------------------------------------------------
