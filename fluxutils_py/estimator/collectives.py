@@ -30,7 +30,7 @@ def require_same_fit(training: Any) -> None:
     RankError
         Names the first difference, with the value of each rank.
     """
-    ranks, data, model = training.ranks, training.data, training.model
+    ranks, data, model = training.loop.ranks, training.data, training.step.model
     if ranks.is_single:
         return
     ranks.require_equal(

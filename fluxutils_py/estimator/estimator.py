@@ -224,18 +224,8 @@ class Estimator(EstimatorBase):
         attributes. Without an earlier fit, or going on from it (``warm_start``, ``partial_fit``), what was learnt
         until then stays, as after ``KeyboardInterrupt``; an error before the first update changes nothing.
         """
-        run_fit(
-            self,
-            x,
-            y,
-            sample_weight,
-            validation_data,
-            lengths=lengths,
-            starts=starts,
-            epochs=epochs,
-            resume=self.warm_start,
-            can_hold_out=True,
-        )
+        how = {"lengths": lengths, "starts": starts, "epochs": epochs, "resume": self.warm_start}
+        run_fit(self, x, y, sample_weight, validation_data, can_hold_out=True, **how)
         return self
 
     def partial_fit(

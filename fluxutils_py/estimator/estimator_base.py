@@ -101,7 +101,7 @@ class EstimatorBase(HtmlReprMixin, BaseEstimator):
         -----
         Source: ``fit!`` of FluxUtils.jl with ``runopt=false``, or, without the gradient, with ``runback=false``.
         """
-        return run_evaluate(self, x, y, sample_weight, gradient, lengths, starts)
+        return run_evaluate(self, x, y, sample_weight, gradient=gradient, lengths=lengths, starts=starts)
 
     def save(self, path: Any) -> None:
         """Write the fitted estimator to one file, aside and then moved into place; see :meth:`load`.

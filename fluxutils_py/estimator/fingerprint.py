@@ -34,7 +34,7 @@ def identity(training: Any) -> dict[str, str]:
 
     Not of its own: epochs, device, threads, callbacks, verbosity, the weights that the model starts from.
     """
-    data, model = training.data, training.model
+    data, model = training.data, training.step.model
     classes, scale = data.codec.classes, data.codec.scale
     spec = {f.name: getattr(data.spec, f.name) for f in dataclasses.fields(data.spec) if f.name != "epochs"}
     return {
@@ -51,7 +51,7 @@ def identity(training: Any) -> dict[str, str]:
 
 def requested_identity(training: Any) -> dict[str, str]:
     """As :func:`identity`, with the optimizer as the estimator's arguments say; schedules and hooks change it later."""
-    settings, model = training.data.settings, training.model
+    settings, model = training.data.settings, training.step.model
     found = {**identity(training), "random_state": _describe_seed(settings.random_state)}
     if training.resume:
         try:

@@ -41,32 +41,20 @@ FLOATS = {"float16": torch.float32, "float32": torch.float32, "bool": torch.floa
 VALIDATION_STEPS = 1 << 14  # series times steps that are validated together
 
 
-def run_fit(
-    est: Any,
-    x: Any,
-    y: Any,
-    sample_weight: Any = None,
-    validation_data: Any = None,
-    *,
-    resume: bool = False,
-    can_hold_out: bool = False,
-    **arguments: Any,
-) -> None:
+def run_fit(est: Any, *data: Any, resume: bool = False, can_hold_out: bool = False, **arguments: Any) -> None:
     """Fit an estimator, alone or with the ranks that its ``comm`` means.
 
     Parameters
     ----------
     est : Estimator
-        Nothing of it changes before training begins. Afterwards, an error puts back what was there if nothing has been
+        It does not change before training begins. Afterwards, an error puts back what was there if nothing has been
         learnt, or if this fit would have replaced an earlier one.
-    x, y, sample_weight, validation_data
-        As in ``Estimator.fit``.
+    *data, **arguments
+        ``x, y, sample_weight, validation_data`` and ``lengths, starts, epochs, classes``; see :func:`prepare`.
     resume : bool
         Continue with the estimator's model and optimizer, if it has any.
     can_hold_out : bool
         Whether to hold out validation data, if the settings ask for it and none are given.
-    **arguments
-        ``lengths, starts, epochs, classes``: see :func:`prepare`.
     """
     settings, resume = est._resolved_params(), resume and hasattr(est, "model_")
     with RankGroup.from_comm(settings.comm, "fit") as ranks:
@@ -74,46 +62,28 @@ def run_fit(
         rng = copy.deepcopy(est._rng) if resume else make_generator(copy.deepcopy(settings.random_state))
         seed = int(make_generator(copy.deepcopy(settings.random_state)).integers(2**31))
         rng, seed = ranks.allgather((rng, seed))[0]
-        data = prepare(
-            settings,
-            est._input_schema(fitted=resume),
-            x,
-            y,
-            sample_weight,
-            validation_data,
-            codec=est._codec if resume else None,
-            split_seed=seed if can_hold_out else None,
-            n_ranks=ranks.size,
-            **arguments,
-        )
-        training = assemble(data, ranks, rng, est if resume else None)
-        warn_single_step_frame(x, data.inputs, training.model)
+        if resume:
+            arguments["codec"] = est._codec
+        if can_hold_out:
+            arguments["split_seed"] = seed
+        prepared = prepare(settings, est._input_schema(fitted=resume), *data, n_ranks=ranks.size, **arguments)
+        training = assemble(prepared, ranks, rng, est if resume else None)
+        warn_single_step_frame(data[0], prepared.inputs, training.step.model)
         require_same_fit(training)
         run(est, training)
 
 
-def run_evaluate(
-    est: Any, x: Any, y: Any, sample_weight: Any, gradient: bool, lengths: Any, starts: Any
-) -> float | tuple[float, Tensor]:
-    """A fit without updates; arguments as of ``Estimator.evaluate``."""
+def run_evaluate(est: Any, *data: Any, gradient: bool, **arguments: Any) -> float | tuple[float, Tensor]:
+    """A fit without updates; arguments as of :func:`run_fit`."""
     settings = est._resolved_params()
     with RankGroup.from_comm(settings.comm, "evaluate") as ranks:
         check_is_fitted(est, "model_")
-        data = prepare(
-            settings,
-            est._input_schema(),
-            x,
-            y,
-            sample_weight,
-            lengths=lengths,
-            starts=starts,
-            codec=est._codec,
-            n_ranks=ranks.size,
-        )
-        require_same_inputs(ranks, data.inputs)
-        batches = tensor_batches(data, est.model_, ranks)
+        model, schema = est.model_, est._input_schema()
+        prepared = prepare(settings, schema, *data, codec=est._codec, n_ranks=ranks.size, **arguments)
+        require_same_inputs(ranks, prepared.inputs)
+        batches = tensor_batches(prepared, model, ranks)
         with torch.backends.cudnn.flags(enabled=not gradient):  # whose layers have no gradient in evaluation mode
-            loss, mean_gradient = evaluate_windows(est.model_, data.loss, batches, ranks, gradient=gradient)
+            loss, mean_gradient = evaluate_windows(model, prepared.loss, batches, ranks, gradient=gradient)
         return loss if mean_gradient is None else (loss, mean_gradient)
 
 
@@ -127,12 +97,10 @@ class Training:
     Attributes
     ----------
     data : FitData
-    ranks : RankGroup
     rng : numpy.random.Generator
         Source of all randomness: the same on all ranks.
     resume : bool
         Whether model and optimizer are those of an earlier fit.
-    model : nn.Module
     optimizer : torch.optim.Optimizer
     groups : list of dict
         The optimizer's parameter groups as they are before a new scheduler changes them.
@@ -141,16 +109,15 @@ class Training:
         This rank's part of the windows.
     threads : Threads
     step : WindowStep
+        Has the ``model``.
     loop : Loop
-        With all hooks but the callbacks.
+        Has ``ranks``, and all hooks but the callbacks.
     callbacks : list
     """
 
     data: FitData
-    ranks: RankGroup
     rng: np.random.Generator
     resume: bool
-    model: nn.Module
     optimizer: torch.optim.Optimizer
     groups: list[dict[str, Any]]
     scheduler: Any
@@ -195,19 +162,7 @@ def assemble(data: FitData, ranks: RankGroup, rng: np.random.Generator, earlier:
     if progress is not None and ranks.rank == 0:
         loop.hooks.attach(progress)
     return Training(
-        data,
-        ranks,
-        rng,
-        earlier is not None,
-        model,
-        optimizer,
-        groups,
-        scheduler,
-        batches,
-        threads,
-        step,
-        loop,
-        callbacks,
+        data, rng, earlier is not None, optimizer, groups, scheduler, batches, threads, step, loop, callbacks
     )
 
 
@@ -288,13 +243,8 @@ def run(est: Any, training: Training) -> None:
 
     After an error, the estimator is as before if nothing was learnt, or if this fit would have replaced an earlier one.
     """
-    model, optimizer, step, loop, ranks = (
-        training.model,
-        training.optimizer,
-        training.step,
-        training.loop,
-        training.ranks,
-    )
+    step, loop, data = training.step, training.loop, training.data
+    model, ranks = step.model, loop.ranks
     before, buffers = dict(vars(est)), [b.clone() for b in model.buffers()]
     attributes = FittedAttributes(est, training)
     callbacks = with_checkpoints(training.callbacks, training, attributes)
@@ -308,17 +258,17 @@ def run(est: Any, training: Training) -> None:
             reset(model.train())
             if not training.resume and restore_newest(callbacks, ranks):
                 attributes.publish(loop.history, loop.step - loop.epoch_step)
-            loop.run_epochs(training.batches, training.data.spec.epochs)
+            loop.run_epochs(training.batches, data.spec.epochs)
     except BaseException as error:
         step.discard()
-        step.n_updates = ranks.resynchronize(model, optimizer, step.n_updates)
+        step.n_updates = ranks.resynchronize(model, training.optimizer, step.n_updates)
         replaces = not training.resume and "model_" in before
         if step.n_updates == 0 or (replaces and not ranks.is_interrupt(error)):  # as if it had not been tried
             vars(est).clear()
             vars(est).update(before)
             for buffer, value in zip(model.buffers(), buffers, strict=True):
                 buffer.copy_(value)
-            for group, values in zip(optimizer.param_groups, training.groups, strict=True):
+            for group, values in zip(training.optimizer.param_groups, training.groups, strict=True):
                 group.clear()
                 group.update(values)
         raise
@@ -326,7 +276,7 @@ def run(est: Any, training: Training) -> None:
         reset(model)
         model.eval()
         if vars(est).get("_rng") is training.rng and not training.resume:
-            make_generator(training.data.settings.random_state)  # a generator of the user's moves on, as its copy did
+            make_generator(data.settings.random_state)  # a generator of the user's moves on, as its copy did
 
 
 class FittedAttributes:
@@ -335,14 +285,14 @@ class FittedAttributes:
     def __init__(self, est: Any, training: Training) -> None:
         self.est, self.training = est, training
         loop, hooks = training.loop, training.loop.hooks
-        loop.shared_data = {"estimator": est, "model": training.model, "optimizer": training.optimizer}
+        loop.shared_data = {"estimator": est, "model": training.step.model, "optimizer": training.optimizer}
         hooks.add("epoch", self._finish_epoch, name="bookkeeping", priority=-math.inf)
         hooks.add("epoch", self._publish, name="fitted attributes", priority=-5)
 
     def begin(self) -> None:
         """Give the estimator the model and what is known of the data."""
         est, training, data = self.est, self.training, self.training.data
-        est.model_, est.optimizer_ = training.model, training.optimizer
+        est.model_, est.optimizer_ = training.step.model, training.optimizer
         est._rng, est._scheduler, est._codec = training.rng, training.scheduler, data.codec
         if training.resume:
             return
@@ -352,7 +302,7 @@ class FittedAttributes:
             est.feature_names_in_ = data.inputs.names
         if data.codec.classes is not None:
             est.classes_ = data.codec.classes
-        est.grad_ = torch.zeros(sum(p.numel() for p in training.model.parameters()), dtype=training.batches.dtype)
+        est.grad_ = torch.zeros(sum(p.numel() for p in est.model_.parameters()), dtype=training.batches.dtype)
         self.publish([], 0)
 
     def publish(self, history: list[dict[str, Any]], n_steps: int) -> None:

@@ -31,7 +31,7 @@ def with_checkpoints(callbacks: list[Any], training: Any, attributes: Any) -> li
     """
     if not any(isinstance(c, Checkpointer) for c in callbacks):
         return callbacks
-    if not training.ranks.is_single and any(
+    if not training.loop.ranks.is_single and any(
         isinstance(c, Checkpointer) and c.trigger and c.trigger.by_clock for c in callbacks
     ):
         raise ValueError(
@@ -40,8 +40,8 @@ def with_checkpoints(callbacks: list[Any], training: Any, attributes: Any) -> li
         )
     things = {
         "fit": _Fit(training, attributes),  # first: what is of another job is refused before anything is looked at
-        "model": training.model,
-        "buffers": _Buffers(training.model),
+        "model": training.step.model,
+        "buffers": _Buffers(training.step.model),
         "optimizer": training.optimizer,
         "loop": training.loop,
         "batches": training.batches,
