@@ -18,7 +18,7 @@ from fluxutils_py.estimator.inputs import Inputs, InputSchema, feature_counts, r
 from fluxutils_py.estimator.labels import ClassWeightArray, LabelEncoder, find_classes
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.estimator.target_codec import TargetCodec, TargetScale
-from fluxutils_py.estimator.targets import MISSING_LABEL, Targets, read_labels, read_targets
+from fluxutils_py.estimator.targets import MISSING_LABEL, Targets, TargetSchema, read_labels, read_targets
 from fluxutils_py.estimator.validation_split import hold_out, intersect
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
 from fluxutils_py.validation import check_integer
@@ -113,9 +113,8 @@ def prepare(
     # labels that are not among those found have no weight
     unknown = MISSING_LABEL if labels is not None and codec is None and classes is None else None
     per_series = None if codec is None else codec.per_series
-    targets = encode_targets(
-        y, inputs, settings, labels, estimator=schema.estimator, per_series=per_series, unknown=unknown
-    )
+    how = target_schema(settings, schema.estimator, labels, per_series=per_series, unknown=unknown)
+    targets = read_targets(y, inputs, how)
     training = held_out = None
     if split_seed is not None and validation_data is None and settings.early_stopping:
         training, held_out = hold_out(inputs, targets, settings.validation_fraction, split_seed, labels is not None)
@@ -137,37 +136,13 @@ def prepare(
     return FitData(settings, spec, loss, inputs, targets, codec, windows, validation)
 
 
-def encode_targets(
-    y: Any,
-    inputs: Inputs,
-    settings: Settings,
-    classes: np.ndarray | None,
-    *,
-    estimator: str,
-    per_series: bool | None = None,
-    unknown: int | None = None,
-    name: str = "y",
-) -> Targets:
-    """Targets as numbers: labels as their places among the classes.
-
-    ``unknown`` is what becomes of labels that are none of the classes; None: an error. Other arguments as of
-    :func:`read_targets`.
-    """
-    loss = as_loss(settings.loss)
-    kind = (
-        "labels" if settings.is_classifier else "integers" if isinstance(loss, SeqLoss) and loss.classes else "numbers"
-    )
-    encode = None if classes is None else LabelEncoder(classes, unknown, name)
-    return read_targets(
-        y,
-        inputs,
-        kind=kind,
-        encode=encode,
-        target=settings.target,
-        per_series=per_series,
-        estimator=estimator,
-        name=name,
-    )
+def target_schema(settings: Settings, estimator: str, classes: np.ndarray | None, **details: Any) -> TargetSchema:
+    """What targets must look like; ``details`` are ``per_series``, ``name``, and ``unknown`` (:class:`LabelEncoder`)."""
+    loss, unknown = as_loss(settings.loss), details.pop("unknown", None)
+    kind = "integers" if isinstance(loss, SeqLoss) and loss.classes else "numbers"
+    encode = None if classes is None else LabelEncoder(classes, unknown, details.get("name", "y"))
+    kind = "labels" if settings.is_classifier else kind
+    return TargetSchema(estimator, kind, settings.target, encode=encode, **details)
 
 
 def _find_labels(
@@ -257,15 +232,9 @@ class WindowMaker:
         x, y, sample_weight, lengths, starts = (*data, None, None, None)[:5]
         schema = dataclasses.replace(schema, fitted=None)
         inputs = read_inputs(x, schema, name="validation x", starts=starts, lengths=lengths)
-        held_out = encode_targets(
-            y,
-            inputs,
-            self.settings,
-            self.codec.classes,
-            estimator=schema.estimator,
-            per_series=targets.per_series,
-            name="validation y",
-        )
+        details = {"per_series": targets.per_series, "name": "validation y"}
+        how = target_schema(self.settings, schema.estimator, self.codec.classes, **details)
+        held_out = read_targets(y, inputs, how)
         for ours, theirs in ((trained.series, inputs.series), (targets.series, held_out.series)):
             if feature_counts(ours) != feature_counts(theirs):
                 raise ShapeError(

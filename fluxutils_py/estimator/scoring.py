@@ -12,11 +12,12 @@ from sklearn.utils.validation import check_is_fitted
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.estimator.fit_data import encode_targets
+from fluxutils_py.estimator.fit_data import target_schema
 from fluxutils_py.estimator.inputs import read_inputs, read_weight
 from fluxutils_py.estimator.moments import merge_moments
 from fluxutils_py.estimator.predicting import BlockPredictor
 from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.estimator.targets import read_targets
 from fluxutils_py.nn.losses import SeqLoss, as_loss
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.predictor import Prediction
@@ -30,9 +31,8 @@ def run_score(est: Any, x: Any, y: Any, sample_weight: Any, lengths: Any, starts
         schema, codec = est._input_schema(), est._codec
         inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
         predictions = BlockPredictor(est.model_, inputs, read_spec(settings.spec), comm=ranks)
-        targets = encode_targets(
-            y, inputs, settings, codec.classes, estimator=schema.estimator, per_series=codec.per_series, unknown=-1
-        ).series
+        how = target_schema(settings, schema.estimator, codec.classes, per_series=codec.per_series, unknown=-1)
+        targets = read_targets(y, inputs, how).series
         segments = inputs.whole()
         weight = read_weight(sample_weight, inputs)
         if weight is not None:

@@ -36,34 +36,45 @@ class Targets:
     ndim: int
 
 
-def read_targets(
-    y: Any,
-    inputs: Inputs,
-    *,
-    kind: str = "numbers",
-    encode: Callable[[np.ndarray], np.ndarray] | None = None,
-    target: str = "auto",
-    per_series: bool | None = None,
-    estimator: str = "Estimator",
-    name: str = "y",
-) -> Targets:
-    """Targets in any form, aligned with the inputs.
+@dataclass(frozen=True)
+class TargetSchema:
+    """What :func:`read_targets` requires of targets.
 
-    Parameters
+    Attributes
     ----------
+    estimator : str
+        The name of the estimator's class, for messages.
     kind : "numbers", "integers" or "labels"
         Integers are for losses that want them; labels are of any type, one per step or series.
-    encode : callable, optional
-        Makes integers of labels.
     target : "auto", "step" or "series"
         What a matrix holds, see :class:`fluxutils_py.Estimator`.
     per_series : bool, optional
         What a matrix holds if ``target`` is "auto" and its shape fits both; None: decided by the shape.
-    estimator : str
-        The name of the estimator's class, for messages.
+    encode : callable, optional
+        Makes integers of labels.
+    name : str
+        What messages call the targets.
+    """
+
+    estimator: str
+    kind: str = "numbers"
+    target: str = "auto"
+    per_series: bool | None = None
+    encode: Callable[[np.ndarray], np.ndarray] | None = None
+    name: str = "y"
+
+
+def read_targets(y: Any, inputs: Inputs, schema: TargetSchema) -> Targets:
+    """Targets in any form, aligned with the inputs.
+
+    Raises
+    ------
+    ValueError, TypeError
+        scikit-learn's own for vectors and matrices; ShapeError and DataError for sequences.
     """
     if y is None:
-        raise ValueError(f"This {estimator} estimator requires y to be passed, but the target y is None.")
+        raise ValueError(f"This {schema.estimator} estimator requires y to be passed, but the target y is None.")
+    encode, name = schema.encode, schema.name
     require_array(y, name, "(G, N, T), samples(y) or timesteps(y) of one, or a vector or matrix with the rows of x")
     if isinstance(y, SequenceView):
         _require_same_view(y, inputs)
@@ -81,7 +92,7 @@ def read_targets(
         read = tuple(_encoded(a, encode) for a in arrays)
         targets = Targets(as_series(read if isinstance(y, tuple) else read[0], name), False, 3)
     else:
-        targets = _read_plain_targets(y, inputs, kind, encode, target, per_series, name)
+        targets = _read_plain_targets(y, inputs, schema)
     if inputs.form == "rows" and targets.series[0].T != inputs.T:
         raise ShapeError(
             f"the rows of the matrix {inputs.series[0].name} are series of {inputs.T} step{'s' * (inputs.T > 1)}, but "
@@ -90,7 +101,7 @@ def read_targets(
             "take SequenceScaler or SequenceImputer, which keep the steps"
         )
     check_aligned(inputs.series[0], targets.series[0])
-    if kind == "labels" and any(s.F != 1 for s in targets.series):
+    if schema.kind == "labels" and any(s.F != 1 for s in targets.series):
         raise ShapeError(
             f"{name} has {feature_counts(targets.series)} labels per step; a classifier learns one, of shape "
             "(1, N, T): take an Estimator with a loss of your own for several"
@@ -127,22 +138,20 @@ class EncodedLabels(DerivedArray):
         return self.encode(read_block(self.source, *index))
 
 
-def _read_plain_targets(
-    y: Any, inputs: Inputs, kind: str, encode: Any, target: str, per_series: bool | None, name: str
-) -> Targets:
+def _read_plain_targets(y: Any, inputs: Inputs, schema: TargetSchema) -> Targets:
     """A vector or matrix: one row per series, or per time step of a view of time steps."""
-    y = to_numpy(y)
+    y, name = to_numpy(y), schema.name
     ndim = max(1, n_axes(y))
     n_rows = inputs.T if inputs.form == "timesteps" else inputs.N
-    if kind == "labels":
+    if schema.kind == "labels":
         array = _labels(y, inputs, name)
     else:
         array = check_array(y, accept_sparse="csr", ensure_2d=False, dtype=None, input_name="y")
         array = array.astype(np.float64) if array.dtype.kind == "O" else array
         check_consistent_length(np.empty(n_rows), array)
     array = array.reshape(n_rows, -1)
-    if encode is not None:
-        array = encode(array)
+    if schema.encode is not None:
+        array = schema.encode(array)
     columns = array.shape[1]
     if inputs.form == "timesteps":
         if columns % inputs.N:
@@ -150,18 +159,16 @@ def _read_plain_targets(
                 f"{name} has {columns} columns, which are not the targets of {inputs.N} series; use timesteps({name})"
             )
         return Targets((SeriesArray(TimestepsView.from_rows(array, columns // inputs.N), name),), False, ndim)
-    if _has_target_per_step(array.shape, inputs, target, kind, name, per_series):
+    if _has_target_per_step(array.shape, inputs, schema):
         return Targets((SeriesArray(SamplesView.from_rows(array, columns // inputs.T), name),), False, ndim)
     whole = inputs.whole()
     last = whole.start + whole.length - 1
-    if array.dtype.kind in "iub" and kind == "numbers":  # NaN marks the steps without a target
+    if array.dtype.kind in "iub" and schema.kind == "numbers":  # NaN marks the steps without a target
         array = array.astype(float)
     return Targets((SeriesArray(LastStepTargets(array, inputs.T, last), name),), True, ndim)
 
 
-def _has_target_per_step(
-    shape: tuple[int, ...], inputs: Inputs, target: str, kind: str, name: str, per_series: bool | None
-) -> bool:
+def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: TargetSchema) -> bool:
     """Whether a matrix of one row per series holds the targets of all its steps.
 
     Raises
@@ -169,7 +176,7 @@ def _has_target_per_step(
     ShapeError
         If nothing tells.
     """
-    columns, n_steps = shape[1], inputs.T
+    (_, columns), n_steps, target, name = shape, inputs.T, schema.target, schema.name
     fits = columns % n_steps == 0
     if target == "step" and not fits:
         raise ShapeError(
@@ -179,10 +186,10 @@ def _has_target_per_step(
         return True
     if target == "series" or not fits:
         return False
-    if kind == "labels":  # a series has one
+    if schema.kind == "labels":  # a series has one
         return True
-    if inputs.form != "native" and (per_series is not None or n_steps > FEW):
-        return not per_series
+    if inputs.form != "native" and (schema.per_series is not None or n_steps > FEW):
+        return not schema.per_series
     g = columns // n_steps
     what, many, array = ("a target", "T", f"{name}[None]") if g == 1 else (f"{g} targets", f"{g} * T", f"({g}, N, T)")
     raise ShapeError(
