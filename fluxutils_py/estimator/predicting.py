@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.lazy import select
 from fluxutils_py.data.parts import array_split_slice
+from fluxutils_py.data.ragged import RaggedArray, as_ragged
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.errors import ShapeError
-from fluxutils_py.estimator.collectives import gather_rows, require_same_inputs
+from fluxutils_py.errors import DataError, RankError, ShapeError
+from fluxutils_py.estimator.collectives import gather_parts, gather_rows, memmap_location, require_same_inputs
 from fluxutils_py.estimator.inputs import Inputs, read_inputs
-from fluxutils_py.estimator.output import PredictionWriter
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.estimator.target_codec import Transform
 from fluxutils_py.parallel import RankGroup
+from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.training.predictor import Prediction, Predictor
 
 
@@ -166,3 +167,152 @@ def _one(outputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
     if len(outputs) != 1:
         raise ShapeError(f"the model gives {len(outputs)} outputs; one target per series is for models of one output")
     return (outputs[0],)
+
+
+class PredictionWriter:
+    """Arrays of shape (G, N, T) that predictions are written into: the user's, or new ones.
+
+    Parameters
+    ----------
+    out : array of shape (G, N, T), a tuple of such, or None
+        Anything with ``shape`` that takes slices. None: new arrays in time-major memory.
+    n_series, n_steps : int
+    starts : ndarray of int, shape (N,), optional
+        The step at which each series begins. Predictions then count from there, and all else becomes NaN (0 or an
+        empty text, where it cannot be).
+    lengths : ndarray of int, shape (N,), optional
+        The lengths of series that are arrays of their own: ``out`` and the result are lists of arrays (G, T_i).
+
+    Raises
+    ------
+    ShapeError, DataError
+        On construction, or at the first prediction before anything is written, if ``out`` has another shape, is
+        read-only or cannot hold floating-point numbers.
+    """
+
+    def __init__(
+        self,
+        out: Any,
+        n_series: int,
+        n_steps: int,
+        starts: np.ndarray | None = None,
+        lengths: np.ndarray | None = None,
+    ) -> None:
+        self._given, self.lengths = out, lengths
+        self.out = out if lengths is None else as_ragged(out, "out")
+        self.n_series, self.n_steps, self.starts = n_series, n_steps, starts
+        self._several: bool | None = None
+        self._targets: tuple[Any, ...] | None = None
+        if out is not None:
+            for name, target in self._named():
+                self._check(name, target)
+
+    def write(self, p: Prediction) -> None:
+        """Put one block in place."""
+        if self._targets is None:
+            self._targets = self._open(p)
+        for target, y in zip(self._targets, p.y, strict=True):
+            block = y.transpose(2, 1, 0)  # (S, B, G) -> (G, B, S)
+            if self.starts is None:
+                target[:, p.series, p.steps] = block
+                continue
+            if p.steps.start == 0:
+                target[:, p.series, :] = np.nan if y.dtype.kind == "f" else y.dtype.type()
+            for i, start in enumerate(self.starts[p.series]):
+                steps = slice(start + p.steps.start, min(start + p.steps.stop, self.n_steps))
+                n = p.series.start + i
+                target[:, n : n + 1, steps] = block[:, i : i + 1, : max(steps.stop - steps.start, 0)]
+
+    def complete(self, ranks: RankGroup) -> None:
+        """Have every rank's arrays hold what all ranks have written, each for series of its own.
+
+        Ranks that were given the same map of a file have written to it together, and only wait for each other.
+        """
+        if ranks.is_single:
+            return
+        files = [None] if self.out is None else [memmap_location(target) for _, target in self._named()]
+        told = ranks.allgather(
+            (files, None if self._targets is None else [(t.shape[0], t.dtype) for t in self._targets])
+        )
+        kinds = [kind for _, kind in told if kind is not None]
+        if any(kind != kinds[0] for kind in kinds):
+            ranks.raise_on_all(
+                RankError(f"out differs: {describe_by_rank([str(k) for _, k in told])}; give every rank one of a kind")
+            )
+        if None not in files and all(f == files for f, _ in told):
+            for _, target in self._named():
+                target.flush()
+            ranks.allgather()
+            return
+        if self._targets is None:  # there are fewer series than ranks
+            self._targets = self._new(kinds[0]) if self.out is None else tuple(_writable(t) for _, t in self._named())
+            self._several = len(self._targets) > 1
+        for target in self._targets:
+            gather_parts(target, 1, ranks)
+
+    def result(self) -> Any:
+        """``out`` as it was given, or the new array, a tuple for several outputs."""
+        if self.out is not None:
+            return self._given
+        assert self._targets is not None
+        found = self._targets if self.lengths is None else tuple(list(t.arrays) for t in self._targets)
+        return found if self._several else found[0]
+
+    def _named(self) -> list[tuple[str, Any]]:
+        if isinstance(self.out, tuple | list):
+            return [(f"out[{i}]", o) for i, o in enumerate(self.out)]
+        return [("out", self.out)]
+
+    def _check(self, name: str, target: Any) -> None:
+        shape = getattr(target, "shape", None)
+        if shape is None or not hasattr(target, "__setitem__"):
+            raise ShapeError(
+                f"{name} must be an array of shape (G, N, T) that can be written to, got {type(target).__name__}"
+            )
+        if len(shape) != 3 or tuple(shape[1:]) != (self.n_series, self.n_steps):
+            raise ShapeError(
+                f"{name} has shape {tuple(shape)}; expected (G, {self.n_series}, {self.n_steps}) = (outputs, series, "
+                "time steps)"
+            )
+        if self.lengths is not None and not np.array_equal(getattr(target, "lengths", ()), self.lengths):
+            raise ShapeError(f"{name} must be a list of arrays (G, T_i), with the T_i of the series of x")
+        for a in getattr(target, "arrays", (target,)):
+            if isinstance(a, np.ndarray) and not a.flags.writeable:
+                raise DataError(f"{name} is read-only; open it with mode 'r+'")
+        if getattr(getattr(target, "file", None), "mode", "r+") == "r":
+            raise DataError(f"{name} belongs to a file that is open for reading only; open it with mode 'r+'")
+
+    def _open(self, p: Prediction) -> tuple[Any, ...]:
+        self._several = len(p.y) > 1
+        if self.out is None:
+            return self._new([(y.shape[2], y.dtype) for y in p.y])
+        named = self._named()
+        if len(named) != len(p.y):
+            raise ShapeError(f"out has {len(named)} arrays, the model gives {len(p.y)} outputs")
+        for (name, target), y in zip(named, p.y, strict=True):
+            if target.shape[0] != y.shape[2]:
+                raise ShapeError(
+                    f"{name} has shape {tuple(target.shape)}; expected ({y.shape[2]}, {self.n_series}, {self.n_steps})"
+                )
+            dtype = getattr(_writable(target), "dtype", None)
+            numbers = y.dtype.kind == "f"  # labels are to stay whole: strings would be cut, integers wrap around
+            # not text or bytes either, of which NumPy would write as many digits as there is room for
+            if isinstance(dtype, np.dtype) and not (
+                np.can_cast(y.dtype, dtype, "same_kind") and dtype.kind in "fcO"
+                if numbers
+                else np.can_cast(y.dtype, dtype, "safe")
+            ):
+                way_out = "floating-point" if numbers else str(y.dtype)
+                raise DataError(f"{name} has dtype {dtype}, which cannot hold {y.dtype}; make it {way_out}")
+        return tuple(_writable(target) for _, target in named)
+
+    def _new(self, kinds: list[tuple[int, Any]]) -> tuple[Any, ...]:
+        """Arrays in time-major memory, by number of features and type."""
+        if self.lengths is not None:
+            return tuple(RaggedArray([np.empty((t, n), d).T for t in self.lengths], "out") for n, d in kinds)
+        return tuple(np.empty((self.n_steps, self.n_series, n), dtype).transpose(2, 1, 0) for n, dtype in kinds)
+
+
+def _writable(target: Any) -> Any:
+    """The memory of a torch tensor as a NumPy array; anything else as it is."""
+    return target.detach().numpy() if type(target).__module__.split(".")[0] == "torch" else target
