@@ -1,10 +1,10 @@
-"""Optimizers of FluxUtils.jl, as torch's: clipping of each parameter, and decay that no learning rate scales.
+"""Optimizers of FluxUtils.jl for torch: clipping per parameter, and decay that no learning rate scales.
 
 >>> model = torch.nn.Linear(3, 2)
 >>> optimizer = ADAMW32(lr=1e-2)(model.parameters())
 
-An estimator takes them as they are, ``opt=ADAMW32(1e-2)``, and finds what can be set: ``opt__lr``, ``opt__decay``,
-``opt__thresh``.
+Pass them to an estimator as ``opt=ADAMW32(1e-2)``; their settings are parameters such as ``opt__lr``, ``opt__decay``
+and ``opt__thresh``.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ __all__ = [
 
 
 class Transform:
-    """Something done to each parameter's gradient, or to what is to be subtracted from it; a link of a :func:`Chain`.
+    """A link of a :func:`Chain`: changes each parameter's gradient, or its update, in place.
 
-    A transform of your own is a dataclass with numbers as fields, so that it can be shown, set and saved.
+    Write your own transform as a dataclass with numbers as fields, so that it can be shown, set and saved.
     """
 
     def __call__(self, delta: Tensor, x: Tensor) -> None:
@@ -49,7 +49,7 @@ class Transform:
 
 @dataclasses.dataclass(frozen=True)
 class Clip(Transform):
-    """Values beyond ``thresh`` are clamped to it. Source: ``Clip`` of FluxUtils.jl.
+    """Clamp each value of a gradient to ``-thresh`` and ``thresh``. Source: ``Clip`` of FluxUtils.jl.
 
     >>> Clip(0.5)(delta := torch.tensor([3.0, -0.2]), torch.zeros(2)), delta
     (None, tensor([ 0.5000, -0.2000]))
@@ -63,10 +63,10 @@ class Clip(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class ClipNorm(Transform):
-    """Each parameter's is scaled down to the norm ``thresh``, if it is larger.
+    """Scale each parameter's gradient down to the norm ``thresh``, if its norm is larger.
 
-    The norm of all parameters together is ``clip`` of the spec, or ``clip_grad_norm_`` of torch.
-    Source: ``ClipNorm`` of FluxUtils.jl.
+    To limit the norm of all parameters together, use ``clip`` of the spec, or torch's ``clip_grad_norm_``. Source:
+    ``ClipNorm`` of FluxUtils.jl.
 
     >>> ClipNorm(1.0)(delta := torch.tensor([3.0, -4.0]), torch.zeros(2)), delta
     (None, tensor([ 0.6000, -0.8000]))
@@ -80,10 +80,10 @@ class ClipNorm(Transform):
 
 @dataclasses.dataclass(frozen=True)
 class WeightDecay(Transform):
-    """``decay`` times the parameter is added.
+    """Add ``decay`` times the parameter to its gradient or update.
 
-    After an optimizer in a chain, parameters shrink by this share in each step, whatever the learning rate; before it,
-    this is the gradient of a penalty on squares. Source: ``WeightDecay`` of Flux.jl 0.9.
+    After the optimizer in a chain, each step shrinks the parameters by this fraction, whatever the learning rate.
+    Before it, this is the gradient of a penalty on squares. Source: ``WeightDecay`` of Flux.jl 0.9.
 
     >>> WeightDecay(0.1)(delta := torch.zeros(2), torch.tensor([3.0, -4.0])), delta
     (None, tensor([ 0.3000, -0.4000]))
@@ -98,7 +98,7 @@ class WeightDecay(Transform):
 def ADAM32(lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999)) -> functools.partial[torch.optim.Adam]:
     """Adam, for a :func:`Chain` or as ``opt``: ``functools.partial(torch.optim.Adam, lr=lr, betas=betas)``.
 
-    Moments are of the type of the parameters. Source: ``ADAM32`` of FluxUtils.jl.
+    Moments have the dtype of the parameters. Source: ``ADAM32`` of FluxUtils.jl.
 
     >>> type(ADAM32()([torch.zeros(2, requires_grad=True)])).__name__
     'Adam'
@@ -114,10 +114,10 @@ def ADAMW32(
     Parameters
     ----------
     lr : float
-        May be 0: parameters then shrink only.
+        May be 0: then parameters only shrink.
     decay : float
-        The share by which a step shrinks the parameters. ``AdamW(weight_decay=decay / lr)`` does the same, as long as
-        nobody changes the learning rate: here a schedule leaves the decay as it is.
+        The fraction by which a step shrinks the parameters. ``AdamW(weight_decay=decay / lr)`` does the same while the
+        learning rate is constant; here, a schedule does not change the decay.
     thresh : float
         Largest absolute value of a gradient.
     betas : tuple of two floats
@@ -135,22 +135,22 @@ def ADAMW32(
 
 
 def by_name(name: str, **settings: Any) -> Callable[..., Optimizer]:
-    """The optimizer of that name, for ``opt`` of an estimator or a trainer: called with parameters, it is built.
+    """Return a function that builds the optimizer of that name, for ``opt`` of an estimator or a trainer.
 
     Parameters
     ----------
     name : str
-        Of a class in ``torch.optim``, such as ``"sgd"``, ``"adamax"`` or ``"adamw"``, or ``"adam32"``, ``"adamw32"``;
-        in upper or lower case.
+        Name of a class in ``torch.optim``, such as ``"sgd"``, ``"adamax"`` or ``"adamw"``, or ``"adam32"``,
+        ``"adamw32"``; in upper or lower case.
     **settings
-        Its arguments; else torch's defaults, or ours.
+        Arguments of the optimizer.
 
     Raises
     ------
     ValueError
         If there is no such optimizer.
     TypeError
-        If it has no such setting.
+        If the optimizer has no such argument.
 
     Notes
     -----
@@ -182,10 +182,10 @@ def by_name(name: str, **settings: Any) -> Callable[..., Optimizer]:
 def cosine(
     period: int, min_lr: float = 0.0, factor: int = 1
 ) -> functools.partial[torch.optim.lr_scheduler.CosineAnnealingWarmRestarts]:
-    """Learning rates that fall along a cosine to ``min_lr`` within ``period`` steps, then begin anew.
+    """Let learning rates fall along a cosine to ``min_lr`` within ``period`` steps, then restart.
 
-    For ``scheduler`` of a spec, or called with an optimizer. Each period is ``factor`` times as long as the one before.
-    Source: ``CosineSchedule`` of gomlx.
+    Pass it as ``scheduler`` of a spec, or call it with an optimizer. Each period is ``factor`` times as long as the one
+    before. Source: ``CosineSchedule`` of gomlx.
 
     >>> optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=1.0)
     >>> cosine(10)(optimizer).get_last_lr()
@@ -197,9 +197,9 @@ def cosine(
 
 
 def inverse_sqrt(optimizer: Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-    """A scheduler that divides the learning rate by the square root of the step, counted from 1. Source: SGD of gomlx.
+    """Divide the learning rate by the square root of the step, counted from 1. Source: SGD of gomlx.
 
-    For ``scheduler`` of a spec with ``schedule_every="step"``.
+    Pass it as ``scheduler`` of a spec with ``schedule_every="step"``, or call it with an optimizer.
     """
     return torch.optim.lr_scheduler.LambdaLR(optimizer, _inverse_sqrt)
 
@@ -209,20 +209,20 @@ def _inverse_sqrt(done: int) -> float:
 
 
 def Chain(*links: Any) -> Any:
-    """Transforms, an optimizer, and transforms: each gets what the one before it made of the gradient.
+    """Chain transforms and one optimizer: each link changes the result of the one before it, starting from gradients.
 
     Parameters
     ----------
     *links : Transform, and one optimizer
-        The optimizer is a class of ``torch.optim``, a ``functools.partial`` of one, a function of the parameters, or
-        an instance. Transforms before it see gradients, in place (as ``torch.nn.utils.clip_grad_value_`` does); those
-        after it see what is to be subtracted from the parameters.
+        The optimizer is a class of ``torch.optim``, a ``functools.partial`` of one, a function of the parameters, or an
+        instance. Transforms before it change gradients in place, as ``torch.nn.utils.clip_grad_value_`` does;
+        transforms after it change the update that is subtracted from the parameters.
 
     Returns
     -------
     ChainFactory, or ChainedOptimizer
-        The latter, ready for ``step()``, if the optimizer is an instance. Else a function of the parameters that makes
-        one, for ``opt`` of an estimator.
+        For an instance, a ``ChainedOptimizer``, ready for ``step()``. Else a function of the parameters that makes one,
+        for ``opt`` of an estimator.
 
     Raises
     ------
@@ -252,9 +252,9 @@ def Chain(*links: Any) -> Any:
 
 
 class ChainFactory:
-    """What :func:`Chain` makes of a class: called with parameters, it returns their :class:`ChainedOptimizer`.
+    """Makes a :class:`ChainedOptimizer` when called with parameters; :func:`Chain` returns one for a class.
 
-    Settings of all links may be given too, by their names, where these are unique: ``chain(params, lr=0.1)``.
+    Settings of all links may be passed by name where names are unique: ``chain(params, lr=0.1)``.
     """
 
     def __init__(self, *links: Any) -> None:
@@ -300,8 +300,8 @@ class ChainFactory:
 class ChainedOptimizer(Optimizer):
     """An optimizer between transforms; made by :func:`Chain`.
 
-    Parameter groups, state and ``state_dict()`` are those of the optimizer inside, so that schedulers and checkpoints
-    see no difference. Parameters without a gradient are left alone.
+    Its parameter groups, state and ``state_dict()`` are those of the optimizer inside, so schedulers and checkpoints
+    see no difference. It does not change parameters without a gradient.
     """
 
     def __init__(self, inner: Optimizer, before: Any = (), after: Any = ()) -> None:
@@ -314,7 +314,7 @@ class ChainedOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step on the gradients that are there. ``closure``, if any, is called once, to compute them."""
+        """Take one step with the current gradients; a ``closure`` is called once, to compute them."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -333,7 +333,7 @@ class ChainedOptimizer(Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load what ``state_dict()`` gave, of this chain or of the optimizer in it."""
+        """Load a ``state_dict()`` of this chain or of the optimizer in it."""
         self.inner.load_state_dict(state_dict)
         self._bind_inner()
 
@@ -348,10 +348,10 @@ class ChainedOptimizer(Optimizer):
 
 
 def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load a state into an optimizer, each of its tensors in the floating type that it was saved in.
+    """Load a state into an optimizer, with each tensor in the floating type in which it was saved.
 
-    ``load_state_dict`` of torch gives all but ``step`` the type of the parameters, also what never had it, such as
-    ``mu_product`` of ``NAdam``: in float64, another number.
+    torch's ``load_state_dict`` converts all tensors but ``step`` to the type of the parameters, even those that never
+    had it, such as ``mu_product`` of ``NAdam``: in float64 that changes the number.
     """
     optimizer.load_state_dict(state)
     params = [p for group in optimizer.param_groups for p in group["params"]]
@@ -364,13 +364,13 @@ def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
 
 
 def _fields(transform: Any) -> list[inspect.Parameter]:
-    """The settings of a transform as parameters with defaults."""
+    """Return the settings of a transform as parameters with defaults."""
     names = [f.name for f in dataclasses.fields(transform)] if dataclasses.is_dataclass(transform) else []
     return [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=getattr(transform, n)) for n in names]
 
 
 def _arguments(optimizer: Any) -> list[inspect.Parameter]:
-    """What can be set in a class, partial or function that makes an optimizer, but for the parameters."""
+    """Return the arguments of a class, partial or function that makes an optimizer, without the parameters."""
     if isinstance(optimizer, Optimizer):
         return []
     found = list(inspect.signature(optimizer).parameters.values())[1:]

@@ -1,4 +1,4 @@
-"""Loss curves as a picture."""
+"""Draw loss curves."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from sklearn.utils.validation import check_is_fitted
 
 
 class LossCurveDisplay:
-    """The loss per epoch: training as a line, validation dashed in the same colour.
+    """A plot of the loss per epoch: training as a line, validation dashed in the same colour.
 
-    Made by :meth:`from_estimator` or :meth:`from_cv_results`; follows scikit-learn's display convention. Needs
+    Create it with :meth:`from_estimator` or :meth:`from_cv_results`, as other displays of scikit-learn. It needs
     matplotlib.
 
     Parameters
     ----------
     loss_curve : list of float, or list of such
-        Training loss after each epoch; of one fit, or of each of several.
+        Training loss after each epoch, of one fit or of each of several.
     validation_loss_curve : the same, or None
-        Validation loss. NaN (or, for one of several fits, None) where there is none.
+        Validation loss; NaN where there is none, or None for a fit without any.
     name : str, list of str, or None
-        What the legend calls the fits. None: "training" and "validation" for one, "fold 0", "fold 1", ... for several.
+        Names of the fits in the legend. None: "training" and "validation" for one, "fold 0", "fold 1", ... for several.
 
     Attributes
     ----------
     line_, validation_line_ : matplotlib Line2D, or list of such
-        The lines, one per fit. Where there is no validation loss, None.
+        The lines, one per fit; None for a fit without validation loss.
     ax_ : matplotlib Axes
     figure_ : matplotlib Figure
 
@@ -53,20 +53,20 @@ class LossCurveDisplay:
         Parameters
         ----------
         estimator : object
-            Anything with ``loss_curve_``; a pipeline that ends in one; a search whose best estimator is one.
+            An estimator with ``loss_curve_``, a pipeline that ends in one, or a search whose best estimator is one.
         ax : matplotlib Axes, optional
-            Where to draw. None: a new figure.
+            Axes to draw on. None: those of a new figure.
         name : str, optional
-            For the legend. None: the estimator's class.
+            Name in the legend. None: the estimator's class.
         curve_kwargs : dict, optional
-            How to draw the lines: keywords of matplotlib's ``plot``.
+            Keywords for matplotlib's ``plot``.
 
         Raises
         ------
         sklearn.exceptions.NotFittedError
             Before ``fit``.
         TypeError
-            If the estimator keeps no loss curve.
+            If the estimator has no loss curve.
         """
         fitted = _with_curve(estimator)
         training, validation = _curves(fitted)
@@ -89,17 +89,17 @@ class LossCurveDisplay:
         Parameters
         ----------
         cv_results : dict
-            What ``cross_validate(..., return_estimator=True)`` returned.
+            The result of ``cross_validate(..., return_estimator=True)``.
         ax : matplotlib Axes, optional
         name : str or list of str, optional
-            One before "fold 0", "fold 1", ..., or one in place of each.
+            A prefix of "fold 0", "fold 1", ..., or a name for each fold.
         curve_kwargs : dict or list of dict, optional
-            How to draw all folds, or each.
+            Keywords for matplotlib's ``plot``, for all folds or for each.
 
         Raises
         ------
         ValueError
-            If the fitted estimators are not among the results, or the number of names or keywords is wrong.
+            If the results lack the fitted estimators, or the number of names or keywords is wrong.
         """
         if "estimator" not in cv_results:
             raise ValueError(
@@ -176,7 +176,7 @@ def _draw(ax: Any, curve: Sequence[float], style: dict[str, Any]) -> list[Any]:
 
 
 def _with_curve(estimator: Any) -> Any:
-    """The fitted estimator that has a loss curve: of a pipeline the last step, of a search the best."""
+    """Return the fitted estimator with the loss curve: the last step of a pipeline, the best of a search."""
     while not hasattr(estimator, "loss_curve_"):
         check_is_fitted(estimator)
         if hasattr(estimator, "steps"):
@@ -192,7 +192,7 @@ def _with_curve(estimator: Any) -> Any:
 
 
 def _curves(estimator: Any) -> tuple[list[float], list[float] | None]:
-    """Training and validation loss per epoch."""
+    """Return training and validation loss per epoch."""
     training, validation = estimator.loss_curve_, getattr(estimator, "validation_loss_curve_", None)
     if validation and len(validation) < len(training):  # some fits had validation data, some not
         validation = [record.get("validation_loss", math.nan) for record in estimator.history_]
@@ -200,7 +200,7 @@ def _curves(estimator: Any) -> tuple[list[float], list[float] | None]:
 
 
 def _one_each(given: Any, n: int, what: str) -> list[Any]:
-    """A list of ``n``: as given, or of ``n`` times the same."""
+    """Return a list of ``n`` values: the given ones, or ``n`` times the given one."""
     if not isinstance(given, list | tuple):
         return [given] * n
     if len(given) != n:

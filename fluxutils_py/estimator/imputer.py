@@ -1,4 +1,4 @@
-"""Filling in what is missing in sequences, of data that need not fit into memory."""
+"""Fill in missing values of sequences, lazily."""
 
 from __future__ import annotations
 
@@ -20,39 +20,38 @@ SERIES = 1024  # filled in together: what is needed beside the result stays smal
 
 
 class SequenceImputer(SequenceTransformer):
-    """Fills in missing values (NaN): by each feature's mean, by a constant, or by the last value before them.
+    """Fill in missing values (NaN) with each feature's mean, a constant, or the last value before them.
 
-    What :class:`sklearn.impute.SimpleImputer` does to the columns of a matrix, this does to the features of sequences,
-    and it knows that they run in time. Data in a file are never read as a whole, neither by ``fit`` nor by
-    ``transform``.
+    It does for the features of sequences what :class:`sklearn.impute.SimpleImputer` does for the columns of a matrix,
+    and knows that sequences run in time. Neither ``fit`` nor ``transform`` reads a file as a whole.
 
     Parameters
     ----------
     strategy : "mean", "constant" or "ffill"
-        "mean": the mean of the feature over all series and steps that ``fit`` was given. "constant": ``fill_value``.
-        "ffill": the last value of the feature before the gap, in the same series; no later step is ever looked at.
+        "mean": the mean of the feature over all series and steps of ``fit``. "constant": ``fill_value``. "ffill": the
+        last value of the feature before the gap, in the same series; later steps are never used.
     fill_value : float, array of shape (F,), or None
-        For "constant", and for what "ffill" finds missing at the start of a series. None: 0 for "constant", the
-        feature's mean for "ffill".
+        The value for "constant", and for missing values at the start of a series with "ffill". None: 0 for "constant",
+        the feature's mean for "ffill".
 
     Attributes
     ----------
     statistics_ : ndarray of shape (F,), float64
-        What stands for a missing value; with "ffill", at the start of a series. The mean of a feature without any value
-        is 0.
+        The value for missing ones; with "ffill", that at the start of a series. The mean of a feature without values is
+        0.
     n_features_in_ : int
-        F; of a matrix or a view, its columns.
+        F; for a matrix or a view, its columns.
     feature_names_in_ : ndarray of str
-        The names that the features have, if any; see :func:`fluxutils_py.samples`.
+        Names of features, for inputs that have them; see :func:`fluxutils_py.samples`.
 
     Notes
     -----
-    A step whose features are all missing is filled in too; without an imputer an estimator gives NaN for it.
+    A step whose features are all missing is filled in too; without an imputer, an estimator predicts NaN for it.
 
     With "ffill", rows of ``timesteps(x)`` that a split has taken are filled in from the steps before them in ``x``, as
-    if ``x`` had been transformed first: results do not depend on where it was cut. The rows of a plain matrix are
-    series of one step, which have nothing before them: an error. Series of a stream go on from the last step; but
-    arrays that are given in chunks of time, each by itself, are filled in as series that begin there.
+    if ``x`` had been transformed first, so results do not depend on the split. Rows of a plain matrix are series of one
+    step with nothing before them: that is an error. A stream continues from its last step, but arrays given in chunks
+    of time are filled in as series that begin there.
 
     Examples
     --------
@@ -96,7 +95,7 @@ class SequenceImputer(SequenceTransformer):
 
 
 class FillBlock:
-    """Puts one value per feature where a block (F, n, t) has none."""
+    """Fill in the missing values of a block (F, n, t) with one value per feature."""
 
     keeps_features = True
 
@@ -110,7 +109,7 @@ class FillBlock:
 
 
 class ForwardFillBlock:
-    """Fills in whole series from the steps before; the state is the last value of each feature of each series."""
+    """Fill in whole series from the steps before; the state is the last value of each feature of each series."""
 
     def __init__(self, start: np.ndarray) -> None:
         self.start = start
@@ -140,7 +139,7 @@ class ForwardFillBlock:
 
 
 def as_floats(block: np.ndarray) -> np.ndarray:
-    """A fresh copy of a block, in the same memory order."""
+    """Copy a block as floating-point numbers, in the same memory order."""
     out = empty_result(block)
     np.copyto(out, block, casting="unsafe")
     return out

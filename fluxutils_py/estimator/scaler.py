@@ -1,4 +1,4 @@
-"""Scaling to mean 0 and variance 1, per feature, of data that need not fit into memory."""
+"""Standardise features to mean 0 and variance 1, lazily."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from fluxutils_py.estimator.transformer_base import SequenceTransformer, read_nu
 
 
 class SequenceScaler(SequenceTransformer):
-    """Shifts and scales each feature to mean 0 and variance 1: one mean and one scale per feature.
+    """Standardise each feature to mean 0 and variance 1, with one mean and one scale per feature.
 
-    What :class:`sklearn.preprocessing.StandardScaler` does to the columns of a matrix, this does to the features of
-    sequences: statistics go over all series and steps. They are computed in float64, block by block, and the result
-    does not depend on the order in memory; data in a file are never read as a whole, neither by ``fit`` nor by
-    ``transform``.
+    It does for the features of sequences what :class:`sklearn.preprocessing.StandardScaler` does for the columns of a
+    matrix: statistics cover all series and steps. They are computed in float64, block by block, and do not depend on
+    the memory order. Neither ``fit`` nor ``transform`` reads a file as a whole.
 
     Parameters
     ----------
@@ -35,22 +34,22 @@ class SequenceScaler(SequenceTransformer):
     Attributes
     ----------
     mean_, var_ : ndarray of shape (F,), float64
-        NaN does not count. A feature without any value has mean 0 and variance 0.
+        Statistics without NaN. A feature without values has mean 0 and variance 0.
     scale_ : ndarray of shape (F,), or None without ``with_std``
-        Square root of ``var_``; 1 for constant features, whose standard deviation is 0 or, against their mean,
-        no more than rounding.
+        Square root of ``var_``; 1 for constant features, whose standard deviation is 0 or only rounding against their
+        mean.
     n_samples_seen_ : ndarray of shape (F,)
-        How many values of each feature counted; with weights, their sum.
+        Number of values per feature, or the sum of their weights.
     n_features_in_ : int
-        F; of a matrix or a view, its columns.
+        F; for a matrix or a view, its columns.
     feature_names_in_ : ndarray of str
-        Of a data frame.
+        Names of features, for inputs that have them.
 
     Notes
     -----
-    Of a plain matrix, each column is a feature. ``TransformedTargetRegressor`` makes a plain matrix of a view of
-    targets: there each step of ``samples(y)``, or each series of ``timesteps(y)``, gets a mean of its own. To have
-    one per feature, scale ``y`` before, and undo it with ``inverse_transform``.
+    In a plain matrix, each column is a feature. ``TransformedTargetRegressor`` turns a view of targets into a plain
+    matrix, so each step of ``samples(y)``, or each series of ``timesteps(y)``, gets its own mean there. For one mean
+    per feature, scale ``y`` first, and undo it with ``inverse_transform``.
 
     Merging as in Chan, Golub & LeVeque (1983), The American Statistician 37(3).
 
@@ -85,7 +84,7 @@ class SequenceScaler(SequenceTransformer):
         Parameters
         ----------
         x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
-            As :class:`fluxutils_py.Estimator` takes it, but not several inputs; NaN is a value that is missing.
+            As for :class:`fluxutils_py.Estimator`, but only one input. NaN marks missing values.
         y : None
             Ignored.
         sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
@@ -99,25 +98,25 @@ class SequenceScaler(SequenceTransformer):
         Raises
         ------
         ValueError
-            On infinite values, several inputs, or arguments of wrong shapes; nothing is changed.
+            For infinite values, several inputs, or arguments of wrong shapes. Nothing is changed then.
         """
         return self._update(x, sample_weight, None)
 
     def partial_fit(self, x: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Learn from more data of the same features, to what ``fit`` on all of them together gives; see :meth:`fit`."""
+        """Learn from more data of the same features; the result is that of :meth:`fit` on all data together."""
         return self._update(x, sample_weight, getattr(self, "_layout", None))
 
     def inverse_transform(self, x: Any, *, features: Sequence[int | str] | None = None) -> Any:
         """Multiply by the scale and add the mean.
 
-        What :meth:`transform` takes and returns; always an array for a matrix. So predictions of scaled targets get
-        back their units: in the form that the targets had when they were fitted, which ``predict`` returns.
+        It takes and returns what :meth:`transform` does, but always an array for a matrix. Use it to give predictions
+        of scaled targets their units back, in the form in which ``predict`` returns them.
 
         Parameters
         ----------
         x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
         features : sequence of int or str, optional
-            Which of the fitted features ``x`` holds, by their places or names, where it does not hold all: predictions
+            The fitted features that ``x`` holds, by position or name, if it does not hold all: for instance predictions
             of one output of several.
 
         Raises
@@ -146,7 +145,7 @@ class SequenceScaler(SequenceTransformer):
     # -- inside ----------------------------------------------------------------------------------------
 
     def _update(self, x: Any, sample_weight: Any, layout: InputLayout | None) -> Self:
-        """Learn from data: anew, or to what was learnt from data of this layout."""
+        """Learn from data, from scratch or in addition to earlier data of this layout."""
         for name in ("with_mean", "with_std"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")

@@ -1,4 +1,4 @@
-"""A word to those who hand a data frame of time steps to a recurrent model as if its rows were samples."""
+"""Warn if a recurrent model is fitted on a data frame of time steps as if its rows were samples."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TIMES = ("date", "datetime", "day", "hour", "month", "period", "step", "t", "tim
 def warn_single_step_frame(x: Any, inputs: Inputs, model: nn.Module) -> None:
     """Warn if a recurrent model is fitted on a data frame whose rows look like steps in time.
 
-    That is a frame of pandas or polars with an index of dates or one named like time (``TIMES``), or of at least
-    ``MANY`` rows. Arrays are never warned of.
+    Such a frame (pandas or polars) has an index of dates, or one named like time (``TIMES``), or at least ``MANY``
+    rows. Arrays never cause a warning.
     """
     if inputs.form != "rows" or inputs.T > 1 or not hasattr(x, "columns"):
         return
@@ -49,7 +49,7 @@ def _looks_like_time(frame: Any) -> str | None:
 
 
 def _levels_to_caller() -> int:
-    """The ``stacklevel`` of the line outside this package that led here."""
+    """Return the ``stacklevel`` of the line outside this package that led here."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("fluxutils_py."):
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""How to train: epochs, batchsize, seqsize, and what is optional."""
+"""The settings of training: epochs, batchsize, seqsize, and optional ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fluxutils_py.validation import check_integer, check_positive
 
 @dataclass(frozen=True)
 class Spec:
-    """How an estimator trains.
+    """The settings with which an estimator trains.
 
-    An estimator takes a ``Spec``, or any dict, namedtuple, dataclass or object with at least one of these fields; those
-    that it leaves out have the defaults here. Other fields are left alone, but for names that look misspelt: an error
-    for ``epochs``, ``batchsize`` and ``seqsize``, else a warning.
+    An estimator takes a ``Spec``, or any dict, namedtuple, dataclass or object with at least one of these fields; the
+    others have the defaults given here. Unknown fields are ignored, unless they look like misspelt ones: that is an
+    error for ``epochs``, ``batchsize`` and ``seqsize``, and a warning for the rest.
 
     Parameters
     ----------
@@ -31,41 +31,41 @@ class Spec:
     batchsize : int
         Series per minibatch.
     seqsize : int or None
-        Time steps per minibatch, at whose left edge gradients stop. None: the whole series.
+        Time steps per window; gradients stop at its left edge. None: the whole series.
     shuffle : bool
         Take the series in a new order each epoch. Time always runs forward.
     overlap : int
-        Earlier steps that are computed again with each minibatch, so that gradients reach ``seqsize + overlap`` steps
-        back. The loss covers the last ``seqsize`` steps. A model without recurrent state that takes windows
-        (``takes_windows = True``: a causal convolution, attention over the window) sees them in the same call, in
-        prediction and validation too: with as many as its receptive field less one, nothing depends on ``seqsize``.
+        Earlier steps to compute again with each window, so that gradients reach ``seqsize + overlap`` steps back. The
+        loss covers the last ``seqsize`` steps. A model without recurrent state that takes windows (``takes_windows =
+        True``: a causal convolution, attention over the window) sees these steps in the same call, also in prediction
+        and validation. If ``overlap`` is its receptive field less one, nothing depends on ``seqsize``.
     burn_in : int
         Steps at the start of each series that move the state, but carry no loss and no gradient.
     clip : float or None
         Largest global norm of the gradient.
     accumulate : int
-        Minibatches per step of the optimizer. One in which no step counts is not among them.
+        Windows per step of the optimizer; windows without a live step do not count.
     patience : int or None
-        Stop after so many epochs without a better validation loss (training loss, if there are no validation data),
-        and restore the best weights. None: never; the last weights stay.
+        Stop after this many epochs without a better validation loss (or training loss, without validation data), and
+        restore the best weights. None: never stop early, and keep the last weights.
     rebatch : "auto" or bool
-        Whether ``fit`` cuts the time of few long series (at most half of ``batchsize``) into pieces, each a row of the
-        minibatch that starts from the zero state. "auto": into the most pieces, at most ``batchsize`` over the number
-        of series, that keep at least ``8 * seqsize`` steps each; with ``seqsize=None`` never. A series too short for
-        two such pieces stays whole. True: into as many as fill the minibatch, as :func:`fluxutils_py.data.rebatch`
-        does, however short; the model then learns nothing that reaches beyond a piece. False: never. Of several ranks,
-        the ``batchsize`` of all together counts. ``history_`` says into how many each series was cut at most
-        (``folds``).
+        Whether ``fit`` cuts the time of few long series (at most half of ``batchsize``) into folds, each a row of the
+        minibatch that starts from the zero state. "auto": into as many folds as possible, at most ``batchsize`` over
+        the number of series, of at least ``8 * seqsize`` steps each; never with ``seqsize=None``. A series too short
+        for two such folds stays whole. True: into as many as fill the minibatch, however short, as
+        :func:`fluxutils_py.data.rebatch` does; the model then learns nothing that reaches beyond a fold. False: never.
+        On several ranks, the ``batchsize`` of all together counts. ``folds`` in ``history_`` is the largest number of
+        folds of a series.
     scheduler : callable or None
         ``scheduler(optimizer)`` returns a torch learning-rate scheduler, for example
         ``partial(torch.optim.lr_scheduler.StepLR, step_size=5)``.
     schedule_every : "epoch" or "step"
-        When the scheduler takes its steps: after each epoch, or after each step of the optimizer.
+        When the scheduler steps: after each epoch, or after each step of the optimizer.
 
     Notes
     -----
-    Source: FluxUtils.jl for the first three. On ``overlap``: Williams & Peng (1990), Neural Computation 2(4), 490-501,
-    whose k1 is ``seqsize`` and k2 ``seqsize + overlap``.
+    Source: FluxUtils.jl for the first three. For ``overlap``, see Williams & Peng (1990), Neural Computation 2(4),
+    490-501: their k1 is ``seqsize``, their k2 ``seqsize + overlap``.
     """
 
     epochs: int = 10
@@ -87,7 +87,7 @@ MAIN = ("epochs", "batchsize", "seqsize")
 
 
 def read_spec(spec: Any) -> Spec:
-    """A checked :class:`Spec` from whatever form the user gave; what it leaves out, and None, are the defaults.
+    """Return a checked :class:`Spec` from any form; None and missing fields mean the defaults.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def read_spec(spec: Any) -> Spec:
 
 
 def _from_fields(fields: dict[str, Any]) -> Spec:
-    """A spec of fields with these names, which may be too few, too many or misspelt."""
+    """Make a spec of fields by name; fields may be missing, unknown or misspelt."""
     others = [f for f in fields if f not in NAMES]
     for name in MAIN:
         near = difflib.get_close_matches(name, others, 1, 0.6) if name not in fields else []
@@ -126,7 +126,7 @@ def _from_fields(fields: dict[str, Any]) -> Spec:
 
 
 def spec_fields(spec: Any) -> dict[str, Any]:
-    """The fields of a spec of any form."""
+    """Return the fields of a spec of any form."""
     if isinstance(spec, Mapping):
         return dict(spec)
     if hasattr(spec, "_asdict"):

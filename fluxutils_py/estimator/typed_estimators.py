@@ -1,4 +1,4 @@
-"""Estimators that scikit-learn knows as regressors and as classifiers."""
+"""Estimators that behave as regressors and classifiers of scikit-learn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fluxutils_py.estimator.predicting import run_predict
 
 
 def _output_method(name: str, doc: str) -> Callable[..., Any]:
-    """A method like ``Estimator.predict`` that gives something else for each step."""
+    """Make a method like ``Estimator.predict`` that returns another output for each step."""
 
     def method(
         self: Any,
@@ -36,7 +36,7 @@ def _output_method(name: str, doc: str) -> Callable[..., Any]:
 
 
 class EstimatorRegressor(RegressorMixin, Estimator):
-    """An :class:`Estimator` that scikit-learn knows as a regressor: of numbers, per step or per series.
+    """An :class:`Estimator` that is a regressor of scikit-learn, for numbers per step or per series.
 
     Parameters, attributes and methods are those of :class:`Estimator`. ``score`` is R2 pooled over series and time.
 
@@ -54,20 +54,20 @@ class EstimatorRegressor(RegressorMixin, Estimator):
 
 
 class EstimatorClassifier(ClassifierMixin, Estimator):
-    """An :class:`Estimator` that scikit-learn knows as a classifier: of labels of any type, per step or per series.
+    """An :class:`Estimator` that is a classifier of scikit-learn, for labels of any type, per step or per series.
 
     Parameters, attributes and methods are those of :class:`EstimatorRegressor`, and:
 
-    - the model gives one score (logit) per class, and ``n_out`` is the number of classes; ``loss=None`` is
-      cross-entropy; a loss of your own is given the places of the labels among ``classes_``;
-    - ``y`` holds labels: one per step, (1, N, T), ``samples(y)`` or ``timesteps(y)``, or a matrix (N, T) (for
-      ``timesteps``, (T, N)); or one per series, (N,). NaN, and None among strings, is a step without a label;
-    - ``predict`` gives labels in the same form, ``predict_proba`` probabilities: (K, N, T) for ``(F, N, T)``; one row
-      of K columns per series or sample; of views with a label per step, rows of K * T or K * N columns;
-    - ``score`` is the share of labels that are right, pooled over series and time; for metrics and displays of
-      scikit-learn, :func:`fluxutils_py.flatten_steps` makes vectors of labels per step.
+    - The model returns one score (logit) per class; ``n_out`` is the number of classes. ``loss=None`` is cross-entropy;
+      a loss of your own gets the indices of the labels in ``classes_``.
+    - ``y`` holds labels: one per step, as (1, N, T), ``samples(y)``, ``timesteps(y)`` or a matrix (N, T) (for
+      ``timesteps``, (T, N)), or one per series, as (N,). NaN, and None among strings, marks a step without a label.
+    - ``predict`` returns labels in the same form. ``predict_proba`` returns probabilities: (K, N, T) for ``(F, N, T)``;
+      one row of K columns per series or sample; rows of K * T or K * N columns for views with a label per step.
+    - ``score`` is the accuracy, pooled over series and time. For metrics and displays of scikit-learn,
+      :func:`fluxutils_py.flatten_steps` makes vectors of labels per step.
 
-    A step without any input, or outside a series, has NaN for probabilities; its label means nothing.
+    Steps without any input, or outside a series, have NaN as probabilities; their labels mean nothing.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
     ) -> Self:
         """Train for one more epoch; see :meth:`Estimator.partial_fit`.
 
-        ``classes`` are all labels that there will ever be; to be given at the first call if ``y`` does not hold them.
+        ``classes`` are all labels that may ever occur; the first call needs them if ``y`` does not hold all of them.
         """
         run_fit(self, x, y, sample_weight, lengths=lengths, starts=starts, classes=classes, epochs=1, resume=True)
         return self
