@@ -1,4 +1,4 @@
-"""Scikit-learn's metrics, pooled over series, time and features."""
+"""scikit-learn's metrics, pooled over series, time and features."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fluxutils_py.training.predictor import Prediction
 
 
 def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
-    """A scorer for ``scoring=`` that pools over series, time steps and features.
+    """Make a scorer for ``scoring=`` that pools over series, time steps and features.
 
-    Metrics of scikit-learn average over the columns of a matrix. A column of ``timesteps(y)`` is one series, one of
-    ``samples(y)`` one step: over a short fold each is a handful of values, and an average of their R2 means nothing.
-    This one takes all of them together.
+    Metrics of scikit-learn average over the columns of a matrix. A column of ``timesteps(y)`` is one series, a column
+    of ``samples(y)`` one step: in a short fold each has only a few values, and the average of their R2 means nothing.
+    This scorer takes all values together.
 
     Parameters
     ----------
@@ -34,16 +34,16 @@ def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
         As in scikit-learn: ``"r2"``, ``"neg_mean_squared_error"``, ``"neg_root_mean_squared_error"``,
         ``"neg_mean_absolute_error"``, ``"accuracy"``, ``"roc_auc"``, ... (``sklearn.metrics.get_scorer_names()``).
     **kwargs
-        Of the metric, such as ``average="macro"`` of ``"f1"``. ``"r2"`` takes none.
+        Arguments of the metric, such as ``average="macro"`` for ``"f1"``. ``"r2"`` takes none.
 
     Returns
     -------
     scorer
-        Called as ``scorer(estimator, x, y, sample_weight=None)``; higher is better. It may be pickled, and takes part
-        in the routing of metadata. ``y`` is a view, an array (G, N, T), or a vector or matrix of one row per series
-        (each column a feature), in the form of ``x``; labels for metrics of labels. It is read as a whole: test folds
-        are small. A target that is missing (NaN), or has no prediction, does not count; if none does, the score is NaN.
-        Weights are of rows or of steps, as in ``fit``.
+        ``scorer(estimator, x, y, sample_weight=None)``; higher is better. It can be pickled, and takes part in metadata
+        routing. ``y`` has the form of ``x``: a view, an array (G, N, T), or a vector or matrix with one row per series,
+        whose columns are features; labels for metrics of labels. It is read as a whole, since test folds are small.
+        Targets that are missing (NaN) or have no prediction do not count; if none counts, the score is NaN. Weights are
+        of rows or of steps, as in ``fit``.
 
     Raises
     ------
@@ -54,9 +54,9 @@ def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
 
     Notes
     -----
-    ``"r2"`` has one mean per feature, as ``score`` of the estimators of this package; of views and arrays (G, N, T) it
-    is the same number. All other metrics are given the values of all features in one vector. Probabilities of two
-    classes at each step reach no scorer: scikit-learn takes one column of them; labels per series have no such limit.
+    ``"r2"`` uses one mean per feature, as ``score`` of the estimators does; for views and arrays (G, N, T) the two
+    agree. All other metrics get the values of all features in one vector. Probabilities of two classes per step cannot
+    be scored, because scikit-learn takes one column of them; labels per series have no such limit.
 
     Examples
     --------
@@ -87,26 +87,25 @@ def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
 
 
 def flatten_steps(y_true: Any, *y_pred: Any) -> tuple[np.ndarray, ...]:
-    """Targets and predictions of every step as vectors, for the metrics and displays of scikit-learn.
+    """Flatten targets and predictions of every step to vectors, for metrics and displays of scikit-learn.
 
     Parameters
     ----------
     y_true : view, array (G, N, T), or vector or matrix of one row per series
-        Numbers or labels; those that are missing (NaN, None) are left out.
+        Numbers or labels; missing ones (NaN, None) are left out.
     *y_pred : view, array, vector or matrix
-        What ``predict``, ``predict_proba`` or ``decision_function`` gave for inputs in the form of ``y_true``.
+        Results of ``predict``, ``predict_proba`` or ``decision_function`` for inputs in the form of ``y_true``.
 
     Returns
     -------
     tuple of ndarray
-        Of ``n`` targets, those that are there and have every prediction: the targets (n,), and of each prediction what
-        it says of them, (n,), or (n, K) where there are K numbers for one target, such as probabilities. Of several
-        outputs, the first's steps come first.
+        The ``n`` targets (n,) that are there and have all predictions, then each prediction of them, as (n,), or as
+        (n, K) for K numbers per target, such as probabilities. With several outputs, the steps of the first come first.
 
     Raises
     ------
     ShapeError
-        If a prediction is not of the steps of ``y_true``.
+        If a prediction does not match the steps of ``y_true``.
 
     Examples
     --------
@@ -135,7 +134,7 @@ class _Pooled:
     ----------
     name : str
     function : callable
-        ``function(y_true, y_pred)`` of vectors, or of the scores of K classes, (n, K).
+        ``function(y_true, y_pred)`` of vectors, or with the scores (n, K) of K classes.
     of_scores : bool
         Whether predictions are scores of classes or probabilities.
     """
@@ -166,7 +165,7 @@ class _Pooled:
 
 
 def _beside(y_pred: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """The rows of predictions, of K numbers for each column of the targets, as (K, rows, columns)."""
+    """Reshape rows of predictions, with K numbers for each column of the targets, to (K, rows, columns)."""
     pred, (_, n_rows, n_columns) = np.asarray(y_pred), shape
     if pred.ndim < 3 and len(pred) == n_rows and pred.size % (n_rows * n_columns) == 0:
         return pred.reshape(n_rows, -1, n_columns).transpose(1, 0, 2)
@@ -181,7 +180,7 @@ def _r2(y_true: np.ndarray, y_pred: np.ndarray, sample_weight: SampleWeight | No
 
 
 def _aligned(y_true: Any, y_pred: Any, of_scores: bool) -> tuple[np.ndarray, np.ndarray, str]:
-    """Targets (G, N, T) and predictions (G, N, T), or (K, N, T) of classes, and the form of the targets' rows."""
+    """Return targets (G, N, T), predictions (G, N, T) or (K, N, T) for classes, and the form of the targets' rows."""
     pred = np.asarray(y_pred)
     if isinstance(y_true, SequenceView):
         form = "timesteps" if isinstance(y_true, TimestepsView) else "samples"
@@ -211,7 +210,7 @@ def _aligned(y_true: Any, y_pred: Any, of_scores: bool) -> tuple[np.ndarray, np.
 
 
 def _live(true: np.ndarray, *preds: np.ndarray) -> np.ndarray:
-    """Where targets (G, N, T) have a value and every prediction, all K numbers of one, has: bool (G, N, T)."""
+    """Return a mask (G, N, T) of targets that have a value and all numbers of all predictions."""
     live = present(true)
     for pred in preds:
         live = live & (present(pred).all(0) if len(pred) > len(true) else present(pred))

@@ -1,4 +1,4 @@
-"""Fitted estimators and pipelines over series whose steps come one by one."""
+"""Run fitted estimators and pipelines step by step, as data arrive."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from fluxutils_py.validation import check_integer
 
 
 def stream(model: Any, n_series: int = 1, state: Sequence[Tensor] | None = None, *, method: str = "predict") -> Any:
-    """Run a fitted estimator or pipeline step by step, as data come in.
+    """Run a fitted estimator or pipeline step by step, as data arrive.
 
     Parameters
     ----------
     model : estimator, Pipeline, TransformedTargetRegressor, or fitted search
-        A pipeline's transformers are applied at each step: those of this package (:class:`SequenceScaler`,
-        :class:`SequenceImputer`) to the step, those of scikit-learn to its N rows of F features, if they were fitted on
-        rows of F features. Of a search, its best estimator.
+        The transformers of a pipeline run at each step: those of this package (:class:`SequenceScaler`,
+        :class:`SequenceImputer`) on the step, those of scikit-learn on its N rows of F features, if they were fitted on
+        rows of F features. A search runs its best estimator.
     n_series : int
-        N: how many series there are at each step.
+        N, the number of series at each step.
     state : list of Tensor, optional
-        The ``state`` of an earlier stream, to go on from. None: from the start of the series.
+        The ``state`` of an earlier stream to continue from. None: the start of the series.
     method : "predict", "predict_proba", "predict_log_proba" or "decision_function"
-        What each step returns.
+        The output that each step returns.
 
     Returns
     -------
     EstimatorStream or PipelineStream
-        Its ``step(x)`` gives for ``(F, N)`` what ``method`` gives for that step of the whole series, ``(G, N)``.
+        Its ``step(x)`` takes ``(F, N)`` and returns ``(G, N)``, the output of ``method`` at that step of the series.
 
     Raises
     ------
@@ -79,9 +79,9 @@ def stream(model: Any, n_series: int = 1, state: Sequence[Tensor] | None = None,
 
 
 class EstimatorStream:
-    """A fitted estimator over series whose steps come one by one; made by ``Estimator.stream``.
+    """A fitted estimator that predicts step by step; made by ``Estimator.stream``.
 
-    It has a copy of the model that shares its parameters, and a state of its own. It is for one thread at a time.
+    It has a copy of the model, with the same parameters and a separate state. Use it from one thread at a time.
 
     Parameters
     ----------
@@ -123,23 +123,23 @@ class EstimatorStream:
         self._session.load(state, self.n_series)
 
     def step(self, x: Any) -> Any:
-        """The outputs for the next step of all series; the state moves on.
+        """Return the outputs for the next step of all series, and move the state on.
 
         Parameters
         ----------
-        x : array of shape (F, N), or a tuple of such for several inputs
+        x : array of shape (F, N), or a tuple of them for several inputs
             A series whose features are all NaN has no input at this step: its state moves on as with zeros, and its
             outputs are NaN, as in ``predict``.
 
         Returns
         -------
-        ndarray of shape (G, N), or a tuple of such for several outputs
+        ndarray of shape (G, N), or a tuple of them for several outputs
             New arrays.
 
         Raises
         ------
         ValueError
-            If ``x`` does not fit, or holds single NaNs or infinities; the state stays.
+            If ``x`` does not fit, or has single NaNs or infinities. The state then stays.
         """
         given = x if isinstance(x, tuple) else (x,)
         if len(given) != len(self._shapes):
@@ -178,7 +178,7 @@ class EstimatorStream:
 
 
 class PipelineStream:
-    """Fitted transformers and an estimator behind them, over series whose steps come one by one; see :func:`stream`.
+    """A fitted pipeline that predicts step by step; see :func:`stream`.
 
     Parameters
     ----------
@@ -247,7 +247,7 @@ class _RowsStream:
 
 
 class _InverseTarget:
-    """What ``TransformedTargetRegressor`` does to predictions, for outputs (1, N, G)."""
+    """The inverse transform of ``TransformedTargetRegressor``, for outputs (1, N, G)."""
 
     def __init__(self, transformer: Any) -> None:
         self.transformer = copy.copy(transformer)
@@ -267,7 +267,7 @@ class _InverseTarget:
 
 
 def read_step(x: Any, shape: tuple[int, int]) -> np.ndarray:
-    """One step of all series, checked to be numbers of this shape (F, N)."""
+    """Return one step of all series, checked to be numbers of shape (F, N)."""
     if type(x) is not np.ndarray:
         if isinstance(x, np.ma.MaskedArray):
             raise DataError("x is a masked array, whose mask would be lost; use x.filled(np.nan)")
@@ -280,7 +280,7 @@ def read_step(x: Any, shape: tuple[int, int]) -> np.ndarray:
 
 
 def series_indices(series: Any, n_series: int) -> np.ndarray:
-    """The numbers of the series that an index, a list or slice of them, or a mask (N,) picks."""
+    """Return the indices of the series chosen by an index, a list, a slice, or a mask (N,)."""
     try:
         return np.atleast_1d(np.arange(n_series)[series])
     except IndexError as error:
@@ -290,7 +290,7 @@ def series_indices(series: Any, n_series: int) -> np.ndarray:
 
 
 def _without_gaps(arrays: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
-    """A step with zeros for series without input, and which series these are: bool (N,)."""
+    """Return a step with zeros for series without input, and a mask of these series (N,)."""
     odd = [~np.isfinite(a) if a.dtype.kind == "f" else np.zeros(a.shape, bool) for a in arrays]
     gap = np.logical_or.reduce([np.isnan(a).all(0) for a in arrays if a.dtype.kind == "f"])
     for a, where in zip(arrays, odd, strict=True):
@@ -305,7 +305,7 @@ def _without_gaps(arrays: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarra
 
 
 def _flat(steps: Sequence[Any]) -> list[tuple[str, Any]]:
-    """The transformers of a pipeline and of the pipelines in it, without those that do nothing."""
+    """Return the transformers of a pipeline and of pipelines inside it, without passthroughs."""
     found: list[tuple[str, Any]] = []
     for name, transformer in steps:
         if hasattr(transformer, "steps"):

@@ -1,4 +1,4 @@
-"""What the transformers of this package share: every form of input, windows transformed as they are read."""
+"""The base of the transformers: any form of input, windows transformed when they are read."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from fluxutils_py.validation import check_integer
 
 
 class _Transforming:
-    """Methods that scikit-learn's ``set_output`` must not wrap, as it does those of the transformer's own class.
+    """Methods that scikit-learn's ``set_output`` must not wrap, as it wraps those of the transformer's own class.
 
-    It would make a data frame of a view, by reading all of it.
+    It would turn a view into a data frame, by reading all of it.
     """
 
     _layout: InputLayout
@@ -37,22 +37,23 @@ class _Transforming:
         Parameters
         ----------
         x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
-            Of the F features that were fitted, in any of these forms, with any N and T. After fitting a view, a
-            matrix of the view's columns too.
+            With the F fitted features, in any of these forms, with any N and T. After fitting a view, also a matrix
+            with the view's columns.
 
         Returns
         -------
         view, ndarray, LazyArray or list
-            Of a view, a view, and of an array in a file, a lazy array: windows are transformed as they are read. Of an
-            array in memory, a fresh one in the same memory order; of a list, a list of such. Of a matrix, a matrix
-            (what ``set_output`` asked for). float32 and float64 stay; float16 becomes float32, integers become float64.
+            For a view, a view; for an array in a file, a lazy array: windows are transformed when they are read. For an
+            array in memory, a new one in the same memory order; for a list, a list of them. For a matrix, a matrix, or
+            the container chosen by ``set_output``. float32 and float64 stay; float16 becomes float32, and integers
+            become float64.
 
         Raises
         ------
         sklearn.exceptions.NotFittedError
             Before ``fit``.
         ValueError
-            If ``x`` has other features, or is an infinite matrix.
+            If ``x`` has other features, or is a matrix with infinite values.
         """
         check_is_fitted(self)
         found = self._apply(x, self._block_function(), self._layout)
@@ -62,11 +63,11 @@ class _Transforming:
         return as_configured(found, x, self)
 
     def fit_transform(self, x: Any, y: Any = None, *args: Any, **settings: Any) -> Any:
-        """``fit`` with these arguments, then ``transform(x)``."""
+        """Call ``fit`` with these arguments, then ``transform(x)``."""
         return self.fit(x, y, *args, **settings).transform(x)  # type: ignore[attr-defined]  # of the classes below
 
     def _read(self, x: Any, layout: InputLayout | None) -> tuple[Inputs, SeriesArray]:
-        """An input of any form that is one array, with the fitted layout if there is one.
+        """Read an input of any form that is one array, with the fitted layout if there is one.
 
         Raises
         ------
@@ -83,7 +84,7 @@ class _Transforming:
         return inputs, inputs.series[0]
 
     def _apply(self, x: Any, function: Any, layout: InputLayout) -> Any:
-        """A function of blocks on an input of any form."""
+        """Apply a function of blocks to an input of any form."""
         inputs, series = self._read(x, layout)
         if isinstance(x, SequenceView):
             return x.replace(function.over) if depends_on_past(function) else x.map(function)
@@ -95,31 +96,32 @@ class _Transforming:
         return inputs.to_rows(function(series.array))
 
     def _block_function(self) -> Any:
-        """What is done to blocks of shape (F, n, t): a function that can be pickled.
+        """Return the function that transforms blocks of shape (F, n, t); it can be pickled.
 
-        One that looks at earlier steps is given whole series, and has
+        A function that uses earlier steps gets whole series, and has
 
         - ``over(array)``: the result for an array that is read lazily;
-        - ``empty_state(F, N)``, ``step(block, state)``, which returns the result for the next step (F, N, 1) and the
-          new state, a list of Tensor, and ``forget(state, series)``.
+        - ``empty_state(F, N)``; ``step(block, state)``, which returns the result for the next step (F, N, 1) and the
+        new
+          state, a list of Tensor; and ``forget(state, series)``.
         """
         raise NotImplementedError
 
 
 def _of_one_series(function: Any, array: Any) -> Any:
-    """A function of blocks on one (F, T_i) array: read later, if the array is in a file and no step needs others."""
+    """Apply a function of blocks to one (F, T_i) array; lazily, if the array is in a file and steps are independent."""
     if in_memory(array) or depends_on_past(function):
         return function(np.asarray(array)[:, None])[:, 0]
     return MappedSeries(array, function)
 
 
 def depends_on_past(function: Any) -> bool:
-    """Whether a function of blocks looks at earlier steps."""
+    """Whether a function of blocks uses earlier steps."""
     return hasattr(function, "over")
 
 
 class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
-    """Base of transformers that do something to each feature."""
+    """Base of transformers that change each feature."""
 
     # scikit-learn's routing of metadata takes any other name than X for metadata
     __metadata_request__fit: ClassVar = {"x": UNUSED}
@@ -131,7 +133,7 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
         Parameters
         ----------
         x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
-            As :class:`fluxutils_py.Estimator` takes it, but not several inputs. NaN marks missing values.
+            As for :class:`fluxutils_py.Estimator`, but only one input. NaN marks missing values.
         y : None
             Ignored.
 
@@ -143,30 +145,30 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
         Raises
         ------
         ValueError
-            If the values cannot be used, on several inputs, or on arguments of wrong shapes; nothing is changed.
+            For values that cannot be used, several inputs, or arguments of wrong shapes. Nothing is changed then.
         """
         inputs, series = self._read(x, None)
         self._remember(inputs, **self._statistics(series, inputs))
         return self
 
     def _statistics(self, series: SeriesArray, inputs: Inputs) -> dict[str, Any]:
-        """The attributes that a fit sets."""
+        """Compute the attributes that a fit sets."""
         raise NotImplementedError
 
     def stream(self, n_series: int = 1, state: Sequence[Tensor] | None = None) -> TransformerStream:
-        """Transform step by step, as data come in.
+        """Transform step by step, as data arrive.
 
         Parameters
         ----------
         n_series : int
-            How many series there are at each step.
+            The number of series at each step.
         state : list of Tensor, optional
-            The ``state`` of an earlier stream, to go on from. None: from the start of the series.
+            The ``state`` of an earlier stream to continue from. None: the start of the series.
 
         Returns
         -------
         TransformerStream
-            Its ``step`` gives for ``(F, N)`` what :meth:`transform` gives for that step of the whole series.
+            Its ``step`` takes ``(F, N)`` and returns what :meth:`transform` returns for that step of the series.
         """
         check_is_fitted(self)
         check_integer("n_series", n_series, 1, error=SpecError)
@@ -174,17 +176,17 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
         return TransformerStream(self._block_function(), (n_features, int(n_series)), state)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """Names of the features that come out: those that went in.
+        """Return the names of the output features, which are those of the input.
 
         Parameters
         ----------
         input_features : array-like of str, optional
-            To be the names that were fitted; of data without names, theirs.
+            Must equal the fitted names; for data without names, the names to use.
 
         Returns
         -------
         ndarray of str
-            Of named sequences, (F,); of a matrix, or a view without names, one per column.
+            One per feature for sequences with names; one per column for a matrix, or a view without names.
         """
         names = getattr(self, "feature_names_in_", None)
         if names is not None and (input_features is None or np.array_equal(names, input_features)):
@@ -208,19 +210,19 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
 
 
 class TransformerStream:
-    """A fitted transformer over series whose steps come one by one; made by ``stream``.
+    """A fitted transformer that works step by step; made by ``stream``.
 
     Parameters
     ----------
     function : callable
-        As a transformer's ``_function`` gives it.
+        The result of a transformer's ``_function``.
     shape : (F, N)
     state : list of Tensor, optional
 
     Attributes
     ----------
     state : list of Tensor
-        What the next step depends on; empty for transformers that take each step by itself. ``torch.save`` stores it.
+        The values that the next step depends on; empty if steps are independent. ``torch.save`` stores it.
     """
 
     def __init__(
@@ -247,7 +249,7 @@ class TransformerStream:
         return found[:, :, 0]
 
     def reset(self, series: Any = None) -> None:
-        """Let some series (an index or a mask; None: all) start anew."""
+        """Restart some series (an index or a mask; None: all)."""
         if depends_on_past(self.function):
             self.state = self.function.forget(
                 self.state, slice(None) if series is None else series_indices(series, self.shape[1])
@@ -255,7 +257,7 @@ class TransformerStream:
 
 
 def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, slice, np.ndarray]]:
-    """A pass over all series and steps: which ones, and their values (F, B, S), NaN where a series has ended."""
+    """Read all series and steps in blocks: yield their indices and values (F, B, S), NaN where a series has ended."""
     rows = inputs.whole()
     for n, t in block_slices(series.N, series.T, series.F):
         part = rows[n]
@@ -268,7 +270,7 @@ def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, sl
 def read_numbers(
     series: SeriesArray, inputs: Inputs, name: str, weight: SampleWeight | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """A pass over the values (F, B, S), none of which must be infinite, and their weights (B, S)."""
+    """Read all values in blocks (F, B, S), which must be finite or NaN, with their weights (B, S)."""
     for n, t, block in read_blocks(series, inputs):
         odd = np.isinf(block)
         if odd.any():

@@ -42,6 +42,7 @@ class EstimatorRegressor(RegressorMixin, Estimator):
 
     Examples
     --------
+    >>> import numpy as np
     >>> from sklearn.model_selection import cross_val_score
     >>> from fluxutils_py import samples
     >>> x = np.random.default_rng(0).normal(size=(3, 40, 20)).astype("float32")  # (F, N, T)

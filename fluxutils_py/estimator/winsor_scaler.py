@@ -1,4 +1,4 @@
-"""Winsorising sequences, per feature, of data that need not fit into memory."""
+"""Winsorise and standardise features of sequences, lazily."""
 
 from __future__ import annotations
 
@@ -15,29 +15,28 @@ from fluxutils_py.nn.winsor import winsor_statistics
 
 
 class WinsorScaler(SequenceTransformer):
-    """Clamps each feature to its quantiles of 1 and 99 per cent, then to mean 0 and variance 1; NaN becomes 0.
+    """Clamp each feature to its 1 and 99 per cent quantiles, then standardise it; NaN becomes 0.
 
-    Quantiles, means and scales go over all series and steps. They are exact, computed block by block in a few passes
-    (three over float32, five over float64); data in a file are never read as a whole, neither by ``fit`` nor by
-    ``transform``.
+    Quantiles, means and scales cover all series and steps. They are exact, computed block by block in a few passes
+    (three for float32, five for float64). Neither ``fit`` nor ``transform`` reads a file as a whole.
 
     Attributes
     ----------
     lower_, upper_ : ndarray of shape (F,), float64
-        The quantiles (NumPy's default, type 7) of the values that are not NaN; 0 where there are none.
+        The quantiles (NumPy's default, type 7) of values other than NaN; 0 for features without values.
     mean_, scale_ : ndarray of shape (F,), float64
         Mean and standard deviation (of n - 1) of the clamped values. The scale of a constant feature is 1.
     n_features_in_ : int
-        F; of a matrix or a view, its columns.
+        F; for a matrix or a view, its columns.
     feature_names_in_ : ndarray of str
-        Of a data frame.
+        Names of features, for inputs that have them.
 
     Notes
     -----
-    Infinite values (which a matrix must not have) are outliers like others. :class:`fluxutils_py.nn.WinsorNorm` is the
+    Infinite values are outliers like others, but a matrix must not have any. :class:`fluxutils_py.nn.WinsorNorm` is the
     same as a layer.
 
-    Source: ``WinsorNorm`` of FluxUtils.jl (where NaN becomes the mean, and constant features NaN).
+    Source: ``WinsorNorm`` of FluxUtils.jl, where NaN becomes the mean and constant features become NaN.
 
     Examples
     --------
@@ -66,7 +65,7 @@ class WinsorScaler(SequenceTransformer):
 
 
 class WinsorizeBlock:
-    """What is done to blocks of shape (F, n, t)."""
+    """Winsorise and standardise blocks of shape (F, n, t)."""
 
     keeps_features = True
 
