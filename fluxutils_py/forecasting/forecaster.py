@@ -116,7 +116,7 @@ class Forecaster(BaseEstimator):
     (1, 1, 6)
     """
 
-    _history: History
+    _origin: Any  # the history, or what start_history makes it from
 
     def __init__(
         self,
@@ -240,7 +240,7 @@ class Forecaster(BaseEstimator):
         if df is not None:
             panel, array = self._read(df, static_df, fitted=True)
             history, shape = start_history(self.models_, self._windows(panel, array), panel), shape_of(array)
-            warn_of_short(self, history)
+            warn_of_short(self, history.lengths, panel)
         return forecast_frame(self, history, shape, futr_df)
 
     def update(self, df: Any, *, static_df: Any = None) -> Self:
@@ -261,7 +261,7 @@ class Forecaster(BaseEstimator):
         check_is_fitted(self, "models_")
         panel, array = self._read(df, static_df, fitted=True)
         steps = further_steps(self, panel) if panel is not None else array_steps(self, array)
-        self._history = self._history.extended(self.models_, steps, self._tail_windows)
+        self._origin = self._history.extended(self.models_, steps, self._tail_windows)
         return self
 
     def make_future_dataframe(self) -> Any:
@@ -343,11 +343,11 @@ class Forecaster(BaseEstimator):
             fitted = fit_models(self, windows, loss)
             self.models_ = [est.model_ for est in fitted]
             self.loss_curves_ = [est.loss_curve_ for est in fitted]
-            self._history, self._shape = start_history(self.models_, windows, panel), shape_of(array)
+            self._origin, self._shape = (windows, panel), shape_of(array)
         except BaseException:  # the earlier fit stays
             self.__dict__ = before
             raise
-        warn_of_short(self, self._history)
+        warn_of_short(self, windows.source.lengths, panel)
         return self
 
     @property
@@ -388,6 +388,14 @@ class Forecaster(BaseEstimator):
         flat = tail.reshape(len(tail), -1)
         ahead = PackedSeries(flat[n_own:], lengths) if len(flat) > n_own else None
         return PanelWindows(PackedSeries(flat[:n_own], lengths), self.features_, self.channels_, static, codes, ahead)
+
+    @property
+    def _history(self) -> History:
+        """What forecasts go on from; after a fit it is computed when it is first needed."""
+        if not isinstance(self._origin, History):
+            self._origin = start_history(self.models_, *self._origin)
+        found: History = self._origin
+        return found
 
     @property
     def ids_(self) -> np.ndarray:

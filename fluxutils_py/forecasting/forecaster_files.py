@@ -80,7 +80,7 @@ def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
             compare_parameters(stored, model.state_dict(), path)
             model.load_state_dict(stored)
             fc.models_.append(model.eval())
-        fc._history = _history(c["history"], fc.frequency_)
+        fc._origin = _history(c["history"], fc.frequency_)
     except (LookupError, TypeError, AttributeError) as error:
         raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
     return fc

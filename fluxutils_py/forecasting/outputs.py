@@ -23,16 +23,16 @@ def column_names(fc: Any) -> list[str]:
     return [fc.alias, *(f"{fc.alias}-q{q:g}" for q in sorted(map(float, fc.quantiles)))]
 
 
-def warn_of_short(fc: Any, history: History) -> None:
+def warn_of_short(fc: Any, lengths: np.ndarray, panel: Panel | None) -> None:
     """Say which series are too short for what the forecasts build on."""
     season = fc.features_.season
-    short = np.flatnonzero(history.lengths <= season)
+    short = np.flatnonzero(lengths <= season)
     if len(short):
         first = short[0]
-        name = repr(history.panel.ids[first]) if history.panel is not None else f"number {first}"
+        name = repr(panel.ids[first]) if panel is not None else f"number {first}"
         warnings.warn(
-            f"{len(short)} of {history.n_series} series have no more steps than a season of {season} (series {name} "
-            f"has {history.lengths[first]}): where the season before is not known, they are forecast from their last "
+            f"{len(short)} of {len(lengths)} series have no more steps than a season of {season} (series {name} "
+            f"has {lengths[first]}): where the season before is not known, they are forecast from their last "
             "value",
             stacklevel=3,
         )

@@ -1,0 +1,46 @@
+"""Training on a file of 10 GiB takes no more memory than on a small one."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from fluxutils_py import h5create
+from fluxutils_py.forecasting import Forecaster
+
+path, n_steps = Path(sys.argv[1]), int(sys.argv[2])
+
+def anonymous():  # MiB that cannot be dropped; file pages can
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(l for l in lines if l.startswith("RssAnon")).split()[1]) / 1024
+
+class Watch:
+    def __init__(self):
+        self.peak, self.before = 0, anonymous()
+    def on_step(self, loop):
+        self.peak = max(self.peak, anonymous())
+        if loop.step == 40:
+            loop.stop()
+
+x = h5create(path, "x", (1, 4096, n_steps), "f4")
+warm = Watch()
+fc = Forecaster(48, 24, lag=168, callbacks=warm, hidden_size=8, random_state=0, verbose=False).fit(x)
+print(json.dumps({"growth": warm.peak - warm.before, "bytes": x.nbytes, "inputs": fc.features_.n_inputs}))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs sparse files")
+def test_memory_does_not_grow_with_the_file(tmp_path):
+    found = {}
+    for name, n_steps in (("small", 4_000), ("large", 10 * 2**30 // (4 * 4096))):
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path / f"{name}.h5"), str(n_steps)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        found[name] = json.loads(done.stdout.splitlines()[-1])
+    assert found["large"]["bytes"] == 10 * 2**30
+    assert found["large"]["inputs"] == 76
+    assert found["large"]["growth"] < found["small"]["growth"] + 64
