@@ -95,6 +95,24 @@ class DirectModel(nn.Module):
         return (self.ahead(torch.cat([known, context], -1)) + self.ahead_skip(known)).squeeze(-1)
 
 
+class Ensemble(nn.Module):
+    """Several networks side by side, of the same input: their outputs follow one another.
+
+    Parameters
+    ----------
+    network : callable
+        Makes one.
+    n_models : int
+    """
+
+    def __init__(self, network: Callable[[], nn.Module], n_models: int) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(network() for _ in range(n_models))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([member(x) for member in self.members], -1)
+
+
 def recurrent_body(cell: Any, num_layers: int) -> Callable[[int, int], nn.Module]:
     """A maker of recurrent layers for :class:`DirectModel`; ``cell`` is called as that of ``SequenceRegressor``."""
 

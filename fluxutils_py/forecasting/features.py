@@ -27,10 +27,10 @@ class Past(NamedTuple):
         Mean of the last season; how much values differ from those a season before.
     known : ndarray of bool, shape (B, S)
         Whether there is any value to go by. Elsewhere the rest is zero, the scale one.
-    filled : ndarray of shape (B, K)
-        The values with missing ones filled in, from ``lookback`` steps before the stretch on.
+    filled, levels : ndarray of shape (B, K)
+        The values with missing ones filled in, and the level, from some steps before the stretch on.
     steps : slice
-        The stretch, within ``filled``.
+        The stretch, within these.
     """
 
     naive: np.ndarray
@@ -38,6 +38,7 @@ class Past(NamedTuple):
     scale: np.ndarray
     known: np.ndarray
     filled: np.ndarray
+    levels: np.ndarray
     steps: slice
 
 
@@ -80,11 +81,16 @@ class Features:
         return max(128, 4 * self.season, 2 * self.lag, min(28 * self.season, 672))
 
     @property
-    def lookback(self) -> int:
-        """Steps before the first one that are needed to compute it."""
+    def reach(self) -> int:
+        """Steps before the first one that are needed to compute it, if no value is missing."""
         turns = -(-self.h // self.lag)  # long seasons back to the counterparts of all steps ahead
         reach = max(self.memory + self.season, turns * self.lag + self.season, -(-self.h // self.season) * self.season)
-        return max(reach, self.input_size) + self.memory + SEASONS_BACK * self.season
+        return max(reach, self.input_size)
+
+    @property
+    def lookback(self) -> int:
+        """As :attr:`reach`, if values may be missing, whose last ones before must be found."""
+        return self.reach + self.memory + SEASONS_BACK * self.season
 
     @property
     def n_inputs(self) -> int:
@@ -106,7 +112,7 @@ class Features:
         return np.exp(values) if self.log else values
 
     def past(self, z: np.ndarray, n_steps: int) -> Past:
-        """What is known at the last ``n_steps`` of transformed values (B, lookback + n_steps)."""
+        """What is known at the last ``n_steps`` of transformed values (B, K), which begin ``lookback`` steps before."""
         m, K = self.season, z.shape[1]
         steps = slice(K - n_steps, K)
         filled = self._fill(z)
@@ -114,7 +120,8 @@ class Features:
         whole = bool(known.all())
         zeros = filled if whole else np.where(known, filled, 0.0)
         count = None if whole else known
-        level = rolling_mean(zeros, count, m)[:, steps]
+        levels = rolling_mean(zeros, count, m)
+        level = levels[:, steps]
         scale = self._scale(z, zeros, count)[:, steps]
         here = known[:, steps]
         ahead = self.counterparts()
@@ -124,7 +131,7 @@ class Features:
             naive = np.where(np.isnan(naive), last, naive)
             naive = np.where(here[:, :, None], naive, 0.0)
             level, scale = np.where(here, level, 0.0), np.where(here, scale, 1.0)
-        return Past(naive, level, scale, here, filled, steps)
+        return Past(naive, level, scale, here, filled, levels, steps)
 
     def inputs(self, past: Past, out: np.ndarray) -> None:
         """Write the ``n_inputs`` inputs of each step to ``out`` of shape (B, S, n_inputs)."""
@@ -135,10 +142,9 @@ class Features:
         known = ~np.isnan(filled)
         zeros = np.where(known, filled, 0.0)
         before = slice(steps.start - self.lag, steps.stop - self.lag)
-        means = rolling_mean(zeros, known, self.season)  # (B, K)
         unit = scale if self.log else scale / self.unit
         statistics = (
-            level - means[:, before],
+            level - past.levels[:, before],
             filled[:, steps] - filled[:, steps.start - self.season : steps.stop - self.season],
             rolling_mean(zeros, known, self.lag)[:, steps] - level,
         )
@@ -150,11 +156,12 @@ class Features:
             turns = -(-np.arange(1, self.h + 1) // self.lag)  # how many long seasons back
             for turn in np.unique(turns):
                 shift = int(turn) * self.lag
-                lagged[:, :, turns == turn] -= _shifted(means, steps, shift)[:, :, None]
+                lagged[:, :, turns == turn] -= _shifted(past.levels, steps, shift)[:, :, None]
             out[:, :, n + 4 :] = (lagged - (past.naive - level[:, :, None])) * inverse
-        np.nan_to_num(out, copy=False, nan=0.0, posinf=LARGEST, neginf=-LARGEST)
         np.clip(out, -LARGEST, LARGEST, out=out)
-        out[~past.known] = 0.0
+        np.copyto(out, 0.0, where=np.isnan(out))
+        if not past.known.all():
+            out[~past.known] = 0.0
 
     def counterparts(self, period: int | None = None) -> np.ndarray:
         """Where the last known counterpart of each step ahead lies, counted from the step at hand: 0 or less."""

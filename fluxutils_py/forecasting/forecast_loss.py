@@ -17,7 +17,7 @@ LOSSES = ("smape", "mae", "mse", "mase")
 
 @dataclass(frozen=True)
 class ForecastLoss:
-    """The loss of a :class:`DirectModel` over a window.
+    """The loss over a window of a :class:`DirectModel`, or the sum of those of an :class:`Ensemble`.
 
     Parameters
     ----------
@@ -29,16 +29,21 @@ class ForecastLoss:
         The pinball losses of these are added.
     log : bool
         Whether the series are modelled by their logarithms.
+    n_models : int
     """
 
     loss: Any
     h: int
     quantiles: tuple[float, ...] = ()
     log: bool = False
+    n_models: int = 1
 
     def __call__(self, model: nn.Module, xs: Tensor, ys: Tensor, ws: Tensor | None = None) -> Tensor:
         out = run_window(model, xs)
         assert isinstance(out, Tensor)
+        return torch.stack([self._mean(part, xs, ys, ws) for part in out.chunk(self.n_models, -1)]).sum()
+
+    def _mean(self, out: Tensor, xs: Tensor, ys: Tensor, ws: Tensor | None) -> Tensor:
         h = self.h
         each = self._point(out[..., :h], ys, xs)
         if self.quantiles:

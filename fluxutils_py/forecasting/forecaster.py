@@ -95,8 +95,8 @@ class Forecaster(BaseEstimator):
     frequency_ : Frequency or None
     loss_name_ : str or callable
     models_ : list of nn.Module
-    loss_curves_ : list of list of float
-        Of each network.
+    loss_curve_ : list of float
+        Per epoch, mean over the networks.
     ids_ : ndarray
         Of the series that ``predict`` goes on from.
 
@@ -116,7 +116,7 @@ class Forecaster(BaseEstimator):
     (1, 1, 6)
     """
 
-    _origin: Any  # the history, or what start_history makes it from
+    _origin: Any  # the history, or a tuple of what start_history makes it from
 
     def __init__(
         self,
@@ -302,12 +302,10 @@ class Forecaster(BaseEstimator):
         The frame holds what follows on the series of ``fit``; rows of other series and times are left out. DataError if
         that leaves none.
         """
-        check_is_fitted(self, "models_")
         return score_of(self, df)
 
     def save(self, path: Any) -> None:
         """Write the fitted forecaster to a file of plain data: networks, settings, and the ends of the series."""
-        check_is_fitted(self, "models_")
         save_forecaster(self, path)
 
     @classmethod
@@ -341,8 +339,8 @@ class Forecaster(BaseEstimator):
             self.channels_ = covariates.channels(features.h, features.n_inputs, base)
             windows = self._windows(panel, array)
             fitted = fit_models(self, windows, loss)
-            self.models_ = [est.model_ for est in fitted]
-            self.loss_curves_ = [est.loss_curve_ for est in fitted]
+            self.models_ = list(fitted.model_.members)
+            self.loss_curve_ = [loss / len(self.models_) for loss in fitted.loss_curve_]
             self._origin, self._shape = (windows, panel), shape_of(array)
         except BaseException:  # the earlier fit stays
             self.__dict__ = before
@@ -392,10 +390,9 @@ class Forecaster(BaseEstimator):
     @property
     def _history(self) -> History:
         """What forecasts go on from; after a fit it is computed when it is first needed."""
-        if not isinstance(self._origin, History):
+        if isinstance(self._origin, tuple):
             self._origin = start_history(self.models_, *self._origin)
-        found: History = self._origin
-        return found
+        return self._origin
 
     @property
     def ids_(self) -> np.ndarray:

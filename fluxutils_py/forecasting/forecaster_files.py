@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.building import build_model
@@ -31,6 +32,7 @@ CODE = ("cell", "model", "loss", "freq")  # stored where they are plain
 
 def save_forecaster(fc: Any, path: Any) -> None:
     """Write a fitted forecaster; see ``Forecaster.save``."""
+    check_is_fitted(fc, "models_")
     settings = {k: v for k, v in fc.get_params(deep=False).items() if k not in NOT_STORED}
     settings = {k: list(v) if isinstance(v, tuple | list | np.ndarray) else v for k, v in settings.items()}
     content = {
@@ -43,7 +45,7 @@ def save_forecaster(fc: Any, path: Any) -> None:
         "covariates": {k: [_plain(asdict(c)) for c in getattr(fc.covariates_, k)] for k in ("hist", "futr", "stat")},
         "frequency": None if fc.frequency_ is None else asdict(fc.frequency_),
         "loss_name": fc.loss_name_ if isinstance(fc.loss_name_, str) else None,
-        "loss_curves": fc.loss_curves_,
+        "loss_curve": fc.loss_curve_,
         "models": [{k: v.detach() for k, v in model.state_dict().items()} for model in fc.models_],
         "dtype": str(next(fc.models_[0].parameters()).dtype).removeprefix("torch."),
         "shape": fc._shape,
@@ -71,7 +73,7 @@ def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
         fc.covariates_ = Covariates(**kinds)
         fc.frequency_ = None if c["frequency"] is None else Frequency(**c["frequency"])
         fc.loss_name_ = fc.loss if c["loss_name"] is None else c["loss_name"]
-        fc.loss_curves_, dtype = c["loss_curves"], getattr(torch, c["dtype"])
+        fc.loss_curve_, dtype = c["loss_curve"], getattr(torch, c["dtype"])
         fc._shape = None if c["shape"] is None else tuple(c["shape"])
         fc.models_ = []
         for stored in c["models"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch.optim.lr_scheduler import OneCycleLR
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.estimator import Estimator, Spec
-from fluxutils_py.estimator.building import build_model, make_generator
+from fluxutils_py.estimator.building import build_model
 from fluxutils_py.estimator.sequence_estimators import CELLS
-from fluxutils_py.forecasting.direct_model import DirectModel, recurrent_body
+from fluxutils_py.forecasting.direct_model import DirectModel, Ensemble, recurrent_body
 from fluxutils_py.forecasting.forecast_loss import ForecastLoss
 from fluxutils_py.forecasting.panel_windows import Channels, PanelWindows, WindowArray
 from fluxutils_py.training.make_optimizer import adamw
@@ -56,8 +57,10 @@ def warmup_of(windows: PanelWindows) -> np.ndarray:
     return np.minimum(windows.features.lag, lengths // 4)
 
 
-def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> list[Estimator]:
-    """Train ``n_models`` networks that differ in their seed.
+def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> Estimator:
+    """Train an :class:`Ensemble` of ``n_models`` networks, which differ in their initial weights and dropout.
+
+    They see the same windows: cutting these takes a third of the time of a step of one network.
 
     Raises
     ------
@@ -68,7 +71,8 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> list[Estima
     if lengths.max() < 2:
         raise DataError("there is nothing to learn from: no series has two steps")
     quantiles = tuple(sorted(map(float, forecaster.quantiles)))
-    criterion = ForecastLoss(loss, windows.features.h, quantiles, windows.features.log)
+    n_models = int(forecaster.n_models)
+    criterion = ForecastLoss(loss, windows.features.h, quantiles, windows.features.log, n_models)
     in_memory = windows.source.in_memory
     batchsize, seqsize = int(forecaster.batchsize), int(forecaster.seqsize)
     n_steps = steps_per_epoch(lengths, batchsize, seqsize)
@@ -79,28 +83,24 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> list[Estima
         batchsize=batchsize,
         seqsize=seqsize,
         shuffle=in_memory,  # series that lie side by side in a file are read together
-        clip=1.0,
+        clip=math.sqrt(n_models),  # of the norm of all gradients together
         scheduler=partial(OneCycleLR, max_lr=lr, total_steps=epochs * n_steps + 1),
         schedule_every="step",
     )
-    random = make_generator(forecaster.random_state)
-    network, made = make_network(forecaster, windows.channels), []
-    for _ in range(int(forecaster.n_models)):
-        est = Estimator(
-            network,
-            criterion,
-            partial(adamw, lr=lr, weight_decay=float(forecaster.weight_decay)),
-            spec,
-            comm=forecaster.comm,
-            n_jobs=forecaster.n_jobs,
-            device=forecaster.device,
-            callbacks=forecaster.callbacks,
-            random_state=int(random.integers(2**31)),
-            verbose=forecaster.verbose,
-        )
-        x, y = WindowArray(windows, "inputs"), WindowArray(windows, "targets", warmup_of(windows))
-        made.append(est.fit(x, y, lengths=None if (lengths == lengths[0]).all() else lengths))
-    return made
+    est = Estimator(
+        partial(Ensemble, make_network(forecaster, windows.channels), n_models),
+        criterion,
+        partial(adamw, lr=lr, weight_decay=float(forecaster.weight_decay)),
+        spec,
+        comm=forecaster.comm,
+        n_jobs=forecaster.n_jobs,
+        device=forecaster.device,
+        callbacks=forecaster.callbacks,
+        random_state=forecaster.random_state,
+        verbose=forecaster.verbose,
+    )
+    x, y = WindowArray(windows, "inputs"), WindowArray(windows, "targets", warmup_of(windows))
+    return est.fit(x, y, lengths=None if (lengths == lengths[0]).all() else lengths)
 
 
 def steps_per_epoch(lengths: np.ndarray, batchsize: int, seqsize: int) -> int:

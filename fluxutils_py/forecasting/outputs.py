@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.forecasting.frames import Frame, make_frame
@@ -136,6 +137,7 @@ def future_covariates(fc: Any, history: History, futr_df: Any) -> np.ndarray:
 
 def score_of(fc: Any, df: Any) -> float:
     """What ``Forecaster.score`` returns."""
+    check_is_fitted(fc, "models_")
     history = fc._history
     panel = _panel(history)
     h, n = fc.features_.h, history.n_series

@@ -75,15 +75,20 @@ class PanelWindows:
     static: np.ndarray | None = None
     codes: np.ndarray | None = None
     ahead: PackedSeries | None = None
-    _last: tuple[Any, int, int, np.ndarray, Past] | None = field(default=None, repr=False)
+    _last: tuple[Any, int, int, np.ndarray, np.ndarray, Past] | None = field(default=None, repr=False)
 
     @property
     def n_series(self) -> int:
         return self.source.n_series
 
+    @property
+    def lookback(self) -> int:
+        """How many steps before a stretch are read with it."""
+        return self.features.reach if self.source.is_complete else self.features.lookback
+
     def inputs(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         """Inputs at steps ``start`` to ``stop`` of each row, counted from its own start: (B, S, channels), float32."""
-        values, past = self._cut(rows, start, stop)
+        values, _, past = self._cut(rows, start, stop)
         c, features = self.channels, self.features
         n_steps = stop - start
         out = np.empty((len(rows), n_steps, c.total), np.float32)
@@ -98,7 +103,7 @@ class PanelWindows:
             at += c.stat
         if c.futr:
             assert self.ahead is not None
-            known = self.ahead.cut(rows.series, rows.start + start - features.lookback, values.shape[2] + c.h)
+            known = self.ahead.cut(rows.series, rows.start + start - self.lookback, values.shape[2] + c.h)
             numbers, ahead, back = at, at + c.futr + len(c.categories), np.arange(1, c.h + 1)
             for f in range(c.futr):
                 out[:, :, numbers + f] = known[f][:, past.steps]
@@ -115,14 +120,13 @@ class PanelWindows:
             base = past.naive - past.level[:, :, None] if features.log else past.naive
             out[:, :, -1 - c.h : -1] = base / past.scale[:, :, None]
         out[:, :, -1] = past.scale
-        np.nan_to_num(out, copy=False)
+        np.nan_to_num(out[:, :, c.history :], copy=False)
         return out
 
     def targets(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         """What the network is to give at these steps: (B, S, h), float32; NaN where a value is not known."""
-        values, past = self._cut(rows, start, stop)
+        _, z, past = self._cut(rows, start, stop)
         features, n_steps = self.features, stop - start
-        z = features.forward(values[0])
         out = np.full((len(rows), n_steps, features.h), np.nan, np.float32)
         later = features.forward(self.source.cut(rows.series, rows.start + stop, features.h)[0])
         both = np.concatenate([z[:, past.steps], later], axis=1)  # (B, S + h)
@@ -132,18 +136,22 @@ class PanelWindows:
         return out
 
     def past(self, rows: Segments, start: int, stop: int) -> Past:
-        return self._cut(rows, start, stop)[1]
+        return self._cut(rows, start, stop)[2]
 
-    def _cut(self, rows: Segments, start: int, stop: int) -> tuple[np.ndarray, Past]:
-        """The values of a stretch and what lies before it, and what is known there; those of the last call are kept."""
+    def _cut(self, rows: Segments, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, Past]:
+        """The values of a stretch and what lies before it, transformed, and what is known there.
+
+        Those of the last call are kept: targets are asked for after the inputs.
+        """
         last = self._last
         if last is not None and last[0] is rows and last[1:3] == (start, stop):
-            return last[3], last[4]
-        lookback = self.features.lookback
+            return last[3:]
+        lookback = self.lookback
         values = self.source.cut(rows.series, rows.start + start - lookback, stop - start + lookback)
-        past = self.features.past(self.features.forward(values[0]), stop - start)
-        self._last = rows, start, stop, values, past
-        return values, past
+        z = self.features.forward(values[0])
+        past = self.features.past(z, stop - start)
+        self._last = rows, start, stop, values, z, past
+        return values, z, past
 
 
 class WindowArray(DuckArray):

@@ -20,6 +20,8 @@ class PackedSeries:
     ----------
     n_channels, n_series : int
     offsets : ndarray of int, shape (N,)
+    is_complete : bool
+        Whether the first channel has a value at every step.
     """
 
     in_memory = True
@@ -28,6 +30,7 @@ class PackedSeries:
         self.values, self.lengths = values, np.asarray(lengths)
         self.offsets = np.concatenate([[0], np.cumsum(self.lengths)[:-1]]).astype(int)
         self.n_channels, self.n_series = len(values), len(self.lengths)
+        self.is_complete = not np.isnan(values[0]).any()
 
     def cut(self, series: np.ndarray, start: np.ndarray, n_steps: int) -> np.ndarray:
         """Steps ``start[b]`` to ``start[b] + n_steps`` of the series ``series[b]``.
@@ -55,7 +58,7 @@ class ArraySource:
         A NumPy array, a memory map, an h5py dataset, or anything that takes three slices. Only what is cut is read.
     """
 
-    n_channels = 1
+    n_channels, is_complete = 1, False
 
     def __init__(self, array: Any) -> None:
         self.array = array

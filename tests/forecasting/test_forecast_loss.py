@@ -78,3 +78,10 @@ def test_steps_behind_the_end_of_a_series_give_zero_gradient(name):
         loss.backward()
         assert loss.item() == 0
         assert not model.out.grad.any()
+
+
+def test_the_loss_of_several_networks_is_the_sum(data):
+    out, y, x, _, _ = data
+    parts = [out, out + 1, out - 2]
+    one = [ForecastLoss("mae", H)(Fixed(part), x, y).item() for part in parts]
+    assert ForecastLoss("mae", H, n_models=3)(Fixed(torch.cat(parts, -1)), x, y).item() == pytest.approx(sum(one))

@@ -246,7 +246,7 @@ def test_maps_equal_arrays_in_memory(rng, small, tmp_path):
 def test_every_loss_trains(make_panel, small, loss, transform):
     settings = {**small, "max_steps": 12}
     fc = Forecaster(3, loss=loss, transform=transform, **settings).fit(make_panel(("wave",)))
-    assert fc.loss_curves_[0][-1] < fc.loss_curves_[0][0]
+    assert fc.loss_curve_[-1] < fc.loss_curve_[0]
     assert np.isfinite(fc.predict().Forecaster).all()
 
 

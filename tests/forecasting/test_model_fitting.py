@@ -25,6 +25,6 @@ def test_steps_of_an_epoch_are_never_more_than_said(rng, batchsize):
 def test_about_as_many_steps_are_made_as_asked_for(rng, small):
     x = rng.normal(size=(1, 96, 192)) + 50
     fc = Forecaster(3, season_length=1, **{**small, "max_steps": 12}).fit(x)
-    assert len(fc.loss_curves_[0]) == 3  # of 2 x 2 windows
+    assert len(fc.loss_curve_) == 3  # of 2 x 2 windows
     short = Forecaster(3, season_length=1, **{**small, "max_steps": 10_000}).fit(x[:, :2, :9])
-    assert len(short.loss_curves_[0]) == 60
+    assert len(short.loss_curve_) == 60
