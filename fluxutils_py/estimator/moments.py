@@ -39,7 +39,7 @@ def moments(blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: 
     Parameters
     ----------
     blocks : iterable of (values, weights)
-        Values (F, B, S), of which NaN does not count, and weights (B, S), or None.
+        Values (F, B, S), of which NaN does not count, and weights (B, S) or (F, B, S), or None.
     n_features : int
     """
     origin = np.full((n_features, 1), np.nan)  # of each feature, a value that occurs
@@ -49,7 +49,7 @@ def moments(blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: 
         values = np.array(block, float, order="C").reshape(n_features, -1)
         w = ~np.isnan(values)
         if weight is not None:
-            w = w * weight.ravel().astype(float)
+            w = w * weight.reshape(-1, values.shape[1]).astype(float)
         total = w.sum(1)
         origin = np.where(np.isnan(origin), np.fmax.reduce(np.where(w > 0, values, np.nan), 1, keepdims=True), origin)
         # small numbers, of which a sum loses no digits; of a constant, exactly 0

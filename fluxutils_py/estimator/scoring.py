@@ -14,7 +14,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.fit_data import target_schema
 from fluxutils_py.estimator.inputs import read_inputs, read_weight
-from fluxutils_py.estimator.moments import merge_moments
+from fluxutils_py.estimator.moments import merge_moments, moments
 from fluxutils_py.estimator.predicting import BlockPredictor
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.targets import read_targets
@@ -58,18 +58,20 @@ def pooled_r2(
     prediction, do not count.
     One pass: nothing is held but sums. NaN if no step counts; as in scikit-learn, 1 or 0 if ``y`` is constant.
     """
-    moments = [_Moments(s.F) for s in y]
+    sums = [_R2Sums(s.F) for s in y]
     for p, targets, w in _live(predictions, y, rows, weight):
         _require_sizes([t.shape[2] for t in targets], [out.shape[2] for out in p.y])
-        for s, m, target, out in zip(y, moments, targets, p.y, strict=True):
-            ww = _without(w, target, out)
-            _require_finite(s, target, ww)
-            m.add(target, out, ww)
-    first, *others = (RankGroup() if comm is None else comm).allgather(moments)  # of the ranks
-    for more in others:
-        for m, part in zip(first, more, strict=True):
-            m.join(part)
-    return float(np.mean([m.r2() for m in first]))
+        for s, of_output, target, out in zip(y, sums, targets, p.y, strict=True):
+            missing = np.isnan(target.astype(float)) | np.isnan(out.astype(float))
+            each = np.where(missing, 0, w[:, :, None])
+            if (np.isinf(target) & (each > 0)).any():
+                raise DataError(f"{s.name} is infinite at a step that counts; give it no target (NaN) or no weight")
+            of_output.add(target, out, each)
+    of_ranks = (RankGroup() if comm is None else comm).allgather(sums)
+    for other in of_ranks[1:]:
+        for of_output, part in zip(of_ranks[0], other, strict=True):
+            of_output.join(part)
+    return float(np.mean([of_output.r2() for of_output in of_ranks[0]]))
 
 
 def pooled_accuracy(
@@ -109,21 +111,6 @@ def _live(
         yield p, targets, w if exists is None else np.where(exists, w, 0)
 
 
-def _without(w: np.ndarray, *values: np.ndarray) -> np.ndarray:
-    """Weights (S, B), 0 where values (S, B, G) are NaN; (S, B, G), where only some values of a step are."""
-    missing = np.zeros(values[0].shape, bool)
-    for v in values:
-        if v.dtype.kind == "f":
-            missing |= np.isnan(v)
-    any_, all_ = missing.any(-1), missing.all(-1)
-    return np.where(any_, 0, w) if (any_ == all_).all() else np.where(missing, 0, w[:, :, None])
-
-
-def _require_finite(s: SeriesArray, target: np.ndarray, w: np.ndarray) -> None:
-    if target.dtype.kind == "f" and (np.isinf(target) & (w if w.ndim == 3 else w[:, :, None]).astype(bool)).any():
-        raise DataError(f"{s.name} is infinite at a step that counts; give it no target (NaN) or no weight")
-
-
 def _require_sizes(given: list[int], wanted: list[int]) -> None:
     """Raise unless targets have the sizes that predictions have: NumPy would broadcast them."""
     if given != wanted:
@@ -133,39 +120,29 @@ def _require_sizes(given: list[int], wanted: list[int]) -> None:
         )
 
 
-class _Moments:
-    """Weighted sums of squares, combined block by block."""
+class _R2Sums:
+    """The squared errors, and the weight, mean and squared distances from it of each feature, of targets so far."""
 
     def __init__(self, n_features: int) -> None:
-        self.residual, self.weight = 0.0, np.zeros(n_features)
-        self.mean, self.squares = np.zeros(n_features), np.zeros(n_features)
+        self.residual, self.moments = 0.0, (np.zeros(n_features), np.zeros(n_features), np.zeros(n_features))
 
     def add(self, y: np.ndarray, out: np.ndarray, w: np.ndarray) -> None:
-        w = np.ascontiguousarray(w)
-        of, each = ("sb", w[:, :, None]) if w.ndim == 2 else ("sbf", w)
-        total = np.broadcast_to(w.sum((0, 1)), self.weight.shape)
-        if not total.any():
-            return
-        live = each > 0
+        """Add a block of shape (S, B, G); what has weight 0 does not count."""
         # C order, so that sums are added up alike whatever the memory order of the data
-        y, out = (np.where(live, v, 0).astype(float, order="C") for v in (y, out))
-        block = _Moments(len(self.mean))
-        block.residual, block.weight = float((each * (y - out) ** 2).sum()), total
-        block.mean = np.einsum(f"{of},sbf->f", w, y) / np.where(total > 0, total, 1)
-        block.squares = np.einsum(f"{of},sbf->f", w, (y - block.mean) ** 2)
+        y, out = (np.where(w > 0, v, 0).astype(float, order="C") for v in (y, out))
+        block = _R2Sums(y.shape[2])
+        block.residual = float((w * (y - out) ** 2).sum())
+        block.moments = moments([(y.transpose(2, 1, 0), w.transpose(2, 1, 0))], y.shape[2])
         self.join(block)
 
-    def join(self, other: _Moments) -> None:
-        if not (self.weight + other.weight).any():
-            return
+    def join(self, other: _R2Sums) -> None:
         self.residual += other.residual
-        self.weight, self.mean, self.squares = merge_moments(
-            self.weight, self.mean, self.squares, other.weight, other.mean, other.squares
-        )
+        self.moments = merge_moments(*self.moments, *other.moments)
 
     def r2(self) -> float:
-        spread = float(self.squares.sum())
-        if not self.weight.any():
+        weight, _, squares = self.moments
+        spread = float(squares.sum())
+        if not weight.any():
             return math.nan
         if spread == 0:
             return 1.0 if self.residual == 0 else 0.0
