@@ -7,7 +7,7 @@ import numbers
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch.nn.functional as F
@@ -50,6 +50,8 @@ def tcn(n_in: int, n_out: int, num_layers: int, dropout: float) -> TCN:
     return TCN(n_in, n_out, num_layers + 5, dropout=dropout)
 
 
+Kind = TypeVar("Kind")
+
 CELLS: dict[str, Callable[..., nn.Module]] = {
     **{layer.__name__.lower(): layer for layer in (LSTM, GRU, RNN, FLSTM, SGRU, MGU, SMGU, HFGRU)},
     **{layer.__name__.lower(): partial(SequenceStack, layer) for layer in (MinGRU, MinLSTM, LRU)},
@@ -59,7 +61,30 @@ CELLS: dict[str, Callable[..., nn.Module]] = {
 # Classes that are called otherwise than as cell(n_in, n_out, num_layers, dropout).
 CLASSES = {MinGRU: "mingru", MinLSTM: "minlstm", LRU: "lru", TCN: "tcn", SlidingWindowAttention: "attention"}
 
-PARAMETERS = """hidden_size : int
+
+def documented(cls: type[Kind]) -> type[Kind]:
+    """Put the shared parameters and the names of the cells into the documentation of a class."""
+    shared = str(_SequenceEstimator.__doc__).partition("----------\n")[2].strip()
+    cells = ", ".join(f'"{name}"' for name in CELLS)
+    cls.__doc__ = str(cls.__doc__).replace("{parameters}", shared).replace("{cells}", cells)
+    return cls
+
+
+def network(
+    n_in: int, n_out: int, *, cell: Callable[..., nn.Module], hidden_size: int, num_layers: int, dropout: float
+) -> nn.Module:
+    """Recurrent layers and a linear head."""
+    require_single_input_and_output("a ready-made network", n_in, n_out)
+    return nn.Sequential(cell(n_in, hidden_size, num_layers, dropout), nn.Linear(hidden_size, n_out))
+
+
+@dataclass(eq=False, repr=False)  # makes a constructor with an explicit signature, as scikit-learn wants it
+class _SequenceEstimator(Estimator):
+    """What both ready-made estimators share.
+
+    Parameters
+    ----------
+    hidden_size : int
         Units of each recurrent layer.
     num_layers : int
     cell : {cells}, or a class
@@ -86,20 +111,8 @@ PARAMETERS = """hidden_size : int
         How much to hold out.
     n_iter_no_change : int
     comm, n_jobs, device, callbacks, warm_start, random_state, verbose
-        As in :class:`Estimator`."""
-
-
-def network(
-    n_in: int, n_out: int, *, cell: Callable[..., nn.Module], hidden_size: int, num_layers: int, dropout: float
-) -> nn.Module:
-    """Recurrent layers and a linear head."""
-    require_single_input_and_output("a ready-made network", n_in, n_out)
-    return nn.Sequential(cell(n_in, hidden_size, num_layers, dropout), nn.Linear(hidden_size, n_out))
-
-
-@dataclass(eq=False, repr=False)  # makes a constructor with an explicit signature, as scikit-learn wants it
-class _SequenceEstimator(Estimator):
-    """The parameters that both ready-made estimators have, and what they make of them."""
+        As in :class:`Estimator`.
+    """
 
     hidden_size: int = 32
     num_layers: int = 1
@@ -165,13 +178,14 @@ class _SequenceEstimator(Estimator):
         )
 
 
+@documented
 @dataclass(eq=False, repr=False, kw_only=True)
 class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
-    __doc__ = f"""A recurrent network for regression, ready to be used.
+    """A recurrent network for regression, ready to be used.
 
     Parameters
     ----------
-    {PARAMETERS.format(cells=", ".join(f'"{name}"' for name in CELLS))}
+    {parameters}
     scale_target : bool
         Whether to train on targets of mean 0 and variance 1, one mean and one scale per output, over the steps that
         count with their weights. Predictions and scores are in the units of the targets. A fit that goes on
@@ -220,13 +234,14 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
         return codec.scale
 
 
+@documented
 @dataclass(eq=False, repr=False, kw_only=True)
 class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
-    __doc__ = f"""A recurrent network for classification, ready to be used.
+    """A recurrent network for classification, ready to be used.
 
     Parameters
     ----------
-    {PARAMETERS.format(cells=", ".join(f'"{name}"' for name in CELLS))}
+    {parameters}
     class_weight : "balanced", dict of label to weight, or None
         What the steps of a class weigh, times their ``sample_weight``. "balanced": inversely proportional to how often
         the class occurs.
