@@ -37,7 +37,6 @@ END = "the end of the program"
 
 class _ThreadState(threading.local):
     group: RankGroup | None = None  # the innermost one that is entered, if it has several ranks
-    guarded = 0  # functions under guard that are running
 
 
 _thread = _ThreadState()
@@ -84,7 +83,7 @@ class RankGroup:
         self._wants_stop = self._has_met = self._is_broken = self._is_interrupt = self._all_left = False
         self._signal: int | None = None
         self._error_is_signal = False
-        self._depth = 0  # with blocks
+        self._depth = self._n_guarded = 0  # with blocks, and functions under guard, that are running
         self._outer: RankGroup | None = None
         self._handlers: dict[int, Any] = {}
 
@@ -141,14 +140,15 @@ class RankGroup:
                     number, self._signal = self._signal, None
                     os.kill(os.getpid(), number)
 
-    def guard(self, f: Callable[..., T], *args: Any) -> T | None:
+    def guard(self, f: Callable[..., T], *args: Any, collective: bool = False) -> T | None:
         """``f(*args)``; with several ranks, an error is kept for the next collective, and None returned.
 
-        ``f`` runs on each rank by itself: no collectives in it, since a rank that fails earlier would be missing.
+        Unless ``collective`` says that all ranks call ``f`` together, collectives in it are a RuntimeError: a rank that
+        fails earlier would be missing.
         """
         if self.is_single:
             return f(*args)
-        _thread.guarded += 1
+        self._n_guarded += not collective
         try:
             return f(*args)
         except BaseException as error:
@@ -157,7 +157,7 @@ class RankGroup:
             self.error = self.error or error
             return None
         finally:
-            _thread.guarded -= 1
+            self._n_guarded -= not collective
 
     @property
     def is_leaving(self) -> bool:
@@ -183,11 +183,11 @@ class RankGroup:
         collective of any other kind, and at the end of the program, it then calls ``take_part()``, a step without a
         batch, until all ranks have left: Horovod calls this ``join``.
         """
+        if self._link.group is not self:
+            self._link.leave_steps()
         if self.is_single or self._depth:  # a loop that has entered the group keeps ranks in step by itself
             yield
             return
-        if self._link.group is not self:
-            self._link.leave_steps()
         try:
             with self:
                 yield
@@ -214,6 +214,11 @@ class RankGroup:
 
     def call_comm(self, collective: Callable[..., T], *args: Any) -> T:
         """Call a method of the communicator. If it fails, no further collective is tried."""
+        if self._n_guarded:
+            raise RuntimeError(
+                f"{self.call} is for all ranks, but called in a hook or function that each rank runs by itself: a rank that "
+                "fails would be missing. Make it a collective hook of the loop, or call it after the run"
+            )
         if self._link.ended:
             raise RankError(f"{self.call} is for all ranks, and {name_ranks(self._link.ended)} ended the program")
         if not self._link.is_used:

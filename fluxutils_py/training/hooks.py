@@ -173,10 +173,11 @@ class Hooks:
             if entry.trigger is not None and not entry.is_due(event, loop):
                 continue
             try:
-                if ranks is None or ranks.is_single or (entry.collective and event not in ("start", "close")):
+                collective = entry.collective and event not in ("start", "close")
+                if ranks is None:
                     self._call(entry, event, loop, args, kwargs)
-                elif ranks.error is None or event == "close":
-                    ranks.guard(self._call, entry, event, loop, args, kwargs)
+                elif collective or ranks.error is None or event == "close":
+                    ranks.guard(self._call, entry, event, loop, args, kwargs, collective=collective)
             except Exception as error:
                 if event != "close":
                     raise

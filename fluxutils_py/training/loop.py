@@ -322,13 +322,10 @@ class Loop:
                 break
             self.loop_step = self.step
             began = clock()
-            info = self.step_fn(batch) if ranks.is_single else self._step_with_others(batch)
+            info = self._checked_step(batch) if ranks.is_single else self._step_with_others(batch)
             if info is None:
                 break
             self.train_step_durations.append(clock() - began)
-            loss = info.batch_loss
-            if not (loss is None or isinstance(loss, PendingLoss) or math.isfinite(loss)):
-                ranks.raise_on_all(FloatingPointError(f"the loss of step {self.step + 1} is {loss}"))
             progress.add(info)
             self._info = info
             self.step += 1
@@ -338,13 +335,20 @@ class Loop:
         self.loop_step = self.step
         ranks.allgather()
 
+    def _checked_step(self, batch: Any) -> StepInfo | None:
+        info = self.step_fn(batch)
+        loss = None if info is None else info.batch_loss
+        if not (loss is None or isinstance(loss, PendingLoss) or math.isfinite(loss)):
+            raise FloatingPointError(f"the loss of step {self.step + 1} is {loss}")
+        return info
+
     def _step_with_others(self, batch: Any) -> StepInfo | None:
         """A step of several ranks; one whose batches have ended takes part until those of all have."""
         if self._ends_together:
             return self.step_fn(None if batch is NO_MORE else batch)
         if not any(self.ranks.allgather(batch is not NO_MORE)):
             return None
-        return StepInfo(None, 0) if batch is NO_MORE else self.ranks.guard(self.step_fn, batch)
+        return StepInfo(None, 0) if batch is NO_MORE else self.ranks.guard(self._checked_step, batch)
 
     # -- going on in another process -----------------------------------------------------------------
 
