@@ -216,8 +216,8 @@ class RankGroup:
         """Call a method of the communicator. If it fails, no further collective is tried."""
         if self._n_guarded:
             raise RuntimeError(
-                f"{self.call} is for all ranks, but called in a hook or function that each rank runs by itself: a rank that "
-                "fails would be missing. Make it a collective hook of the loop, or call it after the run"
+                f"{self.call} is for all ranks, but called in a hook or function that each rank runs by itself: a rank "
+                "that fails would be missing. Make it a collective hook of the loop, or call it after the run"
             )
         if self._link.ended:
             raise RankError(f"{self.call} is for all ranks, and {name_ranks(self._link.ended)} ended the program")

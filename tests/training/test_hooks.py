@@ -227,7 +227,7 @@ class Ranks:
     rank, size, is_single, stopped, error_is_shared = 0, 2, False, False, False
     error = None
 
-    def guard(self, f, *args):
+    def guard(self, f, *args, collective=False):
         try:
             return f(*args)
         except Exception as error:
