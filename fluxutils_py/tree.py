@@ -92,11 +92,11 @@ def flatten_with_paths(tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None = N
     >>> list(flatten_with_paths({"a": [1, 2], "b": None}))
     [('/a/0', 1), ('/a/1', 2), ('/b', None)]
     """
-    held = None if is_leaf is not None and is_leaf(tree) else children(tree)
-    if held is None:
+    items = None if is_leaf is not None and is_leaf(tree) else children(tree)
+    if items is None:
         yield "", tree
         return
-    for key, value in held.items():
+    for key, value in items.items():
         for path, leaf in flatten_with_paths(value, pathsep, is_leaf):
             yield f"{pathsep}{key}{path}", leaf
 
@@ -122,8 +122,8 @@ def nested_vars_to_paths(tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None =
     paths = (path for path, _ in flatten_with_paths(tree, pathsep, is_leaf))
 
     def fill(node: Any) -> Any:
-        held = None if is_leaf is not None and is_leaf(node) else children(node)
-        return next(paths) if held is None else rebuild(node, map(fill, held.values()))
+        items = None if is_leaf is not None and is_leaf(node) else children(node)
+        return next(paths) if items is None else rebuild(node, map(fill, items.values()))
 
     return fill(tree)
 
@@ -137,16 +137,16 @@ def tree_map(f: Callable[..., Any], *trees: Any) -> Any:
     (11, {'k': [22]})
     """
     first = trees[0]
-    if isinstance(first, nn.Module) or (held := children(first)) is None:
+    if isinstance(first, nn.Module) or (items := children(first)) is None:
         return f(*trees)
     others = []
     for i, tree in enumerate(trees[1:], 1):
         other = children(tree)
-        if other is None or other.keys() != held.keys():
-            told = "a leaf" if other is None else f"one of {list(other)}"
-            raise ValueError(f"tree_map: tree 0 has a container of {list(held)} where tree {i} has {told}")
+        if other is None or other.keys() != items.keys():
+            text = "a leaf" if other is None else f"one of {list(other)}"
+            raise ValueError(f"tree_map: tree 0 has a container of {list(items)} where tree {i} has {text}")
         others.append(other)
-    return rebuild(first, (tree_map(f, value, *(other[key] for other in others)) for key, value in held.items()))
+    return rebuild(first, (tree_map(f, value, *(other[key] for other in others)) for key, value in items.items()))
 
 
 def as_tensor(value: Any) -> Tensor | None:
@@ -188,19 +188,19 @@ def summarize_shape(tree: Any) -> str:
       0: () dtype=int64
       1: None
     """
-    held = children(tree)
-    if held is None:
+    items = children(tree)
+    if items is None:
         if (shape := _shape(tree)) is None:
             return repr(tree)
         dtype = tree.dtype if hasattr(tree, "dtype") else np.asarray(tree).dtype
         return f"{shape} dtype={str(dtype).removeprefix('torch.')}"
     lines: list[str] = []
-    for key, value in held.items():
-        told = summarize_shape(value)
+    for key, value in items.items():
+        text = summarize_shape(value)
         if children(value) is None:
-            lines.append(f"{key}: {told}")
+            lines.append(f"{key}: {text}")
         else:
-            lines += [f"{key}:", *("  " + line for line in told.splitlines())]
+            lines += [f"{key}:", *("  " + line for line in text.splitlines())]
     return "\n".join(lines)
 
 

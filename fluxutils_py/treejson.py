@@ -5,7 +5,7 @@ are objects, lists and tuples are lists, and arrays are objects as bobbin writes
 
     {"__array__": true, "dtype": "float32", "data": [[1.0, "NaN"], [0.5, "-Infinity"]]}
 
-with ``__tensor__`` or ``__scalar__`` in its place for tensors and NumPy scalars, the ``shape`` beside if there is no
+with ``__tensor__`` or ``__scalar__`` in its place for tensors and NumPy scalars, the ``shape`` beside if given is no
 element to tell it, and pairs for complex numbers. A dict with keys that are no strings (numbers, booleans, None), or
 with one of these names as a key, is a list of pairs, ``{"__items__": [[key, value], ...]}``. The order of keys is kept,
 where flax sorts them.
@@ -57,7 +57,7 @@ def dump_pytree_json(tree: Any) -> str:
     >>> dump_pytree_json({"x": np.array([1, 2]), "y": None})
     '{"x": {"__array__": true, "dtype": "int64", "data": [1, 2]}, "y": null}'
     """
-    return json.dumps(_stored(tree, ""), allow_nan=False)
+    return json.dumps(_encode(tree, ""), allow_nan=False)
 
 
 def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
@@ -93,11 +93,11 @@ def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
         stored = json.loads(text)
     except ValueError as error:
         raise LoadError(f"not JSON: {error}") from error
-    return _fitted(_restored(stored, ""), template, "")
+    return _fit_template(_decode(stored, ""), template, "")
 
 
 def write_pytree_json(path: str | os.PathLike[str], tree: Any) -> None:
-    """Write a tree to a file, which is then whole or not there; see :func:`dump_pytree_json`."""
+    """Write a tree to a file, which is then whole or not given; see :func:`dump_pytree_json`."""
     text = dump_pytree_json(tree)
     with atomic_write(path) as f:
         f.write(text.encode("ascii"))
@@ -112,7 +112,7 @@ def read_pytree_json(path: str | os.PathLike[str], template: Any = None) -> Any:
         raise LoadError(f"{os.fspath(path)}: {error}") from error
 
 
-def _stored(value: Any, path: str) -> Any:
+def _encode(value: Any, path: str) -> Any:
     """What stands for a value in JSON."""
     if value is None or type(value) in (bool, int, str):
         return value
@@ -122,22 +122,22 @@ def _stored(value: Any, path: str) -> Any:
     if type(value) is complex:
         return {"__complex__": _data(torch.tensor(value, dtype=torch.complex128))}
     if isinstance(value, Tensor | np.ndarray | np.generic):
-        return _stored_array(value, path)
-    held = children(value)
-    if held is None:
+        return _encode_array(value, path)
+    items = children(value)
+    if items is None:
         raise TypeError(f"{path or 'the tree'}: JSON cannot hold a value of {type(value)}; leave it out or convert it")
     if is_sequence(value):
-        return [_stored(item, f"{path}/{i}") for i, item in held.items()]
-    for key in held:
+        return [_encode(item, f"{path}/{i}") for i, item in items.items()]
+    for key in items:
         if type(key) not in KEYS or (type(key) is float and not np.isfinite(key)):
             raise TypeError(f"{path or 'the tree'}: JSON cannot hold the key {key!r} of {type(key)}; use a string")
-    entries = {key: _stored(item, f"{path}/{key}") for key, item in held.items()}
+    entries = {key: _encode(item, f"{path}/{key}") for key, item in items.items()}
     if all(type(key) is str for key in entries) and MARKS.isdisjoint(entries):
         return entries
     return {"__items__": [[key, item] for key, item in entries.items()]}
 
 
-def _stored_array(value: Any, path: str) -> dict[str, Any]:
+def _encode_array(value: Any, path: str) -> dict[str, Any]:
     kind = "__tensor__" if isinstance(value, Tensor) else "__array__" if isinstance(value, np.ndarray) else "__scalar__"
     if not isinstance(value, Tensor) and value.dtype.kind == "U":
         dtype, shape, data = value.dtype.str, value.shape, value.tolist()
@@ -166,21 +166,21 @@ def _data(tensor: Tensor) -> Any:
     return found.tolist()
 
 
-def _restored(stored: Any, path: str) -> Any:
+def _decode(stored: Any, path: str) -> Any:
     """What JSON stands for, with dicts and lists as containers."""
     if isinstance(stored, list):
-        return [_restored(item, f"{path}/{i}") for i, item in enumerate(stored)]
+        return [_decode(item, f"{path}/{i}") for i, item in enumerate(stored)]
     if not isinstance(stored, dict):
         return stored
     marks = MARKS & stored.keys()
     if not marks:
-        return {key: _restored(item, f"{path}/{key}") for key, item in stored.items()}
+        return {key: _decode(item, f"{path}/{key}") for key, item in stored.items()}
     mark = marks.pop()
     try:
         if mark == "__items__":
-            return {key: _restored(item, f"{path}/{key}") for key, item in stored[mark]}
+            return {key: _decode(item, f"{path}/{key}") for key, item in stored[mark]}
         if mark in ARRAYS:
-            return _restored_array(mark, stored)
+            return _decode_array(mark, stored)
         return _tensor(stored[mark], getattr(torch, {"__float__": "float64", "__complex__": "complex128"}[mark])).item()
     except LoadError:  # of something further inside, which names its path
         raise
@@ -188,7 +188,7 @@ def _restored(stored: Any, path: str) -> Any:
         raise LoadError(f"{path or 'the tree'}: malformed {mark}: {error}") from error
 
 
-def _restored_array(kind: str, stored: dict[str, Any]) -> Any:
+def _decode_array(kind: str, stored: dict[str, Any]) -> Any:
     if not {kind, "dtype", "data"} <= stored.keys() <= {kind, "dtype", "data", "shape"}:
         raise TypeError(f"expected dtype, data and perhaps shape, got {sorted(stored.keys() - {kind})}")
     dtype, data, shape = stored["dtype"], stored["data"], stored.get("shape")
@@ -208,15 +208,13 @@ def _tensor(data: Any, dtype: Any, shape: list[int] | None = None) -> Tensor:
     if not isinstance(dtype, torch.dtype):
         raise TypeError("not a dtype of torch")
     if dtype.is_complex:
-        pairs = _tensor(data, dtype.to_real(), None if shape is None else [*shape, 2])
-        return torch.view_as_complex(pairs)
-    if not dtype.is_floating_point:
-        found = _elements(data, (bool,) if dtype is torch.bool else (int,))
+        return torch.view_as_complex(_tensor(data, dtype.to_real(), None if shape is None else [*shape, 2]))
+    if dtype.is_floating_point:
+        tensor = torch.from_numpy(_elements(data, (float, int, str)).astype(np.float64)).to(dtype)
+    else:
+        integers = _elements(data, (bool,) if dtype is torch.bool else (int,)).tolist()
         with np.errstate(over="raise"):
-            tensor = torch.from_numpy(np.array(found.tolist(), dtype=str(dtype).removeprefix("torch.")))
-        return tensor if shape is None else tensor.reshape(shape)
-    found = _elements(data, (float, int, str))
-    tensor = torch.from_numpy(found.astype(np.float64)).to(dtype)
+            tensor = torch.from_numpy(np.array(integers, dtype=str(dtype).removeprefix("torch.")))
     return tensor if shape is None else tensor.reshape(shape)
 
 
@@ -229,26 +227,29 @@ def _elements(data: Any, kinds: tuple[type, ...]) -> np.ndarray:
     return found
 
 
-def _fitted(found: Any, template: Any, path: str) -> Any:
+def _fit_template(found: Any, template: Any, path: str) -> Any:
     """What was found, in the containers of the template."""
     if template is None:
         return found
-    held, there = children(template), children(found)
-    if held is None or there is None:
-        if held is not there:
-            raise LoadError(f"{path or 'the tree'}: expected {_told(template)} as in the template, got {_told(found)}")
-        wanted = isinstance(template, Tensor) and isinstance(found, np.ndarray | np.generic)
-        return as_tensor(found) if wanted and found.dtype.kind != "U" else found
-    anything = not held and (is_sequence(template) or isinstance(template, Mapping))
-    if isinstance(found, list) is not is_sequence(template) or not (anything or there.keys() == held.keys()):
-        raise LoadError(f"{path or 'the tree'}: expected {_told(template)} as in the template, got {_told(found)}")
-    if anything:
+    wanted, given = children(template), children(found)
+    takes_any = wanted == {} and (is_sequence(template) or isinstance(template, Mapping))
+    if wanted is None or given is None:
+        fits = wanted is given
+    else:
+        fits = isinstance(found, list) is is_sequence(template) and (takes_any or given.keys() == wanted.keys())
+    if not fits:
+        kinds = f"expected {_describe(template)} as in the template, got {_describe(found)}"
+        raise LoadError(f"{path or 'the tree'}: {kinds}")
+    if wanted is None or given is None:
+        to_tensor = isinstance(template, Tensor) and isinstance(found, np.ndarray | np.generic)
+        return as_tensor(found) if to_tensor and found.dtype.kind != "U" else found
+    if takes_any:
         return tuple(found) if isinstance(template, tuple) else found
-    return rebuild(template, (_fitted(there[key], value, f"{path}/{key}") for key, value in held.items()))
+    return rebuild(template, (_fit_template(given[key], value, f"{path}/{key}") for key, value in wanted.items()))
 
 
-def _told(node: Any) -> str:
-    held = children(node)
-    if held is None:
+def _describe(node: Any) -> str:
+    items = children(node)
+    if items is None:
         return "a leaf"
-    return f"a list of {len(held)}" if is_sequence(node) else f"the keys {list(held)}"
+    return f"a list of {len(items)}" if is_sequence(node) else f"the keys {list(items)}"

@@ -252,18 +252,18 @@ class SequenceWindows:
         x = [s.read(rows, start, stop) for s in self.x]
         y = [s.read(rows, start, stop) for s in self.y]
         live = exists = rows.step_mask(start, stop)  # (S, B), None: all
-        gone = [
+        missing = [
             None if s.kind == "float" and id(s) in self._checked else s.missing_mask(v)
             for s, v in zip(self.y, y, strict=True)
         ]
-        single = self.mask_per_output and any(g is not None for g in gone)
+        single = self.mask_per_output and any(g is not None for g in missing)
         if single:
             there = np.concatenate(
-                [np.ones(v.shape, bool) if g is None else ~g for v, g in zip(y, gone, strict=True)], -1
+                [np.ones(v.shape, bool) if g is None else ~g for v, g in zip(y, missing, strict=True)], -1
             )  # (S, B, outputs)
             live = _both(live, np.asarray(there.any(-1)))
         else:
-            for g in gone:
+            for g in missing:
                 live = live if g is None else _both(live, np.asarray(~g.any(-1)))
         w = None
         if self.weight is not None:

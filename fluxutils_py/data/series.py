@@ -206,10 +206,10 @@ def as_series(value: Any, name: str) -> tuple[SeriesArray, ...]:
 
 def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
     """Check that two arrays hold the same series and the same time steps."""
-    ours, theirs = (getattr(s.array, "lengths", None) for s in (a, b))
-    if ours is not None and theirs is not None and len(ours) == len(theirs) and (ours != theirs).any():
-        i = int(np.flatnonzero(ours != theirs)[0])
-        raise ShapeError(f"{a.name}[{i}] has {ours[i]} time steps and {b.name}[{i}] has {theirs[i]}")
+    first, second = (getattr(s.array, "lengths", None) for s in (a, b))
+    if first is not None and second is not None and len(first) == len(second) and (first != second).any():
+        i = int(np.flatnonzero(first != second)[0])
+        raise ShapeError(f"{a.name}[{i}] has {first[i]} time steps and {b.name}[{i}] has {second[i]}")
     for axis, what, m, n in ((1, "series", a.N, b.N), (2, "time steps", a.T, b.T)):
         if m != n:
             raise ShapeError(

@@ -85,16 +85,16 @@ class SampleWeight:
                 raise DataError("sample_weight must be finite and not negative; use 0 for what shall not count")
             live, walked = w > 0, rows.coverage_mask(series, steps, burn_in)
             live = live if walked is None else live & walked
-            gone = [y.missing_mask(np.asarray(y.array[:, series, steps])) for y in ys]
-            if mask_per_output and any(g is not None for g in gone):
+            missing = [y.missing_mask(np.asarray(y.array[:, series, steps])) for y in ys]
+            if mask_per_output and any(g is not None for g in missing):
                 there = np.concatenate([
-                    np.ones((n, *live.shape), bool) if g is None else ~g for n, g in zip(sizes, gone, strict=True)
+                    np.ones((n, *live.shape), bool) if g is None else ~g for n, g in zip(sizes, missing, strict=True)
                 ])  # fmt: skip
                 share = output_fractions(np.moveaxis(there & live, 0, -1), sizes)
                 total += float((w * share).sum())
                 count += float(share.sum())
                 continue
-            for g in gone:
+            for g in missing:
                 live = live if g is None else live & ~g.any(0)
             total += float(w[live].sum())
             count += int(live.sum())

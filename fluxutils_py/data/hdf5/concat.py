@@ -216,8 +216,8 @@ def _inspect(
                         _require_same_values(values, item, path, name, pair)
         update(1)
     joined: dict[str, list[Source]] = {}
-    for name in dict.fromkeys(name for held in files for name in held):
-        having = [(path, held[name]) for path, held in zip(paths, files, strict=True) if name in held]
+    for name in dict.fromkeys(name for datasets in files for name in datasets):
+        having = [(path, datasets[name]) for path, datasets in zip(paths, files, strict=True) if name in datasets]
         first_path, first = having[0]
         for path, source in having:
             if (source is None) != (first is None):
@@ -226,7 +226,7 @@ def _inspect(
                     "like that one, or leave it out with names=[...]"
                 )
         if len(having) < len(files) and fill is None:
-            path = next(path for path, held in zip(paths, files, strict=True) if name not in held)
+            path = next(path for path, datasets in zip(paths, files, strict=True) if name not in datasets)
             raise H5DataError(
                 f"{describe(path, name)} is missing, {first_path} has it; pass fill=np.nan to leave a gap there, or "
                 "leave it out with names=[...]"
@@ -251,11 +251,11 @@ def _source(dataset: h5py.Dataset, path: str, name: str, axes: str | None) -> So
     return Source(path, letters, shape, opening.numpy_dtype(dataset), dataset.id.get_type().copy(), names)
 
 
-def _gap(like: Source, held: dict[str, Source | None], path: str, name: str, pair: Axes) -> Source:
+def _gap(like: Source, datasets: dict[str, Source | None], path: str, name: str, pair: Axes) -> Source:
     """What a file leaves that lacks a dataset: as long as the other datasets in it."""
     shape = list(like.shape)
     for axis in pair:
-        lengths = {source.shape[axis] for source in held.values() if source is not None and axis is not None}
+        lengths = {source.shape[axis] for source in datasets.values() if source is not None and axis is not None}
         if axis is not None and len(lengths) != 1:
             raise H5DataError(
                 f"{describe(path, name)} is missing, and how long a gap to leave along axis {axis} cannot be told from "

@@ -13,17 +13,9 @@ from typing import Any
 import h5py
 import numpy as np
 
+from fluxutils_py.data.hdf5 import opening
 from fluxutils_py.data.hdf5.damage import read_attribute
-from fluxutils_py.data.hdf5.opening import (
-    check_axes,
-    check_name,
-    check_path,
-    describe,
-    find_dataset,
-    numpy_dtype,
-    open_file,
-    unmappable_reason,
-)
+from fluxutils_py.data.hdf5.opening import describe, open_file
 from fluxutils_py.data.hdf5.reading import h5mmap
 from fluxutils_py.data.hdf5.writing import ALIGN, allocate
 from fluxutils_py.errors import H5DataError
@@ -85,11 +77,11 @@ def h5create(
     >>> float(out.sum())
     28.0
     """
-    check_path(path)
-    check_name(path, name)
+    opening.check_path(path)
+    opening.check_name(path, name)
     where = describe(path, name)
     shape, kind = _checked(shape, dtype, where)
-    order = check_axes(axes, len(shape), where)
+    order = opening.check_axes(axes, len(shape), where)
     file_shape, noted = tuple(shape[i] for i in np.argsort(order)), axes if len(shape) == 3 else None
     is_new, temporary = not os.path.exists(path), f"{secrets.token_hex(8)}.part"
     try:
@@ -167,8 +159,8 @@ def _misfit(
     file: h5py.File, path: Any, name: str, shape: tuple[int, ...], dtype: np.dtype, axes: str | None
 ) -> str | None:
     """What keeps a dataset from serving in place of a new one; None if it serves."""
-    dataset = find_dataset(file, path, name)
-    present = f"shape {dataset.shape} of {numpy_dtype(dataset)}"
+    dataset = opening.find_dataset(file, path, name)
+    present = f"shape {dataset.shape} of {opening.numpy_dtype(dataset)}"
     wanted = f"shape {shape} of {dtype}"
     if axes:
         present, wanted = f"{present} in the order {read_attribute(dataset, 'axes')}", f"{wanted} in the order {axes}"
@@ -176,5 +168,5 @@ def _misfit(
         return (
             f" and has, in the file, {present} in place of {wanted}; pass overwrite=True to put a new one in its place"
         )
-    reason = unmappable_reason(dataset)
+    reason = opening.unmappable_reason(dataset)
     return reason and f" and cannot be written to in place: it {reason}; pass overwrite=True for one that can"

@@ -9,18 +9,10 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import DuckArray
+from fluxutils_py.data.hdf5 import opening
 from fluxutils_py.data.hdf5.feature_names import read_names
 from fluxutils_py.data.hdf5.identity import FileIdentity, FileReplaced, check_same_file, current_identity, identity_of
-from fluxutils_py.data.hdf5.opening import (
-    check_path,
-    describe,
-    find_dataset,
-    fnt_axes,
-    numpy_dtype,
-    open_file,
-    read_axes,
-    wrap_h5_errors,
-)
+from fluxutils_py.data.hdf5.opening import describe, open_file
 from fluxutils_py.data.hdf5.source_files import check_open_file_limit, check_sources
 from fluxutils_py.data.indexing import Index, read_slices
 from fluxutils_py.errors import H5DataError
@@ -69,14 +61,14 @@ class H5Lazy(DuckArray):
     """
 
     def __init__(self, path: str | os.PathLike[str], name: str, axes: str | None = None, *, swmr: bool = False) -> None:
-        self.path, self.name, self.swmr = os.path.realpath(check_path(path)), name, swmr
+        self.path, self.name, self.swmr = os.path.realpath(opening.check_path(path)), name, swmr
         file = open_file(path, swmr=swmr)
         try:
-            dataset = find_dataset(file, path, name)
+            dataset = opening.find_dataset(file, path, name)
             where = describe(path, name)
-            with wrap_h5_errors(where):
-                self._axes = fnt_axes(read_axes(dataset, axes, where), dataset.ndim)
-                self.dtype = numpy_dtype(dataset)
+            with opening.wrap_h5_errors(where):
+                self._axes = opening.fnt_axes(opening.read_axes(dataset, axes, where), dataset.ndim)
+                self.dtype = opening.numpy_dtype(dataset)
                 self.shape = tuple(int(dataset.shape[i]) for i in self._axes)
                 self.feature_names = read_names(dataset, self.shape[0]) if len(self.shape) == 3 else None
                 self._virtual = dataset.is_virtual
@@ -107,7 +99,7 @@ class H5Lazy(DuckArray):
     def refresh(self) -> H5Lazy:
         """Take on the shape that the dataset has now, where another process makes it grow (``swmr=True``)."""
         dataset = self._dataset()
-        with wrap_h5_errors(describe(self.path, self.name)):
+        with opening.wrap_h5_errors(describe(self.path, self.name)):
             dataset.refresh()
             self.shape = tuple(int(dataset.shape[i]) for i in self._axes)
         return self
@@ -146,9 +138,9 @@ class H5Lazy(DuckArray):
     def _same_dataset(self, file: h5py.File, identity: FileIdentity) -> h5py.Dataset:
         """The dataset in a file that was opened again."""
         check_same_file(self.path, identity_of(file), identity)
-        dataset, where = find_dataset(file, self.path, self.name), describe(self.path, self.name)
+        dataset, where = opening.find_dataset(file, self.path, self.name), describe(self.path, self.name)
         shape = tuple(int(dataset.shape[i]) for i in self._axes) if len(self._axes) == dataset.ndim else None
-        if numpy_dtype(dataset) != self.dtype or (shape != self.shape and not self.swmr):
+        if opening.numpy_dtype(dataset) != self.dtype or (shape != self.shape and not self.swmr):
             raise FileReplaced(f"{where} was replaced since it was opened: it is of another type or shape")
         check_sources(dataset, where)
         return dataset

@@ -10,24 +10,12 @@ from typing import Any
 import h5py
 import numpy as np
 
+from fluxutils_py.data.hdf5 import opening
 from fluxutils_py.data.hdf5.feature_names import read_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.h5map import H5Map, Layout
 from fluxutils_py.data.hdf5.identity import FileReplaced, identity_of
-from fluxutils_py.data.hdf5.opening import (
-    check_heap,
-    check_path,
-    describe,
-    find_dataset,
-    fnt_axes,
-    get_object,
-    holds_numbers,
-    numpy_dtype,
-    open_file,
-    read_axes,
-    unmappable_reason,
-    wrap_h5_errors,
-)
+from fluxutils_py.data.hdf5.opening import describe, open_file
 from fluxutils_py.errors import H5DataError
 
 ATTEMPTS = 100  # to open a file that is being replaced
@@ -98,7 +86,7 @@ def h5mmap(
     >>> type(x).__name__, x.shape, float(x[1, 2, 3])
     ('H5Map', (2, 3, 4), 23.0)
     """
-    where = describe(check_path(path), name)
+    where = describe(opening.check_path(path), name)
     if mode not in ("r", "r+"):
         raise H5DataError(f"{where}: mode must be 'r' or 'r+', got {mode!r}; h5create makes new datasets")
     if fallback not in ("lazy", "error", "read"):
@@ -131,15 +119,15 @@ def _map(
 ) -> tuple[np.ndarray | None, str | None]:
     """Map a dataset, or return a sentence that says why it cannot be mapped; all from one version of the file."""
     where = describe(path, name)
-    with contextlib.closing(open_file(path, swmr=swmr)) as file, wrap_h5_errors(where):
+    with contextlib.closing(open_file(path, swmr=swmr)) as file, opening.wrap_h5_errors(where):
         if file.mode != "r":  # open for writing in this process: the map would miss what is not written yet
             file.flush()
-        dataset = find_dataset(file, path, name)
-        order = fnt_axes(read_axes(dataset, axes, where), dataset.ndim)
-        dtype, shape = numpy_dtype(dataset), tuple(int(n) for n in dataset.shape)
+        dataset = opening.find_dataset(file, path, name)
+        order = opening.fnt_axes(opening.read_axes(dataset, axes, where), dataset.ndim)
+        dtype, shape = opening.numpy_dtype(dataset), tuple(int(n) for n in dataset.shape)
         if 0 in shape:
             return np.empty(shape, dtype).transpose(order), None
-        reason = unmappable_reason(dataset) or ("is being written to in SWMR mode" if swmr else None)
+        reason = opening.unmappable_reason(dataset) or ("is being written to in SWMR mode" if swmr else None)
         if reason is not None:
             return None, reason
         strides = [dtype.itemsize * int(np.prod(shape[i + 1 :], dtype=object)) for i in range(len(shape))]
@@ -209,18 +197,18 @@ def h5load(
     >>> type(data["x"]).__name__, data["info"]
     ('H5Map', {'unit': 'kWh'})
     """
-    with contextlib.closing(open_file(path)) as file, wrap_h5_errors(os.fsdecode(path)):
+    with contextlib.closing(open_file(path)) as file, opening.wrap_h5_errors(os.fsdecode(path)):
         wanted = list(file) if names is None else [names] if isinstance(names, str) else list(names)
         loaded = {name: _load(file, path, name, axes, mmap) for name in wanted}
     return loaded[names] if isinstance(names, str) else loaded
 
 
 def _load(file: h5py.File, path: str | os.PathLike[str], name: str, axes: str | None, mmap: bool) -> Any:
-    value = get_object(file, path, name)
+    value = opening.get_object(file, path, name)
     if isinstance(value, h5py.Group):
         return {key: _load(file, path, f"{name}/{key}", axes, mmap) for key in value}
-    if holds_numbers(value) and value.shape:
+    if opening.holds_numbers(value) and value.shape:
         array = h5mmap(path, name, axes if value.ndim == 3 else None, fallback="lazy" if mmap else "read")
         return array if mmap else np.array(array)
-    check_heap(value.file, name, describe(path, name), values=True)
+    opening.check_heap(value.file, name, describe(path, name), values=True)
     return value.asstr()[()] if h5py.check_string_dtype(value.dtype) is not None else value[()]
