@@ -15,6 +15,7 @@ from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.indexing import Index, compose_index, contiguous_runs, parse_index
 from fluxutils_py.data.lazy import Function, LazyArray, as_picklable, preserve_features, select
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.validation import check_integer
 
 
 class SequenceView(DuckArray):
@@ -41,10 +42,10 @@ class SequenceView(DuckArray):
         index: Index | None = None,
         functions: tuple[Function, ...] = (),
         names: Names | None = None,
+        context: int = 0,
     ) -> None:
-        self.array = array
+        self.array, self.functions, self.context = array, functions, context
         self.index: Index = range(array.shape[self.axis]) if index is None else index
-        self.functions = functions
         self._per_step = LazyArray(array, range(0), range(0), functions)  # for its F and dtype
         self.dtype: np.dtype = self._per_step.dtype
         self._names = names if preserve_features(functions) else None
@@ -102,7 +103,7 @@ class SequenceView(DuckArray):
         return np.array(self)
 
     def __reduce__(self) -> Any:
-        return type(self), (as_picklable(self.array), self.index, self.functions, self.feature_names)
+        return type(self), (as_picklable(self.array), self.index, self.functions, self.feature_names, self.context)
 
     def map(self, function: Function) -> Self:
         """Return the same view of a function of the array; the function is applied when data are read.
@@ -126,10 +127,11 @@ class SequenceView(DuckArray):
         return self._rebuilt(index, self.functions)
 
     def _rebuilt(self, index: Index, functions: tuple[Function, ...], array: Any = None) -> Self:
-        return type(self)(self.array if array is None else array, index, functions, self._names)
+        return type(self)(self.array if array is None else array, index, functions, self._names, self.context)
 
     def _native(self, index: Index) -> Any:
-        raise NotImplementedError
+        series, steps = (index, None) if self.axis == 1 else (None, index)
+        return select(self.array, series, steps, self.functions)
 
     def contiguous_runs(self) -> list[slice]:
         """Return slices of steps that follow each other in time; between them the state is forgotten."""
@@ -139,15 +141,16 @@ class SequenceView(DuckArray):
         """Return a run as (F, N, n), lazily, with earlier steps before it that warm up the state, and their number."""
         return self.native, 0
 
-    @staticmethod
-    def to_rows(array: np.ndarray) -> np.ndarray:
+    @classmethod
+    def to_rows(cls, array: np.ndarray) -> np.ndarray:
         """Return the rows of an (F, N, T) array, as a view if its memory order allows."""
-        raise NotImplementedError
+        rows = np.moveaxis(array, cls.axis, 0)
+        return rows.reshape(len(rows), rows.shape[1] * rows.shape[2])
 
-    @staticmethod
-    def from_rows(rows: np.ndarray, n_features: int) -> np.ndarray:
+    @classmethod
+    def from_rows(cls, rows: np.ndarray, n_features: int) -> np.ndarray:
         """Return the (F, N, T) array of some rows: the inverse of :meth:`to_rows`."""
-        raise NotImplementedError
+        return np.moveaxis(rows.reshape(len(rows), n_features, rows.shape[1] // n_features), 0, cls.axis)
 
 
 class SamplesView(SequenceView):
@@ -155,49 +158,20 @@ class SamplesView(SequenceView):
 
     axis = 1
 
-    def _native(self, index: Index) -> Any:
-        return select(self.array, index, None, self.functions)
-
-    @staticmethod
-    def to_rows(array: np.ndarray) -> np.ndarray:
-        return array.transpose(1, 0, 2).reshape(array.shape[1], array.shape[0] * array.shape[2])
-
-    @staticmethod
-    def from_rows(rows: np.ndarray, n_features: int) -> np.ndarray:
-        n = rows.shape[1] // n_features
-        return rows.reshape(len(rows), n_features, n).transpose(1, 0, 2)
-
 
 class TimestepsView(SequenceView):
     """One row per time step: (T, F * N), column ``f * N + n``."""
 
     axis = 2
 
-    def __init__(
-        self,
-        array: Any,
-        index: Index | None = None,
-        functions: tuple[Function, ...] = (),
-        names: Names | None = None,
-        context: int = 0,
-    ) -> None:
-        super().__init__(array, index, functions, names)
-        self.context = context
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
         if len(self.index) > 1 and not (np.diff(np.asarray(self.index)) > 0).all():
             raise ValueError(
                 "time steps must stay in their order: a state that runs forward cannot be carried through steps that "
                 "are shuffled, reversed or repeated; split with TimeSeriesSplit or KFold(shuffle=False), or use "
                 "samples(x) to split between series"
             )
-
-    def __reduce__(self) -> Any:
-        return type(self), (as_picklable(self.array), self.index, self.functions, self.feature_names, self.context)
-
-    def _rebuilt(self, index: Index, functions: tuple[Function, ...], array: Any = None) -> Self:
-        return type(self)(self.array if array is None else array, index, functions, self._names, self.context)
-
-    def _native(self, index: Index) -> Any:
-        return select(self.array, None, index, self.functions)
 
     def contiguous_runs(self) -> list[slice]:
         return contiguous_runs(self.index)
@@ -206,15 +180,6 @@ class TimestepsView(SequenceView):
         start, stop = int(self.index[run.start]), int(self.index[run.stop - 1]) + 1
         n_context = min(self.context, start)
         return self._native(range(start - n_context, stop)), n_context
-
-    @staticmethod
-    def to_rows(array: np.ndarray) -> np.ndarray:
-        return array.transpose(2, 0, 1).reshape(array.shape[2], array.shape[0] * array.shape[1])
-
-    @staticmethod
-    def from_rows(rows: np.ndarray, n_features: int) -> np.ndarray:
-        n = rows.shape[1] // n_features
-        return rows.reshape(len(rows), n_features, n).transpose(1, 2, 0)
 
 
 def samples(x: Any, *, feature_names: Sequence[str] | None = None) -> SamplesView:
@@ -292,10 +257,9 @@ def timesteps(x: Any, context: int = 0, *, feature_names: Sequence[str] | None =
     >>> [(v[a].shape, v[b].native.shape) for a, b in TimeSeriesSplit(2).split(v)]
     [((4, 6), (2, 3, 3)), ((7, 6), (2, 3, 3))]
     """
-    if isinstance(context, bool) or not isinstance(context, int | np.integer) or context < 0:
-        raise ValueError(f"context must be a number of steps, 0 or more, got {context!r}")
+    context = check_integer("context", context, 0, error=ValueError)
     array = _three_axes(x, "timesteps")
-    return TimestepsView(array, names=_checked_names(feature_names, array), context=int(context))
+    return TimestepsView(array, names=_checked_names(feature_names, array), context=context)
 
 
 def _checked_names(names: Any, array: Any) -> Names | None:

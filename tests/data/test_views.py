@@ -444,7 +444,7 @@ def test_a_view_of_a_view_or_tuple(make):
 
 @pytest.mark.parametrize("context", [-1, 1.0, True, None, "3"])
 def test_a_context_that_is_no_number_of_steps(context):
-    with pytest.raises(ValueError, match=f"^context must be a number of steps, 0 or more, got {context!r}$"):
+    with pytest.raises(ValueError, match=f"^context must be an integer of at least 0, got {context!r}$"):
         timesteps(NATIVE, context)
 
 
