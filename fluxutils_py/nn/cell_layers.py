@@ -1,4 +1,4 @@
-"""Layers of the cells of FluxUtils.jl, with the face of LSTM, GRU and RNN."""
+"""Layers made of the cells of FluxUtils.jl, used like LSTM, GRU and RNN."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from fluxutils_py.nn.recurrent import Recur
 
 
 class CellStack(nn.Module):
-    """Cells above one another, run over whole windows: what the layers here hold, as ``LSTM`` holds an ``nn.LSTM``.
+    """Stacked cells, run over whole windows; the layers here wrap one, as ``LSTM`` wraps an ``nn.LSTM``.
 
-    ``stack(x, state)`` takes ``x`` (S, B, n_in) and a state of one tensor (L, B, H), or a tuple of such, or None, and
+    ``stack(x, state)`` takes ``x`` (S, B, n_in) and a state of one tensor (L, B, H), a tuple of them, or None. It
     returns the outputs (S, B, H) of the last cell and the new state.
     """
 

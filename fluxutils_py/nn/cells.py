@@ -1,4 +1,4 @@
-"""Recurrent cells of FluxUtils.jl: one step as its formula says, and whole windows fast."""
+"""Recurrent cells of FluxUtils.jl, with fast passes over whole windows."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ _plain: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
 def deep_copy(model: nn.Module, shared: Sequence[Tensor] = ()) -> nn.Module:
-    """A deep copy that shares some tensors.
+    """Make a deep copy that shares some tensors.
 
-    What a model left in its attributes, say attention weights to be looked at, may have a graph, and torch refuses to
-    copy that: such tensors come detached.
+    Tensors that a model keeps in its attributes, such as attention weights, may have a graph, which torch refuses to
+    copy: they are detached in the copy.
     """
     memo = {id(t): t for t in shared}
     for kept in (value for m in model.modules() for value in vars(m).values()):
@@ -45,11 +45,11 @@ def deep_copy(model: nn.Module, shared: Sequence[Tensor] = ()) -> nn.Module:
 
 
 def shallow_copy(model: nn.Module, training: bool | None = None) -> nn.Module | None:
-    """A copy that shares parameters and buffers and has no recurrent state, at a tenth of the price of a deep copy.
+    """Make a copy that shares parameters and buffers and has no recurrent state, at a tenth of the cost of a deep copy.
 
-    None if the two might differ: if a module has hooks, ways of its own to be copied or to change its mode, or
-    attributes other than numbers, texts, functions, and lists, tuples, sets and dicts of such. ``training`` is the mode
-    of the copy; None leaves it.
+    Return None if it might differ from a deep copy: if a module has hooks, its own way to be copied or to change its
+    mode, or attributes other than numbers, texts, functions, and lists, tuples, sets and dicts of them. ``training`` is
+    the mode of the copy; None keeps that of the model.
     """
     return _shallow(model, training, {})
 
@@ -89,7 +89,7 @@ def _shallow(module: nn.Module, training: bool | None, made: dict[int, nn.Module
 
 
 def _collection(value: Any) -> Any:
-    """A copy of a collection of immutable values or such collections; None of anything else."""
+    """Copy a collection of immutable values or of such collections; return None for anything else."""
     if type(value) is dict:
         items = _collection(list(value.items()))
         return None if items is None else dict(items)
@@ -101,7 +101,7 @@ def _collection(value: Any) -> Any:
 
 
 def _copies_plainly(kind: type) -> bool:
-    """Whether copies of a class's modules are copies of their attributes."""
+    """Whether copying a module of this class means copying its attributes."""
     known = _plain.get(kind)
     if known is None:
         own = [c for c in kind.__mro__ if c not in (object, nn.Module, Recur, nn.RNNBase)]

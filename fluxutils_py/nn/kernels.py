@@ -1,7 +1,7 @@
-"""The library of native kernels: where it is, whether this machine can run it, and the switch.
+"""Load the library of native kernels if this machine can run it, and switch it on and off.
 
 It is built from ``csrc/`` when the package is installed and there is a C++ compiler, and loaded when a recurrent layer
-is first used. Without it everything works with torch's layers, only slower.
+is first used. Without it, everything works with torch's layers, only slower.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ N_RANKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STE
 
 
 class Library:
-    """The loaded library and the instruction set that it is to use."""
+    """The loaded library and the instruction set to use."""
 
     def __init__(self, path: Path, wanted: str = "") -> None:
         lib = ctypes.CDLL(str(path))  # lets go of Python's lock during a call
@@ -64,7 +64,7 @@ class Library:
 
 
 def _openmp_of_torch() -> int | None:
-    """The address of ``GOMP_parallel`` in the library whose threads torch uses; None if that is another one."""
+    """Return the address of ``GOMP_parallel`` in the OpenMP library that torch uses; None if torch uses another one."""
     home = Path(torch.__file__).parent
     for path in (*home.glob("lib/libgomp*.so*"), *home.with_name("torch.libs").glob("libgomp*.so*")):
         try:
@@ -76,7 +76,7 @@ def _openmp_of_torch() -> int | None:
 
 
 class _Use:
-    """What is in use in this process; there is one of these."""
+    """The kernels in use in this process; there is one instance."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -119,7 +119,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def library() -> Library | None:
-    """The library, or None where torch's layers are to be used."""
+    """Return the library, or None if torch's layers are to be used."""
     if not _use.asked:
         _use.load()
     return _use.library if _use.enabled else None
@@ -134,12 +134,12 @@ def supports(isa: str) -> bool:
 
 
 def n_threads() -> int:
-    """Threads for a call: as many as torch has, one where other processes have the other cores."""
+    """Return the threads for a call: as many as torch has, or one if other processes use the other cores."""
     return 1 if _use.alone else torch.get_num_threads()
 
 
 def kernels_in_use() -> str:
-    """In words: the instruction set of the native kernels, or why torch's layers are used."""
+    """Describe in words the instruction set of the native kernels, or why torch's layers are used."""
     found = library()
     if found is not None:
         return f"native kernels, {found.isa_name}"
@@ -148,10 +148,10 @@ def kernels_in_use() -> str:
 
 @contextmanager
 def native_kernels(enabled: bool = True) -> Iterator[None]:
-    """Within a ``with`` block, let recurrent layers use the native kernels, or torch's layers only.
+    """Let recurrent layers use the native kernels, or only torch's layers, inside a ``with`` block.
 
-    For the whole process, like ``torch.backends.mkldnn.flags``. The environment variable ``FLUXUTILS_KERNELS=0``
-    switches the kernels off from the start; this cannot bring them back then.
+    It holds for the whole process, like ``torch.backends.mkldnn.flags``. The environment variable
+    ``FLUXUTILS_KERNELS=0`` switches the kernels off from the start; this function then cannot bring them back.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Layers of FluxUtils.jl and PrayTools.jl beside the recurrent ones."""
+"""Layers of FluxUtils.jl and PrayTools.jl other than recurrent ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["DenseReLU", "ffnn"]
 def RNNStack(
     n_in: int, n_out: int, nlayers: int, dropout: float = 0.0, layer: Callable[[int, int], nn.Module] = LSTM
 ) -> nn.Sequential:
-    """Recurrent layers above one another, of any kind, with dropout between them.
+    """Stack recurrent layers of any kind, with dropout between them.
 
     Parameters
     ----------
@@ -24,8 +24,8 @@ def RNNStack(
         Features of the input, units of each layer.
     nlayers : int
     dropout : float
-        Probability of dropping an output between two layers, in training; each step draws anew. With 0 there are no
-        such layers in the list.
+        Probability of dropping an output between two layers, in training, drawn for each step. With 0 there are no
+        dropout layers.
     layer : class or function
         Called as ``layer(n_in, n_out)``.
 
@@ -80,24 +80,24 @@ def ffnn(
     idim, nneurons, nlayers : int
         Features of the input, units of each layer, layers.
     fun : nn.Module class, or function of a tensor
-        What follows each linear layer: ``nn.Tanh`` or ``torch.tanh``. A model with functions cannot be saved as plain
-        data; one with modules can.
+        Activation after each linear layer: ``nn.Tanh`` or ``torch.tanh``. A model with functions cannot be saved as
+        plain data; one with modules can.
     bnfun : likewise, optional
-        Then each layer ends in a batch normalisation and this function. ``nn.Identity`` for the former alone.
+        End each layer in a batch normalisation and this function; ``nn.Identity`` for the normalisation alone.
     dropout : float
-        Then each layer ends in a dropout.
+        If above 0, end each layer in a dropout with this probability.
     last_linear : bool
-        Whether the last layer is linear, without ``fun`` and what follows it.
+        Whether the last layer is linear only.
 
     Returns
     -------
     nn.Sequential
-        Of one module for each step; a single linear layer is returned as it is.
+        One module per operation; a single linear layer is returned alone.
 
     Notes
     -----
-    Takes ``(..., idim)``; with batch normalisation ``(B, idim)`` or windows ``(S, B, idim)``, whose steps and series
-    are normalised together. Source: ``ffnn`` of PrayTools.jl (which has ``last_linear`` only without the other two).
+    It takes ``(..., idim)``; with batch normalisation ``(B, idim)`` or windows ``(S, B, idim)``, whose steps and series
+    are normalised together. Source: ``ffnn`` of PrayTools.jl, which has ``last_linear`` only without the other two.
 
     Examples
     --------
@@ -149,7 +149,7 @@ def _as_module(function: Callable[..., Any]) -> nn.Module:
 
 
 class GaussianNoise(nn.Module):
-    """Add normal noise in training; ``x`` itself, not a copy, in evaluation or without noise.
+    """Add normal noise in training; in evaluation, or with ``stddev=0``, return ``x`` itself.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class GaussianNoise(nn.Module):
 
     Notes
     -----
-    Noise is drawn from torch's generator, in training only; any shape. Source: ``GaussianNoise`` of FluxUtils.jl.
+    Noise comes from torch's generator; ``x`` has any shape. Source: ``GaussianNoise`` of FluxUtils.jl.
 
     Examples
     --------

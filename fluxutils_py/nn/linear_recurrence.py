@@ -22,14 +22,14 @@ CHUNK = 32  # steps, at most
 
 
 def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
-    """All ``h[t] = a[t] * h[t - 1] + b[t]``, element by element, from ``h[-1] = h0``.
+    """Compute all ``h[t] = a[t] * h[t - 1] + b[t]``, element by element, from ``h[-1] = h0``.
 
     Parameters
     ----------
     a : Tensor of shape (S, B, H), or one that broadcasts to it
         Factors, real or complex, for instance (H,) for one factor per unit, (B, H), or (S, 1, H).
     b : Tensor of shape (S, B, H)
-        What is added: S steps of B series, time-major.
+        Terms to add: S steps of B series, time-major.
     h0 : Tensor of shape (B, H) or None
         The state before the first step; None is zero.
 
@@ -41,17 +41,18 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     Raises
     ------
     ShapeError
-        If the shapes are others.
+        If the shapes do not fit.
     TypeError
         If a tensor is neither floating nor complex.
 
     Notes
     -----
-    Tensors of several types are computed in the one that holds them all (real factors of complex states are made
-    complex). Time and memory are linear in S. Differentiable any number of times. float32, float64, complex64 and
-    complex128 on the CPU are computed by native kernels (see :func:`native_kernels`); h and its gradients by b and h0
-    then do not depend on the number of threads, on the other series, on how time is cut into calls, or on the
-    instruction set, to the last bit, and the gradient by a does not depend on threads and instruction set, unless a
+    Tensors of several types are promoted to a common one; real factors of complex states become complex. Time and
+    memory are linear in S. The result can be differentiated any number of times.
+
+    Native kernels compute float32, float64, complex64 and complex128 on the CPU (see :func:`native_kernels`). Then h
+    and its gradients by b and h0 do not depend, to the last bit, on the number of threads, the other series, the cuts
+    of time into calls, or the instruction set. Neither does the gradient by a on threads and instruction set, unless a
     broadcasts over H, where torch sums it.
 
     Examples
@@ -95,11 +96,11 @@ def _resolved(t: Tensor) -> Tensor:
 
 
 def _chunked(a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
-    """The recurrence in torch: all chunks of time at once, step by step, then each chunk from the end of the last.
+    """Compute the recurrence in torch: all chunks of time at once, step by step, then each from the end of the last.
 
-    ``a`` is (S or 1, B or 1, H). A chunk's states are those from a zero start, plus the state before it times the
-    product of its factors so far. Nothing is divided by, and a product has at most ``CHUNK`` factors: it overflows
-    only where each of them is above 10 or so.
+    ``a`` is (S or 1, B or 1, H). A chunk's states are those from a zero start, plus the state before the chunk times
+    the product of its factors so far. There is no division, and a product has at most ``CHUNK`` factors: it overflows
+    only if each is above 10 or so.
     """
     S = len(b)
     # float16 ends at 65504: no products there

@@ -1,4 +1,4 @@
-"""Running a model over a window: in one call where the model can, step by step where it cannot."""
+"""Run a model over a window: in one call if the model can, else step by step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _known: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary() 
 
 
 def run_window(model: nn.Module, xs: Tensor | Sequence[Tensor]) -> Outputs:
-    """The model's outputs for a window, its state carried through.
+    """Return the model's outputs for a window, and carry its state through.
 
     Parameters
     ----------
@@ -42,18 +42,18 @@ def run_window(model: nn.Module, xs: Tensor | Sequence[Tensor]) -> Outputs:
 
 
 def takes_windows(model: nn.Module, xs: Sequence[Tensor]) -> bool:
-    """Whether the model may be given a whole window ``(S, B, F)`` in place of its steps ``(B, F)`` one by one.
+    """Whether the model takes a whole window ``(S, B, F)`` in place of its steps ``(B, F)`` one by one.
 
-    A whole window through a fused ``nn.LSTM`` is four to five times faster than its steps. A model that has an
-    attribute ``takes_windows`` is believed. Any other is tried out once, on a copy with disturbed parameters and
-    three steps of disturbed data: if both ways give the same numbers, windows are safe. That answer is remembered as
-    long as the model lives, whatever attribute it is given later; the model, its state and the random generators are
-    not touched.
+    A whole window through a fused ``nn.LSTM`` is four to five times faster than its steps. An attribute
+    ``takes_windows`` of the model decides. Without it, the model is tried out once, on a copy with disturbed parameters
+    and three steps of disturbed data: if both ways give the same numbers, windows are safe. The answer is remembered as
+    long as the model lives, even if it gets the attribute later. The trial changes neither the model nor its state nor
+    the random generators.
 
     Raises
     ------
     ShapeError
-        If the model can run neither way, or gives different results: then only its author can say which is meant.
+        If the model runs neither way, or both ways with different results; then only its author knows which is right.
     """
     return window_mode(model, xs) != "steps"
 
@@ -61,15 +61,15 @@ def takes_windows(model: nn.Module, xs: Sequence[Tensor]) -> bool:
 def needs_context(model: nn.Module, xs: Sequence[Tensor]) -> bool:
     """Whether a model without recurrent state must see the steps before a window in the same call.
 
-    That is so for a model without :class:`Recur` layers that says ``takes_windows = True``, or that cannot run on
-    single steps: a causal convolution, attention over the window. Arguments and errors as of :func:`takes_windows`.
+    This holds for a model without :class:`Recur` layers that has ``takes_windows = True`` or cannot run on single
+    steps: a causal convolution, attention over the window. Arguments and errors are those of :func:`takes_windows`.
     """
     return not recurrent_layers(model) and window_mode(model, xs) == "windows"
 
 
 @contextmanager
 def context_steps(model: nn.Module, steps: Sequence[Tensor]) -> Iterator[None]:
-    """Inside, a model sees these steps (k, B, F) before each window, and gives outputs for the window alone."""
+    """Inside the block, put these steps (k, B, F) before each window of a model; outputs are of the window alone."""
     k = steps[0].shape[0]
 
     def prepend(_: nn.Module, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -87,9 +87,9 @@ def context_steps(model: nn.Module, steps: Sequence[Tensor]) -> Iterator[None]:
 
 
 def window_mode(model: nn.Module, xs: Sequence[Tensor]) -> str:
-    """What a model is to be called with: ``"steps"``, ``"windows"``, or ``"either"`` with the same result.
+    """Return how to call a model: with ``"steps"``, with ``"windows"``, or with ``"either"`` for the same result.
 
-    Arguments and errors as of :func:`takes_windows`.
+    Arguments and errors are those of :func:`takes_windows`.
     """
     known = cached_window_mode(model)
     if known is None:
@@ -98,7 +98,7 @@ def window_mode(model: nn.Module, xs: Sequence[Tensor]) -> str:
 
 
 def cached_window_mode(model: nn.Module) -> str | None:
-    """:func:`window_mode` of a model that says it or has been tried out; None of another."""
+    """Return the :func:`window_mode` of a model that declares it or was tried out; else None."""
     known = _known.get(model)  # first: to say that it lacks an attribute takes a module longer, at every step
     if known is not None:
         return known
@@ -107,16 +107,16 @@ def cached_window_mode(model: nn.Module) -> str | None:
 
 
 def prediction_copy(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode that shares parameters and buffers, but has a recurrent state of its own, the zero one.
+    """Return a copy in evaluation mode that shares parameters and buffers, but starts with a separate zero state.
 
-    Predictions with it leave the model as it is, also from several threads.
+    Predictions with it do not change the model, even from several threads.
     """
     twin = shallow_copy(model, training=False)
     return replica(model).eval() if twin is None else _with_mode(twin, model)
 
 
 def replica(model: nn.Module) -> nn.Module:
-    """A copy that shares parameters and buffers, but has a recurrent state of its own, the zero one."""
+    """Return a copy that shares parameters and buffers, but starts with a separate zero state."""
     twin = shallow_copy(model)
     if twin is None:  # it has attributes that a forward pass might change, or that refer to modules
         twin = reset(deep_copy(model, [*model.parameters(), *model.buffers()]))
@@ -124,7 +124,7 @@ def replica(model: nn.Module) -> nn.Module:
 
 
 def _with_mode(twin: nn.Module, model: nn.Module) -> nn.Module:
-    """The copy, of which is known what is known of the model."""
+    """Return the copy, with the remembered window mode of the model."""
     if model in _known:
         _known[twin] = _known[model]
     return twin
@@ -167,7 +167,7 @@ def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> str:
 
 
 def _sample(xs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
-    """Three steps of a few series; never as many series as features, so that the two axes cannot be confused."""
+    """Return three steps of a few series; the number of series differs from that of features, to tell axes apart."""
     n_series, n_features = min(xs[0].shape[1], 4), {x.shape[2] for x in xs}
     fitting = [n for n in range(n_series, 0, -1) if n not in n_features]
     # too few: repeat them, for each is disturbed in another way
@@ -194,7 +194,7 @@ def _same(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
 
 
 def _close(u: Tensor, v: Tensor) -> bool:
-    """Equal but for rounding, measured by how much the values vary: next to a large bias, all values look alike."""
+    """Whether values are equal to rounding, relative to their variation: beside a large bias, all values look alike."""
     if not v.is_floating_point():
         return u.equal(v)
     rounding = 16 * torch.finfo(v.dtype).eps * float(v.abs().max())

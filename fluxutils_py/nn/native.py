@@ -1,4 +1,4 @@
-"""Recurrences over a window by the native kernels: the call, its gradient, and its formula in torch."""
+"""Run recurrences over a window by the native kernels, with their gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls of the cells of FluxUtils.jl the native kernels take over."""
+"""Run the cells of FluxUtils.jl by the native kernels where they apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls of torch's recurrent modules the native kernels take over: all whose result is the same by rounding."""
+"""Run torch's recurrent modules by the native kernels, where the result is the same to rounding."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ TORCH_LAYERS = (nn.RNNBase, nn.RNNCellBase)  # made once: a union takes longer t
 
 
 class Memory(NamedTuple):
-    """All that a :class:`Recur` remembers: its state, the steps to its mark, and the state noted there."""
+    """What a :class:`Recur` remembers: its state, the steps to its mark, and the state noted there."""
 
     state: State | None
     mark: int | None
@@ -34,26 +34,25 @@ class Recur(nn.Module):
 
         - ``nn.LSTM``, ``nn.GRU``, ``nn.RNN`` (any number of layers, time-major, one direction);
         - ``nn.LSTMCell``, ``nn.GRUCell``, ``nn.RNNCell``;
-        - any module with ``forward(x, state) -> (y, state)``. ``state`` is None on the first call,
-          then whatever the module returned: a tensor or a tuple of tensors, whose axis 0 is the batch
-          (say ``batch_dim = 1`` on the module if it is another one). It is called with one time step
-          ``(B, F)`` at a time, or with whole windows ``(S, B, F)`` if it has ``takes_windows = True``. A method
-          ``empty_state()`` that returns a tuple of the state's tensors for a batch of 0 lets :func:`states` know of
-          the state before the first call.
+        - any module with ``forward(x, state) -> (y, state)``. ``state`` is None on the first call, then the state that
+          the module returned: a tensor or a tuple of tensors, whose axis 0 is the batch (set ``batch_dim = 1`` on the
+          module for another axis). The module gets one time step ``(B, F)`` at a time, or whole windows ``(S, B, F)``
+          if it has ``takes_windows = True``. A method ``empty_state()`` that returns a tuple of the state's tensors for
+          a batch of 0 lets :func:`states` know the state before the first call.
     trainable_init : bool
-        Whether the state at the start of a series is trained: parameters ``initial_state``, zero at first, one for each
-        tensor of the state, for a batch of 1. A module of one's own needs the method ``empty_state()`` for this.
+        Whether to train the state at the start of a series: parameters ``initial_state``, zero at first, one for each
+        tensor of the state, for a batch of 1. For this, your own module needs the method ``empty_state()``.
 
     Notes
     -----
     ``forward`` takes one step ``(B, F)`` or a window ``(S, B, F)``, and returns ``(B, H)`` or
     ``(S, B, H)``. Integer input is converted to the floating type of the parameters. The state lives in
-    the attribute ``state`` (None: the initial state, nothing seen yet). It is part of the autograd graph until
+    the attribute ``state``; None is the initial state. It is part of the autograd graph until
     :func:`fluxutils_py.nn.truncate`; :func:`fluxutils_py.nn.reset` forgets it. It is not in
     ``state_dict()``: use :func:`fluxutils_py.nn.states` and :func:`fluxutils_py.nn.loadstates`.
 
-    On the CPU torch's layers and cells are computed by native kernels where these were built, with torch's results to
-    rounding; see :func:`fluxutils_py.nn.native_kernels`.
+    On the CPU, native kernels compute torch's layers and cells if they were built, with torch's results to rounding;
+    see :func:`fluxutils_py.nn.native_kernels`.
 
     Source: ``Recur`` of Flux.jl 0.9, as used by FluxUtils.jl. There the initial state is always trained.
 
@@ -108,7 +107,7 @@ class Recur(nn.Module):
 
     @property
     def batch_dim(self) -> int:
-        """Which axis of a state tensor is the batch: 1 for ``nn.LSTM`` and its like, else 0 unless the module says."""
+        """Return the batch axis of state tensors: ``batch_dim`` of the module, else 1 for ``nn.LSTM``, else 0."""
         m = self.module
         if isinstance(m, TORCH_LAYERS):  # a module takes a microsecond to say that it lacks something
             return int(isinstance(m, nn.RNNBase))
@@ -116,14 +115,14 @@ class Recur(nn.Module):
 
     @property
     def _windowed(self) -> bool:
-        """Whether the inner module is handed whole windows ``(S, B, F)`` rather than single steps."""
+        """Whether the inner module gets whole windows ``(S, B, F)`` rather than single steps."""
         m = self.module
         if isinstance(m, TORCH_LAYERS):
             return isinstance(m, nn.RNNBase)
         return bool(getattr(m, "takes_windows", False))
 
     def empty_state(self) -> tuple[Tensor, ...] | None:
-        """The state of zero series: tensors that show count and shape; None where only a run could tell."""
+        """Return the state of zero series, whose tensors show count and shape; None if only a run could tell."""
         m = self.module
         like = next(m.parameters(), torch.empty(0))
         if isinstance(m, nn.RNNBase):
@@ -157,7 +156,7 @@ class Recur(nn.Module):
         self.state = tensors[0] if len(tensors) == 1 and not self.form else tuple(tensors)
 
     def reset_series(self, index: Tensor) -> None:
-        """Have some of the series, given as indices (n,), start anew; the layer has a state."""
+        """Restart some of the series, given as indices (n,); the layer must have a state."""
         assert self.state is not None
         tensors = [self.state] if isinstance(self.state, Tensor) else list(self.state)
         starts = list(self.initial_state) if self.trainable_init else [t.new_zeros(()) for t in tensors]
@@ -179,22 +178,22 @@ class Recur(nn.Module):
             self.state = map_state(Tensor.detach, self.state)
 
     def mark(self, steps: int) -> None:
-        """Note the state after ``steps`` more steps (0: as it is now), detached; :meth:`marked` returns it then."""
+        """Note the state after ``steps`` more steps (0: now), detached; :meth:`marked` then returns it."""
         self._mark = steps
         self._marked = None if self.state is None else map_state(Tensor.detach, self.state)
 
     def marked(self) -> State | None:
-        """The state noted by the last :meth:`mark`: as it was then, if the marked step was not reached."""
+        """Return the state noted by the last :meth:`mark`, or the state at that call if the step was not reached."""
         return self._marked
 
     # -- some of the series --------------------------------------------------------------------------
 
     def memory(self) -> Memory:
-        """What the layer remembers, not copied."""
+        """Return the layer's memory, not copied."""
         return Memory(self.state, self._mark, self._marked)
 
     def take_series(self, memory: Memory, series: slice) -> None:
-        """Remember what another layer of the same kind did, for some of its series: views."""
+        """Take over the memory of some series of another layer of the same kind, as views."""
         where = (slice(None),) * self.batch_dim + (series,)
         self.state, self._marked = (
             None if s is None else map_state(lambda t: t[where], s) for s in (memory.state, memory.marked)
@@ -202,7 +201,7 @@ class Recur(nn.Module):
         self._mark = memory.mark
 
     def join_series(self, memories: Sequence[Memory]) -> None:
-        """Remember what layers of the same kind do, their series one after the other; detached."""
+        """Join the memories of layers of the same kind, their series one after the other, detached."""
         self.state, self._marked = (
             self._joined(parts) for parts in ([m.state for m in memories], [m.marked for m in memories])
         )
@@ -251,7 +250,7 @@ class Recur(nn.Module):
         return self._call(x) if self._windowed else torch.stack([self._call(step) for step in x])
 
     def _call(self, x: Tensor) -> Tensor:
-        """The output of the inner module for what it is handed in one call; its state is kept."""
+        """Call the inner module once and keep its state; return its output."""
         module = self.module
         if isinstance(module, nn.RNNCellBase):
             state = module(x, self.state)
@@ -291,7 +290,7 @@ class Recur(nn.Module):
 
 
 class _InitialState(nn.ParameterList):
-    """The trained initial state of a layer; shown without its type, as other parameters are."""
+    """The trained initial state of a layer."""
 
     def extra_repr(self) -> str:
         return ", ".join(str(tuple(p.shape)) for p in self)
@@ -360,11 +359,11 @@ class RNN(_Ready):
 
 
 def wrap_recurrent(model: nn.Module) -> nn.Module:
-    """Wrap each bare torch recurrent layer or cell that stands in an ``nn.Sequential`` (or is the model) in a Recur.
+    """Wrap bare torch recurrent layers and cells inside ``nn.Sequential``, or the model itself, in a Recur.
 
-    Changes the containers in place and returns the model, or its wrapper where the model itself is such a layer.
-    The order of the parameters stays; their names gain ``module.``. Recurrent layers held by other modules are
-    left alone, since their ``forward`` handles them.
+    It changes the containers in place and returns the model, or its wrapper if the model itself is such a layer. The
+    order of the parameters stays; their names gain ``module.``. Recurrent layers inside other modules stay, since the
+    ``forward`` of those handles them.
     """
     if isinstance(model, TORCH_LAYERS):
         return Recur(model)

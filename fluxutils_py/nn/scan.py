@@ -1,4 +1,4 @@
-"""Recurrences over a window with their gradients by hand: whatever can be done for all steps at once, is.
+"""Recurrences over a window in torch with hand-written gradients, which do as much as possible for all steps at once.
 
 Forwards, the products with the inputs are one for the whole window; a step is a product with the state and a dozen
 small operations, which write into their place. Backwards, the factors between the gradients of a step's output and of
@@ -244,7 +244,7 @@ class _GRU(Function):
 
 
 def _require_first_order() -> None:
-    """Refuse a backward pass that is to be differentiated again: it would silently leave out most of the gradient."""
+    """Refuse to differentiate the backward pass again: it would silently leave out most of the gradient."""
     if torch.is_grad_enabled():
         raise RuntimeError(
             "windows through these layers can be differentiated once, not with create_graph=True; steps can be "

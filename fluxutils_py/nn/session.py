@@ -1,4 +1,4 @@
-"""A model at work on some series, with a state of its own."""
+"""Run a model over windows of some series with a separate state."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from fluxutils_py.nn.states import assign_state, batch_dims, match_states, read_
 
 
 class InferenceSession:
-    """Run a model over one window after another, down to single steps, without a trace on the model.
+    """Run a model over one window after another, down to single steps, without changing the model.
 
-    What the next outputs depend on is the session's state: the recurrent states of the model. A model without recurrent
-    state that must see windows (see :func:`needs_context`) is shown its last ``overlap`` inputs again with each window;
-    these are its state then.
+    The session's state is the recurrent state of the model. A model without recurrent state that must see windows (see
+    :func:`needs_context`) gets its last ``overlap`` inputs again with each window; these are then its state.
 
     Parameters
     ----------
     model : nn.Module
-        Left as it is: a copy in evaluation mode that shares its parameters does the work.
+        Not changed: a copy in evaluation mode with the same parameters does the work.
     sample : callable
-        Returns some of the inputs, a sequence of Tensor (S, B, F), for a model that is yet to be tried out.
+        Returns some of the inputs, a sequence of Tensor (S, B, F), to try out a model whose mode is not known.
     overlap : int
 
     Attributes
@@ -49,7 +48,7 @@ class InferenceSession:
         self._ages: Tensor | None = None  # of each series, how many of them there are; None: all k
 
     def run(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The outputs (S, B, G) for the next window (S, B, F); the state moves on."""
+        """Return the outputs (S, B, G) for the next window (S, B, F), and move the state on."""
         if not self.needs_context:
             return self._outputs(xs)
         n_steps = xs[0].shape[0]
@@ -107,16 +106,16 @@ class InferenceSession:
 
     @property
     def batch_dims(self) -> list[int]:
-        """For each tensor of the state, which of its axes is the series."""
+        """Return the axis of the series for each tensor of the state."""
         return [1] * len(self._empty) if self.needs_context else batch_dims(self.model)
 
     def load(self, state: Any, n_series: int, series: slice | None = None) -> None:
-        """Go on from a state of ``n_series`` series, or from some of them; None is the zero state.
+        """Continue from a state of ``n_series`` series, or of some of them; None is the zero state.
 
         Raises
         ------
         ShapeError, DataError
-            Naming the state, if it is not one of this model for so many series. Nothing is changed.
+            If the state does not fit this model and number of series. Nothing is changed then.
         """
         if state is None:
             for layer in self._layers:
@@ -134,7 +133,7 @@ class InferenceSession:
 
     @staticmethod
     def _some(tensors: list[Tensor], dims: list[int], n_series: int, series: slice | None) -> list[Tensor]:
-        """The state of some series, as views."""
+        """Return the state of some series, as views."""
         for i, (t, d) in enumerate(zip(tensors, dims, strict=True)):
             if t.shape[d] not in (0, n_series):
                 raise ShapeError(f"state[{i}] is of {t.shape[d]} series, the input has {n_series}")
@@ -143,12 +142,12 @@ class InferenceSession:
         return [t[(slice(None),) * d + (series,)] for t, d in zip(tensors, dims, strict=True)]
 
     def reset(self, series: Tensor) -> None:
-        """Start some series anew, given as indices (n,).
+        """Restart some series, given as indices (n,).
 
         Raises
         ------
         DataError
-            If a module of the user's own does not say what its zero state is.
+            If the user's own module does not define its zero state.
         """
         for r in self._layers:
             if r.state is not None and r.empty_state() is None:

@@ -1,4 +1,4 @@
-"""Checks of the sizes that layers are built with and called on."""
+"""Check the sizes with which layers are built and called."""
 
 from __future__ import annotations
 

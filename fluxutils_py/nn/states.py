@@ -24,7 +24,7 @@ def recurrent_layers(m: Any) -> list[Recur]:
 
 
 def reset(m: M) -> M:
-    """Forget the state of every recurrent layer: the next call starts from zero. Returns ``m``.
+    """Forget the state of every recurrent layer, so that the next call starts from the initial state; return ``m``.
 
     ``m`` is a module or an estimator. Source: ``reset!`` of Flux.jl.
     """
@@ -34,7 +34,7 @@ def reset(m: M) -> M:
 
 
 def truncate(m: M) -> M:
-    """Detach the state of every recurrent layer: values stay, gradients stop here. Returns ``m``.
+    """Detach the state of every recurrent layer: values stay, gradients stop here. Return ``m``.
 
     ``m`` is a module or an estimator. Source: ``truncate!`` of Flux.jl.
     """
@@ -44,7 +44,7 @@ def truncate(m: M) -> M:
 
 
 def states(m: Any) -> list[Tensor]:
-    """The state of every recurrent layer, as a flat list in module order (``h, c, h, ...``).
+    """Return the state of every recurrent layer, as a flat list in module order (``h, c, h, ...``).
 
     Parameters
     ----------
@@ -53,13 +53,13 @@ def states(m: Any) -> list[Tensor]:
     Returns
     -------
     list of Tensor
-        Detached copies. ``(L, B, H)`` for LSTM, GRU and RNN layers, ``(B, H)`` for cells. A layer without a state
-        (fresh, or after :func:`reset`) gives tensors of a batch of 0, so that the list has its length and loads
-        back; only a module of the user's own, whose state nobody can foresee, then contributes nothing.
+        Detached copies: ``(L, B, H)`` for LSTM, GRU and RNN layers, ``(B, H)`` for cells. A layer without a state (new,
+        or after :func:`reset`) gives tensors for a batch of 0, so the list keeps its length and loads back. Only your
+        own modules without ``empty_state`` then contribute nothing.
 
     Notes
     -----
-    Source: ``states`` of FluxUtils.jl (live references there).
+    Source: ``states`` of FluxUtils.jl, which returns live references.
 
     Examples
     --------
@@ -76,24 +76,24 @@ def states(m: Any) -> list[Tensor]:
 
 
 def loadstates(m: M, s: Sequence[Tensor]) -> M:
-    """Give every recurrent layer the state that :func:`states` returned. Returns ``m``.
+    """Set the state of every recurrent layer from the list that :func:`states` returned; return ``m``.
 
     Parameters
     ----------
     m : nn.Module or estimator
     s : list or tuple of Tensor
-        As from :func:`states` or ``predict(..., return_state=True)``, of this model or one of the same layers, for any
-        batch size; NumPy arrays will do. Copied, and converted to the type and device of each layer. Tensors of a batch
-        of 0 reset their layer.
+        A result of :func:`states` or ``predict(..., return_state=True)``, for this model or one with the same layers,
+        for any batch size; NumPy arrays work too. It is copied, and converted to the type and device of each layer.
+        Tensors for a batch of 0 reset their layer.
 
     Raises
     ------
     ShapeError, DataError
-        If the number of tensors, a shape or a type does not fit; the message has both, and nothing is changed.
+        If the number of tensors, a shape or a type does not fit. Nothing is changed then.
 
     Notes
     -----
-    Source: ``loadstates!`` of FluxUtils.jl (which ignores a surplus, and writes into the initial state).
+    Source: ``loadstates!`` of FluxUtils.jl, which ignores a surplus and writes into the initial state.
     """
     for layer, part in match_states(recurrent_layers(m), s, m):
         assign_state(layer, part)
@@ -101,7 +101,7 @@ def loadstates(m: M, s: Sequence[Tensor]) -> M:
 
 
 def assign_state(layer: Recur, part: Sequence[Tensor]) -> None:
-    """Give one layer its tensors, copied; of a batch of 0, the zero state."""
+    """Copy its tensors into one layer; tensors for a batch of 0 mean the initial state."""
     layer.reset()
     if part and all(t.shape[layer.batch_dim] for t in part):
         like = next(layer.parameters(), None)
@@ -110,7 +110,7 @@ def assign_state(layer: Recur, part: Sequence[Tensor]) -> None:
 
 
 def match_states(layers: list[Recur], s: Sequence[Tensor], m: Any) -> list[tuple[Recur, list[Tensor]]]:
-    """The recurrent layers of a model, each with its tensors of a list of states; errors as of :func:`loadstates`."""
+    """Return each recurrent layer with its tensors from a list of states; errors as in :func:`loadstates`."""
     tensors = read_states(s)
     matched: list[tuple[Recur, list[Tensor]]] = []
     empty = [layer.empty_state() for layer in layers]
@@ -124,12 +124,12 @@ def match_states(layers: list[Recur], s: Sequence[Tensor], m: Any) -> list[tuple
 
 
 def read_states(s: Any) -> list[Tensor]:
-    """A list of states as tensors, detached; not copied.
+    """Return a list of states as detached tensors, not copied.
 
     Raises
     ------
     DataError
-        If it is no list, or something in it is neither a tensor nor an array of numbers.
+        If it is not a list, or an entry is neither a tensor nor an array of numbers.
     """
     if not isinstance(s, list | tuple):
         raise DataError(
@@ -150,17 +150,17 @@ def _read(value: Any, i: int) -> Tensor:
 
 
 def batch_dims(m: Any) -> list[int]:
-    """For each tensor of :func:`states`, which of its axes is the batch."""
+    """Return the batch axis of each tensor of :func:`states`."""
     return [r.batch_dim for r in recurrent_layers(m) for _ in _tensors(r)]
 
 
 def snapshot(m: Any) -> list[State | None]:
-    """The state of each recurrent layer as it is, detached, not copied; for :func:`restore` on the same model."""
+    """Return the state of each recurrent layer, detached, not copied, for :func:`restore` on the same model."""
     return [None if r.state is None else map_state(Tensor.detach, r.state) for r in recurrent_layers(m)]
 
 
 def restore(m: Any, kept: Sequence[State | None]) -> None:
-    """Put back what :func:`snapshot` or :func:`marked` returned."""
+    """Restore states that :func:`snapshot` or :func:`marked` returned."""
     for r, state in zip(recurrent_layers(m), kept, strict=True):
         r.reset()
         r.state = state
@@ -193,13 +193,13 @@ def evaluating(m: Any) -> Iterator[None]:
 
 
 def mark(m: Any, steps: int) -> None:
-    """Have every recurrent layer note its state after ``steps`` more steps (0: as it is); :func:`marked` returns it."""
+    """Let every recurrent layer note its state after ``steps`` more steps (0: now); :func:`marked` returns it."""
     for r in recurrent_layers(m):
         r.mark(steps)
 
 
 def marked(m: Any) -> list[State | None]:
-    """The states noted since :func:`mark`, for :func:`restore`."""
+    """Return the states noted since :func:`mark`, for :func:`restore`."""
     return [r.marked() for r in recurrent_layers(m)]
 
 
@@ -210,7 +210,7 @@ def _tensors(r: Recur) -> list[Tensor]:
 
 
 def _counts(layers: list[Recur], empty: list[tuple[Tensor, ...] | None], n: int) -> list[int]:
-    """How many of ``n`` tensors belong to each layer."""
+    """Return how many of ``n`` tensors belong to each layer."""
     fresh = [len(e or ()) for e in empty]
     if n == sum(fresh):  # no module of the user's own had a state
         return fresh
@@ -227,14 +227,14 @@ def _counts(layers: list[Recur], empty: list[tuple[Tensor, ...] | None], n: int)
 
 
 def _n_tensors(r: Recur) -> int | None:
-    """How many tensors the state of a layer has; None where only a run could tell."""
+    """Return how many tensors the state of a layer has; None if only a run could tell."""
     if r.state is None and r.empty_state() is None:
         return None if r.form is None else max(r.form, 1)
     return len(_tensors(r))
 
 
 def _copied(t: Tensor, like: Tensor | None) -> Tensor:
-    """A copy in the type and place of ``like``; integers, such as an own module may keep, stay integers."""
+    """Copy a tensor to the type and device of ``like``; integers, which your own modules may keep, stay integers."""
     if like is None:
         return t.clone()
     return t.to(like.device, like.dtype if t.is_floating_point() else t.dtype, copy=True)
