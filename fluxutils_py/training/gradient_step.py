@@ -112,6 +112,8 @@ class GradientStep:
         In a step, if the loss is not a scalar tensor, or does not depend on the parameters.
     """
 
+    ends_together = True  # see Loop: a rank without a batch goes on calling it
+
     def __init__(
         self,
         compute: Callable[[Any], BatchLoss | None],
