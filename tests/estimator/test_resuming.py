@@ -1,0 +1,31 @@
+"""What a checkpoint of a fit holds; that a fit resumes bit for bit is law 8."""
+
+import numpy as np
+import pytest
+
+from fluxutils_py import Estimator
+from fluxutils_py.errors import LoadError
+from fluxutils_py.estimator import resuming
+from fluxutils_py.training import Checkpointer
+
+X = np.random.default_rng(0).normal(size=(2, 7, 11))
+
+
+def make(folder, **settings):
+    spec = {"epochs": 2, "batchsize": 3, "seqsize": 4}
+    return Estimator(spec=spec, callbacks=Checkpointer(folder), random_state=0, verbose=False, **settings)
+
+
+def test_callbacks_without_checkpoints_stay_as_they_are():
+    callbacks = [print, lambda loop: None]
+    assert resuming.with_checkpoints(callbacks, None, None) is callbacks
+    assert resuming.restore_newest(callbacks, None) is False
+
+
+def test_a_checkpoint_of_other_data_is_refused_and_named(tmp_path):
+    make(tmp_path).fit(X, X[:1])
+    with pytest.raises(
+        LoadError, match=r"the values of y .digest.: .* -> .*; call fit with the same data and settings"
+    ):
+        make(tmp_path).fit(X, X[1:])
+    assert make(tmp_path).fit(X, X[:1]).n_iter_ == 2
