@@ -116,7 +116,9 @@ def as_picklable(source: Any) -> Any:
     ``np.memmap`` would go as data; and joblib ships one that is transposed with permuted values.
     """
     if isinstance(source, h5py.Dataset):
-        return _Stored(source)
+        if not source:
+            raise DataError("an HDF5 file that was closed cannot be opened elsewhere; keep it open, or take h5mmap")
+        return _Recipe(_open_dataset, source.file.filename, source.name)
     if isinstance(source, H5Map):
         return source
     root: Any = source
@@ -129,29 +131,17 @@ def as_picklable(source: Any) -> Any:
     offset = root.offset + source.__array_interface__["data"][0] - root.__array_interface__["data"][0]
     path = str(root.filename)
     identity = current_identity(path, identity_at(path))
-    return _Mapped(path, source.dtype, source.shape, source.strides, offset, "r", identity)
+    return _Recipe(reopen, path, source.dtype, source.shape, source.strides, offset, "r", identity)
 
 
-class _Mapped:
-    """A memory map as the place of its bytes; unpickling maps the file again, if it is still the same."""
+class _Recipe:
+    """A function and its arguments, to be pickled in place of the array that it opens again."""
 
-    def __init__(self, *place: Any) -> None:
-        self.place = place
-
-    def __reduce__(self) -> Any:
-        return reopen, self.place
-
-
-class _Stored:
-    """An h5py dataset as the names of its file and of itself; unpickling opens the file for reading."""
-
-    def __init__(self, dataset: h5py.Dataset) -> None:
-        if not dataset:
-            raise DataError("an HDF5 file that was closed cannot be opened elsewhere; keep it open, or take h5mmap")
-        self.place = (dataset.file.filename, dataset.name)
+    def __init__(self, open_array: Callable[..., Any], *arguments: Any) -> None:
+        self.open_array, self.arguments = open_array, arguments
 
     def __reduce__(self) -> Any:
-        return _open_dataset, self.place
+        return self.open_array, self.arguments
 
 
 def _open_dataset(path: str, name: str) -> h5py.Dataset:

@@ -13,7 +13,7 @@ from torch import nn
 
 from fluxutils_py.files import atomic_write
 from fluxutils_py.training.plain_files import write_file
-from fluxutils_py.training.triggers import at_least
+from fluxutils_py.validation import check_integer
 
 KIND = "fluxutils_py parameters"
 FIRST, FIRST_EVERY = 200, 20  # steps of which the mean so far is printed, and how often
@@ -31,7 +31,7 @@ class EvalCby:
         printer: Callable[[str], Any],
         clock: Callable[[], float],
     ) -> None:
-        self.steps, self.accuracy, self.model = at_least(steps, 1, "steps"), accuracy, model
+        self.steps, self.accuracy, self.model = check_integer("steps", steps, 1), accuracy, model
         self.resultdir = None if resultdir is None else Path(resultdir)
         self.printer, self.clock = printer, clock
         self.history: list[dict[str, Any]] = []
@@ -143,7 +143,7 @@ class BestModel:
     """
 
     def __init__(self, model: nn.Module, accuracy: Callable[[], Any], show: Callable[[str], Any] | None, every: int):
-        self.model, self.accuracy, self.show, self.every = model, accuracy, show, at_least(every, 1, "every")
+        self.model, self.accuracy, self.show, self.every = model, accuracy, show, check_integer("every", every, 1)
         self.score: float | None = None
         self.parameters: dict[str, Any] | None = None
         self._calls = 0

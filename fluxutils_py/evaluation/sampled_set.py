@@ -11,6 +11,8 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from fluxutils_py.validation import check_integer
+
 T = TypeVar("T")
 
 
@@ -80,9 +82,7 @@ class SampledSet(Collection[T]):
                 f"rng must be a numpy.random.Generator or None, got {rng!r}; make one with numpy.random.default_rng "
                 "and give the same one to all sets that will be united"
             )
-        max_size = operator.index(max_size)
-        if max_size < 1:
-            raise ValueError(f"max_size must be at least 1, got {max_size}")
+        max_size = check_integer("max_size", max_size, 1)
         values, priorities = tuple(values), tuple(map(float, priorities))
         if priorities and len(priorities) != len(values):
             raise ValueError(f"SampledSet: {len(values)} values but {len(priorities)} priorities")

@@ -16,7 +16,7 @@ from fluxutils_py.data import BackgroundDataLoader
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.training.generator_state import get_generator_state, set_generator_state, start_epoch_order
 from fluxutils_py.training.minibatch import Minibatch, as_minibatch, as_tuple
-from fluxutils_py.training.triggers import at_least
+from fluxutils_py.validation import check_integer
 
 __all__ = ["Dataset"]
 
@@ -163,7 +163,7 @@ class Take(_DerivedDataset):
 
     def __init__(self, source: Any, n: int, name: str | None = None) -> None:
         super().__init__(source, name)
-        self.n = at_least(n, 0, "n")
+        self.n = check_integer("n", n, 0)
 
     def __len__(self) -> int:
         there = known_length(self.source)
@@ -191,7 +191,7 @@ class Map(_DerivedDataset):
         self, source: Any, fn: Callable[[Minibatch], Any], *, workers: int = 0, name: str | None = None
     ) -> None:
         super().__init__(source, name)
-        self.fn, self.workers = fn, at_least(workers, 0, "workers")
+        self.fn, self.workers = fn, check_integer("workers", workers, 0)
 
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type]  # a TypeError, if it has none, is right
@@ -216,7 +216,7 @@ class ReadAhead(_DerivedDataset):
 
     def __init__(self, source: Any, n: int = 1, name: str | None = None) -> None:
         super().__init__(source, name)
-        self.n = at_least(n, 1, "n")
+        self.n = check_integer("n", n, 1)
 
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type]  # a TypeError, if it has none, is right
@@ -275,7 +275,7 @@ class InMemory:
     ) -> None:
         self.inputs = tuple(torch.as_tensor(v) for v in as_tuple(inputs))
         self.labels = tuple(torch.as_tensor(v) for v in as_tuple(labels))
-        self.batchsize, self.shuffle, self.infinite = at_least(batchsize, 1, "batchsize"), shuffle, infinite
+        self.batchsize, self.shuffle, self.infinite = check_integer("batchsize", batchsize, 1), shuffle, infinite
         self.drop_last, self.kind, self.name = drop_last, kind, name
         self.rng = np.random.default_rng(random_state)
         sizes = [len(v) for v in (*self.inputs, *self.labels)]

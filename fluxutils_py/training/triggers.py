@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from fluxutils_py.validation import check_integer
+
 Clock = Callable[[], float]
 
 
@@ -126,7 +128,7 @@ class EveryNSteps(Trigger):
     _memory = ("origin",)
 
     def __init__(self, n: int, *, relative: bool = False) -> None:
-        self.n, self.relative = at_least(n, 1, "n"), relative
+        self.n, self.relative = check_integer("n", n, 1), relative
         self.origin: int | None = None if relative else 0
 
     def _due(self, loop: Any) -> bool:
@@ -141,7 +143,7 @@ class EveryNEpochs(Trigger):
     event = "epoch"
 
     def __init__(self, n: int) -> None:
-        self.n = at_least(n, 1, "n")
+        self.n = check_integer("n", n, 1)
 
     def _due(self, loop: Any) -> bool:
         return loop.record["epoch"] % self.n == 0
@@ -152,7 +154,7 @@ class AtSteps(Trigger):
 
     def __init__(self, *steps: int | Iterable[int]) -> None:
         flat = [n for given in steps for n in (given if isinstance(given, Iterable) else [given])]
-        self.steps = frozenset(at_least(n, 0, "a step") for n in flat)
+        self.steps = frozenset(check_integer("a step", n, 0) for n in flat)
 
     def _due(self, loop: Any) -> bool:
         return loop.step in self.steps
@@ -170,7 +172,7 @@ class AtFirstNSteps(Trigger):
     """
 
     def __init__(self, n: int, of_process: bool = False) -> None:
-        self.n, self.of_process, self.seen = at_least(n, 0, "n"), of_process, 0
+        self.n, self.of_process, self.seen = check_integer("n", n, 0), of_process, 0
 
     def _due(self, loop: Any) -> bool:
         self.seen += 1
@@ -192,7 +194,7 @@ class NTimes(Trigger):
     _memory = ("count", "start_step")
 
     def __init__(self, n: int) -> None:
-        self.n, self.count, self.start_step = at_least(n, 1, "n"), 0, -1
+        self.n, self.count, self.start_step = check_integer("n", n, 1), 0, -1
 
     def _due(self, loop: Any) -> bool:
         end_step = getattr(loop, "end_step", None)
@@ -232,7 +234,7 @@ class Exponential(Trigger):
     """
 
     def __init__(self, start: int, factor: float, at_end: bool = False) -> None:
-        self.start, self.factor, self.at_end = at_least(start, 1, "start"), float(factor), at_end
+        self.start, self.factor, self.at_end = check_integer("start", start, 1), float(factor), at_end
         if not 1 <= self.factor < math.inf:
             raise ValueError(f"factor must be at least 1, got {factor!r}")
         self._next = self._distance = self.start
@@ -313,12 +315,3 @@ class ForEachTSeconds(EveryNSeconds):
 ForEachNSteps = EveryNSteps
 AtNthStep = AtSteps
 OrTrigger = AnyOf
-
-
-def at_least(value: Any, least: int, name: str) -> int:
-    """Return ``value`` if it is an integer of at least ``least``; else raise a TypeError or ValueError that says so."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return int(value)

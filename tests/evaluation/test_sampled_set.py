@@ -142,8 +142,8 @@ def test_results_of_evaluation_hold_samples_and_go_through_json():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: SampledSet(0), ValueError, "max_size must be at least 1, got 0"),
-        (lambda: SampledSet(2.5), TypeError, "'float' object cannot be interpreted as an integer"),
+        (lambda: SampledSet(0), ValueError, "max_size must be a positive integer, got 0"),
+        (lambda: SampledSet(2.5), TypeError, "max_size must be a positive integer, got 2.5"),
         (lambda: SampledSet(3, "ab", [0.5]), ValueError, "SampledSet: 2 values but 1 priorities"),
         (
             lambda: SampledSet(3, rng=7),

@@ -464,12 +464,12 @@ def test_time_that_has_passed_is_kept_though_clocks_differ(kind):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: EveryNSteps(0), ValueError, "n must be at least 1, got 0"),
-        (lambda: EveryNSteps(2.0), TypeError, "n must be an integer, got 2.0"),
-        (lambda: NTimes(True), TypeError, "n must be an integer, got True"),
-        (lambda: EveryNSteps(-1), ValueError, "n must be at least 1, got -1"),
-        (lambda: AtSteps(3, -1), ValueError, "a step must be at least 0, got -1"),
-        (lambda: Exponential(0, 2), ValueError, "start must be at least 1, got 0"),
+        (lambda: EveryNSteps(0), ValueError, "n must be a positive integer, got 0"),
+        (lambda: EveryNSteps(2.0), TypeError, "n must be a positive integer, got 2.0"),
+        (lambda: NTimes(True), TypeError, "n must be a positive integer, got True"),
+        (lambda: EveryNSteps(-1), ValueError, "n must be a positive integer, got -1"),
+        (lambda: AtSteps(3, -1), ValueError, "a step must be an integer of at least 0, got -1"),
+        (lambda: Exponential(0, 2), ValueError, "start must be a positive integer, got 0"),
         (lambda: Exponential(5, 0.9), ValueError, "factor must be at least 1, got 0.9"),
         (lambda: Exponential(5, math.inf), ValueError, "factor must be at least 1, got inf"),
         (lambda: EveryNSeconds(-1), ValueError, "the time must be a number of seconds, 0 or more, got -1"),
