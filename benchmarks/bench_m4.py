@@ -13,6 +13,8 @@ of the steps, and checks nothing.
     python benchmarks/bench_m4.py --data DIRECTORY [--rounds 3] [--part test] [--threads 1] [--peers]
 """
 
+import importlib.util
+import logging
 import statistics
 import sys
 import time
@@ -73,8 +75,6 @@ def forecast(df, steps, **settings):
 
 def peers(df, steps, threads):
     """Forecasts and seconds of NeuralForecast's models."""
-    import logging
-
     from neuralforecast import NeuralForecast
     from neuralforecast.models import LSTM, NHITS, DLinear
 
@@ -133,7 +133,9 @@ def main():
     said = f"{coverage:.1%} (first hour {first:.1%}, last {last:.1%})"
     table.rows.append(["**fluxutils_py, n_models=4**", f"{smape:.3f}", f"{mase:.3f}", said, f"{took:.0f}"])
     print(table.rows[-1], flush=True)
-    if args.peers:
+    if args.peers and importlib.util.find_spec("neuralforecast") is None:
+        report.leave_out("NeuralForecast", "it is not installed: pip install neuralforecast")
+    elif args.peers:
         for name, values, took in peers(df, steps, args.threads):
             theirs = scores(values, truth, past)
             table.rows.append([f"NeuralForecast {name}", *(f"{v:.3f}" for v in theirs), "", f"{took:.0f}"])

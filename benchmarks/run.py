@@ -5,7 +5,7 @@ named. The file is written after each part. ``--only`` measures some parts again
 they are of the same machine and versions. ``--quick`` is for trying out: tiny shapes, numbers without meaning, printed
 and not written unless ``--out`` says where.
 
-    python benchmarks/run.py [--only fit predict] [--quick] [--out FILE] [--etth1 ETTh1.csv]
+    python benchmarks/run.py [--only fit predict] [--quick] [--out FILE] [--etth1 ETTh1.csv] [--m4 DIRECTORY]
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Part:
     file: str
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    data: str = ""  # the option that says where its data are; without it the part is left out
 
 
 PARTS = {
@@ -56,8 +57,11 @@ PARTS = {
     "hooks": Part("bench_hooks.py"),
     "import": Part("bench_import.py"),
     "cuda": Part("bench_cuda.py"),
-    "etth1": Part("bench_etth1.py"),
+    "etth1": Part("bench_etth1.py", data="etth1"),
+    "m4": Part("bench_m4.py", ["--peers"], data="m4"),
 }
+
+DATA = {"etth1": "ETTh1.csv", "m4": "DIRECTORY"}
 
 HEAD = """# Results of the benchmarks
 
@@ -89,7 +93,8 @@ def main() -> None:
     made.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
     made.add_argument("--quick", action="store_true", help="tiny shapes, one round: whether it runs, not how fast")
     made.add_argument("--out", type=Path, metavar="FILE", help="by default RESULTS.md, or with --quick none")
-    made.add_argument("--etth1", type=Path, metavar="FILE", help="ETTh1.csv; without it that part is left out")
+    for name, what in DATA.items():
+        made.add_argument(f"--{name}", type=Path, metavar=what, help="data of that part; without them it is left out")
     made.add_argument("--limit", type=float, default=900, metavar="SECONDS", help="for each part (default 900)")
     args = made.parse_args()
     out = args.out or (None if args.quick else RESULTS)
@@ -126,10 +131,11 @@ def measure(name: str, args: argparse.Namespace, of: str) -> str:
     """Run a part; returns its section. ``of`` says what is measured."""
     part = PARTS[name]
     arguments = [*part.arguments, *(["--quick"] if args.quick else [])]
-    if part.file == "bench_etth1.py":
-        if args.etth1 is None:
-            return section(name, {"left_out": ["all of it: the data were not given (`--etth1 ETTh1.csv`)"]}, "")
-        arguments += ["--data", str(args.etth1)]
+    if part.data:
+        if getattr(args, part.data) is None:
+            way_out = f"`--{part.data} {DATA[part.data]}`"
+            return section(name, {"left_out": [f"all of it: the data were not given ({way_out})"]}, "")
+        arguments += ["--data", str(getattr(args, part.data))]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "found.json")
         began = time.perf_counter()

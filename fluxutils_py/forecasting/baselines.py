@@ -49,6 +49,8 @@ def baseline_forecasts(values: np.ndarray, h: int, season: int) -> dict[str, np.
         use = at >= 0
         older = np.where(use, values[:, np.maximum(at, 0)], np.nan)
         seasonal = np.where(np.isnan(seasonal), older, seasonal)
+        if not np.isnan(seasonal).any():
+            break
     recent = values[:, -season:]
     count = (~np.isnan(recent)).sum(1)
     mean = np.where(count > 0, np.nansum(recent, 1) / np.maximum(count, 1), last)

@@ -8,42 +8,49 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import clone
+from sklearn.utils.validation import check_is_fitted
 
-from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.baselines import baseline_forecasts
 from fluxutils_py.forecasting.frames import Frame, is_frame, make_frame, require
-from fluxutils_py.forecasting.history import start_history
+from fluxutils_py.forecasting.history import forecasts_along, start_history
 from fluxutils_py.forecasting.outputs import column_names, forecast_values
 from fluxutils_py.forecasting.panel import Panel, read_panel
 from fluxutils_py.validation import check_integer
 
-KNOWN = 10_000  # last values that baselines look at, at most
+KNOWN = 2_000  # last values that baselines look at, at most
 
 
-def cross_validate(fc: Any, df: Any, n_windows: int, step_size: int | None, refit: bool, static_df: Any) -> Any:
+def cross_validate(fc: Any, df: Any, n_windows: int, step_size: int | None, refit: bool | None, static_df: Any) -> Any:
     """What ``Forecaster.cross_validation`` returns."""
     step_size = int(fc.h) if step_size is None else step_size
     for name, value in (("n_windows", n_windows), ("step_size", step_size)):
-        check_integer(name, value, 1, error=SpecError)
+        check_integer(name, value, 1)
     if not is_frame(df):
         raise DataError("cross_validation takes a data frame; of an array (F, N, T), cut off steps and predict")
-    panel = read_panel(df, fc._columns, fc.freq, static_df=static_df)
-    h = int(fc.h)
+    if refit is None:
+        check_is_fitted(fc, "models_")
+    panel = read_panel(df, fc._columns, fc.freq if refit is not None else fc.frequency_, static_df=static_df)
+    behind = int(fc.h) + step_size * np.arange(n_windows - 1, -1, -1)  # steps of each series after each cutoff
+    cutoffs = np.maximum(panel.lengths[:, None] - behind, 0)  # (N, W); 0: the series has not begun
+    if refit is not None:
+        _require_some(panel, cutoffs[:, 0], int(behind[0]))
+    none = np.zeros(panel.n_series, int)
     parts: list[dict[str, Any]] = []
-    fitted: Any = None
-    for window in range(n_windows):
-        behind = h + step_size * (n_windows - 1 - window)  # steps of each series after the cutoff
-        cutoff = panel.lengths - behind
-        if window == 0:
-            _require_some(panel, cutoff, behind)
-        past = panel.cut(np.zeros(panel.n_series, int), np.maximum(cutoff, 0))
-        if fitted is None or refit:
+    values: Iterator[np.ndarray] = iter(())
+    fitted = fc if refit is None else None
+    for cutoff in cutoffs.T:
+        past = panel.cut(none, cutoff)
+        if refit or fitted is None:
             fitted = clone(fc)._fit_panel(past)
-        parts.append(_window(fitted, panel, past, np.flatnonzero(cutoff > 0), cutoff[cutoff > 0]))
+        if refit:
+            values = _forecast(fitted, panel, past, cutoff)
+        elif not parts:  # all cutoffs in one walk
+            windows = fitted._windows(panel, None)
+            values = forecasts_along(fitted.models_, windows, cutoffs - 1, len(fc.quantiles))
+        parts.append(_frame_columns(fitted, panel, past, cutoff, next(values)))
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    types = dict(panel.types)
-    types["cutoff"] = types[fc.time_col]
-    return make_frame(columns, types, panel.backend)
+    return make_frame(columns, panel.types | {"cutoff": panel.types[fc.time_col]}, panel.backend)
 
 
 def _require_some(panel: Panel, cutoff: np.ndarray, behind: int) -> None:
@@ -61,12 +68,21 @@ def _require_some(panel: Panel, cutoff: np.ndarray, behind: int) -> None:
         )
 
 
-def _window(fc: Any, panel: Panel, past: Panel, series: np.ndarray, cutoff: np.ndarray) -> dict[str, Any]:
-    """Forecasts and truth of the h steps after the end of ``past``, ``series`` of a panel up to ``cutoff``."""
-    h, n = int(fc.h), len(series)
+def _forecast(fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray) -> Iterator[np.ndarray]:
+    """Forecasts (N, 1 + quantiles, h) at one cutoff, NaN for series that have not begun."""
+    h, series = int(fc.h), np.flatnonzero(cutoff)
+    future = panel.cut(*_spans(panel, series, cutoff[series], h))
+    ahead = fc.covariates_.steps(future, "futr").reshape(-1, len(series), h)
+    found = np.full((panel.n_series, 1 + len(fc.quantiles), h), np.nan)
+    found[series] = forecast_values(fc, start_history(fc.models_, fc._windows(past, None), past), np.nan_to_num(ahead))
+    yield found
+
+
+def _frame_columns(fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray, found: np.ndarray) -> dict[str, Any]:
+    """The columns of one window: keys, truth, forecasts and baselines of the series that have begun."""
+    h, series = int(fc.h), np.flatnonzero(cutoff)
+    n, cutoff, found = len(series), cutoff[series], found[series]
     future = panel.cut(*_spans(panel, series, cutoff, h))
-    ahead = fc.covariates_.steps(future, "futr").reshape(-1, n, h)
-    found = forecast_values(fc, start_history(fc.models_, fc._windows(past, None), past), np.nan_to_num(ahead))
     rows, steps = np.repeat(np.arange(n), h), np.repeat(cutoff, h) + np.tile(np.arange(h), n)
     columns: dict[str, Any] = {
         fc.id_col: past.ids[rows],
@@ -75,8 +91,7 @@ def _window(fc: Any, panel: Panel, past: Panel, series: np.ndarray, cutoff: np.n
         fc.target_col: future.values[fc.target_col],
     }
     columns.update({name: found[:, i].ravel() for i, name in enumerate(column_names(fc))})
-    last = tail_values(past, fc.target_col)
-    made = baseline_forecasts(last, h, fc.features_.season)
+    made = baseline_forecasts(tail_values(past, fc.target_col), h, fc.features_.season)
     return columns | {name: y.ravel() for name, y in made.items()}
 
 

@@ -203,10 +203,7 @@ class Forecaster(BaseEstimator):
         static_df : data frame, optional
             One row per series with the columns of ``stat_exog_list``; else they are columns of ``df``.
 
-        Returns
-        -------
-        Forecaster
-            Itself.
+        Returns itself.
 
         Raises
         ------
@@ -253,10 +250,7 @@ class Forecaster(BaseEstimator):
         static_df : data frame, optional
             Of series that are new.
 
-        Returns
-        -------
-        Forecaster
-            Itself; nothing is trained. ``predict()`` is then what ``predict(df)`` of the whole would be.
+        Nothing is trained. ``predict()`` is then what ``predict(df)`` of the whole would be. Returns itself.
         """
         check_is_fitted(self, "models_")
         panel, array = self._read(df, static_df, fitted=True)
@@ -270,22 +264,28 @@ class Forecaster(BaseEstimator):
         return future_frame(self, self._history)
 
     def cross_validation(
-        self, df: Any, n_windows: int = 1, step_size: int | None = None, *, refit: bool = False, static_df: Any = None
+        self,
+        df: Any,
+        n_windows: int = 1,
+        step_size: int | None = None,
+        *,
+        refit: bool | None = False,
+        static_df: Any = None,
     ) -> Any:
         """Forecast the last part of each series as if it were not known yet, walking forward.
 
+        This forecaster stays as it is.
+
         Parameters
         ----------
-        df : data frame
-            As in :meth:`fit`; with the covariates known ahead. This forecaster stays as it is.
+        df, static_df : as in :meth:`fit`, of data frames
         n_windows : int
             How many times to forecast, each time ``h`` steps, the last time those at the end.
         step_size : int, optional
             Steps between one forecast and the next. None: ``h``.
-        refit : bool
-            Whether to train anew for each window; else once, on what lies before the first one.
-        static_df : data frame, optional
-            As in :meth:`fit`.
+        refit : bool or None
+            Whether to train anew for each window; else once, on what lies before the first one. None: not at all, but
+            take this forecaster, which was fitted on earlier or other series.
 
         Returns
         -------

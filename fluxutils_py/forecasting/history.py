@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting.covariates import filled_forward
+from fluxutils_py.forecasting.features import Past
 from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.panel_windows import PanelWindows, WindowArray
 from fluxutils_py.nn.session import InferenceSession
@@ -190,6 +191,42 @@ def last_outputs(model: nn.Module, windows: PanelWindows, at: np.ndarray, state:
     return np.concatenate(found)
 
 
+def outputs_along(model: nn.Module, windows: PanelWindows, origins: np.ndarray) -> np.ndarray:
+    """What a network gives at the steps ``origins[n, w]`` of each series, in one walk: (N, W, outputs), NaN for -1."""
+    n, out = windows.n_series, np.empty(0)
+    count = np.maximum(origins.max(1) + 1, 1)
+    rows = Segments(np.arange(n), np.zeros(n, int), count)
+    array = WindowArray(windows, "inputs", n_steps=int(count.max()))
+    batches = SequenceWindows((SeriesArray(array, "x"),), batchsize=n, seqsize=array.shape[2], segments=rows)
+    for block in Predictor(model, batches):
+        (y,) = block.y  # (S, B, outputs)
+        if not out.size:
+            out = np.full((*origins.shape, y.shape[2]), np.nan)
+        at = origins[block.series] - block.steps.start
+        series, which = np.nonzero((at >= 0) & (at < len(y)))
+        out[block.series.start + series, which] = y[at[series, which], series]
+    return out
+
+
+def forecasts_along(
+    models: Sequence[Any], windows: PanelWindows, origins: np.ndarray, n_quantiles: int
+) -> Iterator[np.ndarray]:
+    """For each column of ``origins`` (N, W), forecasts (N, 1 + quantiles, h) made at these steps; NaN for -1."""
+    outputs = np.mean([outputs_along(model, windows, origins) for model in models], 0)
+    series = np.arange(windows.n_series)
+    for out, at in zip(outputs.swapaxes(0, 1), origins.T, strict=True):
+        past = windows.past(Segments(series, np.maximum(at, 0), np.ones(len(at), int)), 0, 1)
+        yield denormalised(windows, past, out, n_quantiles)
+
+
+def denormalised(windows: PanelWindows, past: Past, out: np.ndarray, n_quantiles: int) -> np.ndarray:
+    """Outputs (N, outputs) in the units of the series, (N, 1 + quantiles, h); NaN where no value is known."""
+    z = past.naive + past.scale[:, :, None] * out.reshape(len(out), 1 + n_quantiles, -1)
+    found = windows.features.inverse(z)
+    found[~past.known[:, 0]] = np.nan
+    return found
+
+
 def forecasts(
     models: Sequence[Any], windows: PanelWindows, at: np.ndarray, states: list[list[Tensor]], n_quantiles: int
 ) -> np.ndarray:
@@ -202,8 +239,4 @@ def forecasts(
     past = windows.past(rows, 0, 1)
     pairs = zip(models, states, strict=True)
     out = np.mean([last_outputs(model, windows, at, state) for model, state in pairs], 0)
-    out = out.reshape(len(out), 1 + n_quantiles, -1)
-    z = past.naive + past.scale[:, :, None] * out
-    found = windows.features.inverse(z)
-    found[~past.known[:, 0]] = np.nan
-    return found
+    return denormalised(windows, past, out, n_quantiles)

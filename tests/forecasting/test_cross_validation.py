@@ -108,3 +108,14 @@ def test_the_score_is_the_error_at_the_times_that_follow(panel, small):
     np.testing.assert_allclose(fc.score(panel), -((both.Forecaster - both.y).abs() / scale).mean(), rtol=1e-6)
     with pytest.raises(DataError, match="df has no row of the 3 steps after the ends of the series"):
         fc.score(past)
+
+
+def test_a_fitted_forecaster_is_scored_as_it_is(panel, small):
+    fc = Forecaster(3, freq="D", **small).fit(without_last(panel, 9))
+    found = fc.cross_validation(panel, n_windows=3, step_size=1, refit=None)
+    for window, cutoff in enumerate(sorted(found[found.unique_id == "wave-60"].cutoff)[::3]):
+        one = found[(found.unique_id == "wave-60") & (found.cutoff == cutoff)]
+        past = panel[(panel.unique_id == "wave-60") & (panel.ds <= cutoff)]
+        if past.ds.max() == cutoff:  # else the series would end earlier
+            np.testing.assert_allclose(one.Forecaster, fc.predict(past).Forecaster, rtol=1e-5)
+        assert (one.ds == pd.date_range(cutoff, periods=4)[1:]).all(), window
