@@ -13,62 +13,61 @@ from fluxutils_py.estimator.predicting import run_predict
 
 
 class Estimator(EstimatorBase):
-    """A stateful sequence model with a scikit-learn face, trained by truncated backpropagation through time.
+    """A stateful sequence model as a scikit-learn estimator, trained by truncated backpropagation through time.
 
     Parameters
     ----------
     model : nn.Module, class, callable, or None
-        Called with windows ``(S, B, F)`` if it takes them, else with single steps ``(B, F)``; several inputs come as
-        several arguments. Its state lives in the :class:`fluxutils_py.nn.Recur` layers in it; bare torch recurrent
-        layers in a ``Sequential`` are wrapped. An instance is copied, never changed. Arguments ``n_in`` and ``n_out``
-        of a class or callable are filled in from the data. None: one LSTM of 32 units and a linear head.
+        Called with windows ``(S, B, F)`` if it takes them, else with single steps ``(B, F)``; several inputs are
+        several arguments. Its state lives in its :class:`fluxutils_py.nn.Recur` layers; bare torch recurrent layers in
+        a ``Sequential`` are wrapped. An instance is copied, never changed. Arguments ``n_in`` and ``n_out`` of a class
+        or callable are filled in from the data. None: one LSTM of 32 units and a linear head.
     loss : callable or None
         ``loss(model, xs, ys)`` or ``loss(model, xs, ys, ws)`` over a window, returning a scalar; or a torch criterion,
         which goes through :func:`fluxutils_py.seqloss`. None: mean squared error.
     opt : optimizer class, functools.partial, callable of the parameters, optimizer of ``model``'s parameters, or None
-        None: ``torch.optim.AdamW``, fused where torch offers it; for the model that ``model=None`` is, with a learning
-        rate of 0.01.
+        None: ``torch.optim.AdamW``, fused where torch offers it; with ``model=None``, its learning rate is 0.01.
     spec : Spec, dict, namedtuple, dataclass, object, or None
-        ``epochs``, ``batchsize``, ``seqsize`` and what else :class:`fluxutils_py.Spec` lists; what is left out means
-        its defaults. None: all defaults, but 100 epochs.
+        ``epochs``, ``batchsize``, ``seqsize`` and the other fields of :class:`fluxutils_py.Spec`, with its defaults for
+        missing ones. None: all defaults, but 100 epochs.
     comm : "auto", "mpi", "torch", None, or a communicator
-        Which processes train, predict and score together; every one makes the same calls with the same arguments, and
-        has the same results. "auto": the ranks that ``mpirun``, ``srun`` or ``torchrun`` started; without them, and in
-        child processes and threads, this process alone. ``batchsize`` is per rank: ``P`` ranks train as one with
-        ``P * batchsize``, but for dropout and batch normalisation, which see each rank's own series. An error on one
-        rank is an error on all. See :class:`fluxutils_py.parallel.Communicator` for one's own.
+        The processes that train, predict and score together. All make the same calls with the same arguments, and get
+        the same results. "auto": the ranks that ``mpirun``, ``srun`` or ``torchrun`` started; without them, and in
+        child processes and threads, this process alone. ``batchsize`` counts per rank: ``P`` ranks train as one with
+        ``P * batchsize``, except for dropout and batch normalisation, which see each rank's own series. An error on one
+        rank is raised on all. To write your own, see :class:`fluxutils_py.parallel.Communicator`.
     n_jobs : int or None
-        Threads to train in: the series of each minibatch are divided over them. -1: as many as there are cores; None:
-        1, on torch's own threads. The result is that of one thread, to rounding, and bit-identical from run to run
-        (with dropout too, though the numbers drawn are others). A ``loss`` of your own must be a mean over the live
-        steps of its window, and thread-safe; batch normalisation is refused.
+        Number of threads to train in, over which the series of each minibatch are divided. -1: the number of cores.
+        None: 1, with torch's own threads. The result is that of one thread, to rounding, and has the same bits in every
+        run (with dropout too, but then it draws other numbers). Your own ``loss`` must be a mean over the live steps of
+        its window, and thread-safe; batch normalisation is refused.
     device : str, torch.device or None
-        Where to train. None: where the model is.
+        The device to train on. None: that of the model.
     callbacks : callable, object, or list of such
         A function is called with the :class:`fluxutils_py.training.Loop` after every step; an object may have
         ``on_start``, ``on_step``, ``on_epoch``, ``on_end``, ``on_close``. Raise
         :class:`fluxutils_py.training.StopTraining`, or call ``loop.stop()``, to end training. With a
-        :class:`fluxutils_py.training.Checkpointer`, ``fit`` called again with the same arguments and the same folder,
-        in another process too, goes on where the last checkpoint is, in the middle of an epoch, and ends bit for bit as
-        if it had not been interrupted; with more ``epochs``, it goes on for those. A checkpoint of a different fit
-        raises ``LoadError``, see the notes. An estimator that is fitted already, and goes on by ``warm_start`` or
-        ``partial_fit``, saves but goes on from itself: give each call of a program a folder of its own.
+        :class:`fluxutils_py.training.Checkpointer`, calling ``fit`` again with the same arguments and folder, even in
+        another process, continues from the last checkpoint, in the middle of an epoch, and ends with the bits of an
+        uninterrupted fit; with more ``epochs``, it continues for those. A checkpoint of a different fit raises
+        ``LoadError``, see the notes. A fitted estimator that continues by ``warm_start`` or ``partial_fit`` saves, but
+        continues from itself: give each such call its own folder.
     warm_start : bool
-        Whether ``fit`` goes on from the last fit.
+        Whether ``fit`` continues from the last fit.
     random_state : int, numpy.random.Generator, numpy.random.RandomState, or None
-        Source of all randomness: dropout, shuffling, and the initial weights of a model that is given as a class or
-        function (those of an instance were drawn when it was built). The global generators of torch and NumPy are
-        left as they were. None: different each time.
+        Source of all randomness: dropout, shuffling, and the initial weights of a model given as a class or function
+        (those of an instance were drawn when it was built). The global generators of torch and NumPy do not change.
+        None: different each time.
     verbose : "auto" or bool
-        Whether to tell of progress. On a terminal and in a notebook it is a bar. Elsewhere it is a line for each epoch
-        in the log, ``logging.getLogger("fluxutils_py")``, of level INFO, from rank 0; with True it goes to stderr where
-        logging is not set up to show it. False: neither.
+        Whether to report progress: by a bar on a terminal and in a notebook, elsewhere by a line per epoch in the log,
+        ``logging.getLogger("fluxutils_py")``, of level INFO, from rank 0. With True, the line goes to stderr if logging
+        does not show it. False: no report.
     target : "auto", "step" or "series"
-        What a plain vector or matrix ``y`` holds, if the inputs are series of several steps. "series": one row per
-        series, (N,) or (N, G), learnt at its last step. "step": all steps, (N, G * T), as ``samples(y)`` looks once
-        another tool, such as ``TransformedTargetRegressor``, has made a matrix of it. "auto": all steps if the columns
-        are a multiple of T, else one row per series; where T is 10 or less, or ``x`` an array, so many columns may be
-        either: an error asks.
+        The meaning of a plain vector or matrix ``y``, if the inputs are series of several steps. "series": one row per
+        series, (N,) or (N, G), learnt at its last step. "step": all steps, (N, G * T), the form of ``samples(y)`` after
+        another tool, such as ``TransformedTargetRegressor``, has made a matrix of it. "auto": all steps if the number
+        of columns is a multiple of T, else one row per series. If T is 10 or less, or ``x`` is an array, such a matrix
+        is ambiguous, and "auto" raises an error.
 
     Attributes
     ----------
@@ -84,23 +83,23 @@ class Estimator(EstimatorBase):
     n_iter_ : int
         Epochs so far.
     history_ : list of dict
-        Per epoch: ``epoch, loss, mean_batch_loss, seconds``, ``folds`` (most pieces that a series was cut into, see
-        ``rebatch`` of :class:`fluxutils_py.Spec`), and what hooks added (``validation_loss``, ``lr``);
+        Per epoch: ``epoch, loss, mean_batch_loss, seconds``, ``folds`` (largest number of folds of a series, see
+        ``rebatch`` of :class:`fluxutils_py.Spec`), and values that hooks add (``validation_loss``, ``lr``);
         :func:`fluxutils_py.training.history_table` makes a table of it.
     n_features_in_ : int, or tuple of int for several inputs
-        Features per step; of a matrix or a view, its columns.
+        Features per step; for a matrix or a view, its columns.
     feature_names_in_ : ndarray of str
-        Of a data frame.
+        Names of features, for inputs that have them.
     n_outputs_ : int, or tuple of int for several outputs
 
     Notes
     -----
-    A ``Checkpointer``'s folder belongs to one fit. Compared are all settings that a result depends on: spec, scheduler,
-    loss, modules, optimizer and its groups, ``random_state`` (of a generator, its kind), and for functions of your own
-    their compiled code, defaults and closures (not global variables, nor lists and objects in closures). The data are
-    compared by digests: of all values if they are in memory or in a file of up to 64 MiB, else of all features at 8
-    steps at 8 evenly spaced places along each of the two axes, series and time. Digests are computed at 1 to 2 GB/s,
-    and only with a ``Checkpointer``. Epochs, ``device``, ``n_jobs``, ``verbose`` and other callbacks may change.
+    The folder of a ``Checkpointer`` belongs to one fit. To tell fits apart, it compares all settings that the result
+    depends on: spec, scheduler, loss, modules, optimizer and its groups, ``random_state`` (for a generator, its kind),
+    and for your own functions their compiled code, defaults and closures (not global variables, nor lists and objects
+    in closures). It compares data by digests: of all values if they are in memory or in a file of up to 64 MiB, else of
+    all features at 8 steps at 8 evenly spaced places along each of the two axes, series and time. Computing them takes
+    0.5 to 1 s per GB. Epochs, ``device``, ``n_jobs``, ``verbose`` and other callbacks may change.
 
     Source: ``Estimator``, ``fit!`` and ``predict!`` of FluxUtils.jl.
 
@@ -178,28 +177,28 @@ class Estimator(EstimatorBase):
         ----------
         x : array of shape (F, N, T), tuple of such, view, or matrix
             Inputs: features, series, time steps. NumPy arrays or memory maps in any memory order, h5py datasets, or
-            anything with ``shape`` that takes three slices; only the window at hand is read. Fastest in time-major
-            memory, ``(T, N, F)`` in C order, transposed. float64 gives float64 parameters, integers stay integers.
-            :func:`fluxutils_py.samples` and :func:`fluxutils_py.timesteps` of such an array, or parts of them, are
-            for tools that split; between the gaps of ``timesteps`` the state is forgotten. A matrix or data frame has
-            one row per series of a single step, and is float64 unless it is float32. Series of unequal length may be a
-            list of arrays (F, T_i), which are not copied; ``y`` is then a list of (G, T_i), or one target per series.
+            anything with ``shape`` that takes three slices. ``fit`` reads one window at a time, fastest in time-major
+            memory: ``(T, N, F)`` in C order, transposed. float64 gives float64 parameters; integers stay integers.
+            For tools that split, use :func:`fluxutils_py.samples` or :func:`fluxutils_py.timesteps` of such an array;
+            at gaps of ``timesteps`` the state is forgotten. A matrix or data frame has one row per series of a single
+            step, and is float64 unless it is float32. Series of different lengths may be a list of arrays (F, T_i),
+            which are not copied; ``y`` is then a list of (G, T_i), or has one target per series.
         y : array of shape (G, N, T), tuple of such, view, vector or matrix
-            Targets. A step with NaN targets carries no loss; its inputs still move the state (if they are NaN, the step
-            counts as zeros). Where some outputs are NaN, the others carry loss. Rows of ``samples(y)``,
-            ``timesteps(y)``, or of a plain vector or matrix belong to the rows of ``x``: a matrix of G * T columns
-            beside ``samples(x)`` holds all steps. A vector (N,) or matrix (N, G) for series of several steps is one
-            target per series, to be predicted at its last step; see ``target``.
+            Targets. A step with NaN targets carries no loss; its inputs still move the state, as zeros if they are NaN.
+            If only some outputs are NaN, the others carry loss. Rows of ``samples(y)``, ``timesteps(y)``, or of a plain
+            vector or matrix match the rows of ``x``; with ``samples(x)``, a matrix of G * T columns holds all steps.
+            For series of several steps, a vector (N,) or matrix (N, G) is one target per series, to be predicted at its
+            last step; see ``target``.
         sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
             Weights of series or steps, scaled to mean 1 over the steps that count. Steps of weight 0 do not count.
             For ``timesteps``, (T,) or (T, N); for a list of series, a list of (T_i,).
         validation_data : (x, y), (x, y, sample_weight), ... or (x, y, sample_weight, lengths, starts), optional
             Series for the validation loss after each epoch, which never disturbs training.
         epochs : int, optional
-            In place of the spec's, for this call.
+            Used for this call instead of the spec's.
         lengths, starts : array of int, shape (N,), optional
             Series ``n`` has the steps ``starts[n]`` (default 0) to ``starts[n] + lengths[n]`` (default T); the rest is
-            padding. It begins with the zero state there, ``burn_in`` counts from there, and the series of a minibatch
+            padding. It begins there with the zero state, and ``burn_in`` counts from there. The series of a minibatch
             are walked through side by side, each from its own start.
 
         Returns
@@ -210,19 +209,19 @@ class Estimator(EstimatorBase):
         Raises
         ------
         ValueError, TypeError
-            On arguments that do not fit, before any training, with nothing changed.
+            If arguments do not fit. It is raised before any training, and nothing is changed.
         FloatingPointError
-            When a loss or gradient is NaN or infinite; parameters and optimizer are as before that window.
+            If a loss or gradient is NaN or infinite. Parameters and optimizer are as before that window.
         KeyboardInterrupt
-            Passed on; what was learnt until then stays, and the estimator can be used.
+            Passed on; the estimator keeps what it has learnt, and can be used.
         RemoteError, RankError
-            On ranks whose fellows failed, or were given something else; see :class:`fluxutils_py.parallel.RankGroup`.
+            If another rank failed, or was given other arguments; see :class:`fluxutils_py.parallel.RankGroup`.
 
         Notes
         -----
-        An error after updates (a NaN in a memory map, an error in a callback) puts an earlier fit back, with all its
-        attributes. Without an earlier fit, or going on from it (``warm_start``, ``partial_fit``), what was learnt
-        until then stays, as after ``KeyboardInterrupt``; an error before the first update changes nothing.
+        An error after updates (a NaN in a memory map, an error in a callback) restores an earlier fit with all its
+        attributes. Without an earlier fit, or when continuing one (``warm_start``, ``partial_fit``), the estimator
+        keeps what it has learnt, as after ``KeyboardInterrupt``. An error before the first update changes nothing.
         """
         how = {"lengths": lengths, "starts": starts, "epochs": epochs, "resume": self.warm_start}
         run_fit(self, x, y, sample_weight, validation_data, can_hold_out=True, **how)
@@ -233,8 +232,8 @@ class Estimator(EstimatorBase):
     ) -> Self:
         """Train for one more epoch, on these series, from where the last ``fit`` or ``partial_fit`` ended.
 
-        Model, optimizer, learning-rate schedule, random generator and history go on; the state starts from zero. The
-        first call builds them. Parameters as in :meth:`fit`.
+        Model, optimizer, learning-rate schedule, random generator and history continue; the state starts from zero. The
+        first call builds them. Parameters are those of :meth:`fit`.
         """
         run_fit(self, x, y, sample_weight, lengths=lengths, starts=starts, epochs=1, resume=True)
         return self
@@ -249,44 +248,45 @@ class Estimator(EstimatorBase):
         lengths: Any = None,
         starts: Any = None,
     ) -> Any:
-        """The model's outputs for series.
+        """Return the model's outputs for series.
 
-        Each series is walked through from its start with a state of its own. The result does not depend on how many
-        series or steps are computed together. Training state is not touched.
+        Each series is walked through from its start, with a separate state. The result does not depend on how many
+        series or steps are computed together. The state of training does not change.
 
         Parameters
         ----------
         x : array of shape (F, N, T), tuple of such, view, or matrix
-            As in :meth:`fit`; any N and T. A step without any input (all features NaN) moves the state as zeros do,
-            and its prediction is NaN. Each stretch of ``timesteps(x, context=k)`` is warmed through the ``k`` steps
-            before it.
+            As in :meth:`fit`, with any N and T. A step without input (all features NaN) moves the state as zeros do,
+            and its prediction is NaN. Each run of ``timesteps(x, context=k)`` is warmed up on the ``k`` steps before
+            it.
         out : array of shape (G, N, T), or a tuple of such, optional
-            Where to write: a NumPy array, a memory map, an h5py dataset, or anything that takes slices. Of several
-            ranks each gets the whole in its own array; but into one map of the same file each writes its own series.
+            Array to write to: a NumPy array, a memory map, an h5py dataset, or anything that takes slices. On several
+            ranks, each gets the whole result in its own array; into maps of the same file, each writes its own series.
         state : list of Tensor, optional
-            Where to go on: what an earlier call with ``return_state=True`` or :func:`fluxutils_py.states` returned, for
-            the same series in the same order. Copies and NumPy arrays will do. None: from zero.
+            The state to continue from: the result of an earlier call with ``return_state=True`` or of
+            :func:`fluxutils_py.states`, for the same series in the same order. Copies and NumPy arrays work too. None:
+            the zero state.
         return_state : bool
-            Whether to return the state as well: a plain list of tensors, equal to :func:`fluxutils_py.states` of the
-            model after each series' own last step. Chunks of time, each given the last one's state, give what one
-            call gives, to rounding. The state of a model without recurrent layers that takes windows is its last
-            ``overlap`` inputs, (k, N, F) of each input.
+            Whether to return the state too: a plain list of tensors, equal to :func:`fluxutils_py.states` of the model
+            after each series' last step. Chunks of time, each with the state of the one before, give the result of one
+            call, to rounding. The state of a model without recurrent layers that takes windows is its last ``overlap``
+            inputs, (k, N, F) of each input.
         lengths, starts : array of int, shape (N,), optional
             As in :meth:`fit`; predictions outside a series are NaN.
 
         Returns
         -------
         ndarray of shape (G, N, T) in time-major memory, or ``out``; a tuple for several outputs
-            For a list of series, a list of (G, T_i). For a view, the matrix with the view's rows: (N, G * T) or
-            (T, G * N). For a matrix, (N, G). Where targets were one per series, (N, G). A vector where the targets were
-            one. With ``return_state``, a pair of that and the state.
+            For a list of series, a list of (G, T_i). For a view, a matrix with the view's rows: (N, G * T) or (T, G *
+            N). For a matrix, or if there is one target per series, (N, G). A vector if the targets were one. With
+            ``return_state``, a pair of the outputs and the state.
 
         Raises
         ------
         sklearn.exceptions.NotFittedError
             Before ``fit``.
         ValueError
-            If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` holds single NaNs or infinities.
+            If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` has single NaNs or infinities.
         """
         return run_predict(
             self, x, out, "predict", state=state, return_state=return_state, lengths=lengths, starts=starts

@@ -29,7 +29,7 @@ MIN_WINDOWS_PER_FOLD = 8  # fewer windows in a piece of a series, and its state 
 
 @dataclass(frozen=True)
 class FitData:
-    """What a fit learns from, checked, as plain data.
+    """The checked arguments of a fit, as plain data.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class FitData:
     inputs : Inputs
     targets : Targets
     codec : TargetCodec
-        How the targets are encoded; with the classes and the scale of the first fit, if this one continues it.
+        Encodes targets; with the classes and scale of the first fit, if this one continues it.
     windows : SequenceWindows
         The minibatches of an epoch, of all ranks.
     validation : SequenceWindows or None
@@ -81,7 +81,7 @@ def prepare(
     split_seed: int | None = None,
     n_ranks: int = 1,
 ) -> FitData:
-    """The arguments of ``fit`` as checked, plain data.
+    """Check the arguments of ``fit`` and turn them into plain data.
 
     Parameters
     ----------
@@ -92,11 +92,11 @@ def prepare(
     classes : array-like, optional
         All labels, where ``y`` may lack some; as in ``EstimatorClassifier.partial_fit``.
     codec : TargetCodec, optional
-        That of the fit which this one continues.
+        The codec of the fit that this one continues.
     split_seed : int, optional
-        Where to hold out validation data, if the settings ask for it: seed of the split. None: hold out nothing.
+        Seed of the split, if the settings hold out validation data. None: hold out nothing.
     n_ranks : int
-        A minibatch has ``batchsize`` series for each rank.
+        Number of ranks; a minibatch has ``batchsize`` series for each.
     """
     require_stored(spec=settings.spec, loss=settings.loss)
     if settings.target not in ("auto", "step", "series"):
@@ -149,7 +149,7 @@ def target_schema(settings: Settings, estimator: str, classes: np.ndarray | None
 def _find_labels(
     y: Any, inputs: Inputs, weight: SampleWeight | None, declared: Any, codec: TargetCodec | None
 ) -> np.ndarray:
-    """The classes: those of the first fit, or those that were declared, or those that occur."""
+    """Return the classes: those of the first fit, those declared, or those that occur."""
     if codec is not None and codec.classes is not None:
         if declared is not None and not np.array_equal(np.unique(declared), codec.classes):
             raise ValueError(
@@ -165,7 +165,7 @@ def _find_labels(
 
 @dataclass(frozen=True)
 class WindowMaker:
-    """Cuts data into the minibatches that a fit asks for."""
+    """Cuts data into the minibatches of a fit."""
 
     settings: Settings
     spec: Spec
@@ -182,7 +182,7 @@ class WindowMaker:
         *,
         training: bool = True,
     ) -> SequenceWindows:
-        """Windows of the data, or of what lies within the bounds of each series."""
+        """Cut the data, or the part of it within the bounds of each series, into windows."""
         segments = inputs.segments()
         can_weigh = takes_weights(self.loss)
         if not can_weigh:
@@ -224,7 +224,7 @@ class WindowMaker:
         return windows
 
     def validation_windows(self, data: Any, trained: Inputs, targets: Targets, schema: InputSchema) -> SequenceWindows:
-        """Windows of ``validation_data``, which must have the features of the training data."""
+        """Cut ``validation_data``, which must have the features of the training data, into windows."""
         if not isinstance(data, tuple | list) or len(data) not in (2, 3, 4, 5):
             raise ValueError(
                 "validation_data must be (x, y), (x, y, sample_weight), (x, y, sample_weight, lengths) or "
@@ -245,7 +245,7 @@ class WindowMaker:
         return self.windows(inputs, held_out, read_weight(sample_weight, inputs), training=False)
 
     def _fold(self, segments: Segments) -> Segments:
-        """The segments, cut into pieces as ``spec.rebatch`` says."""
+        """Fold the segments according to ``spec.rebatch``."""
         if self.spec.rebatch != "auto":
             return segments.fold(self.batchsize)
         if self.spec.seqsize is None:
@@ -254,7 +254,7 @@ class WindowMaker:
         return segments.fold(self.batchsize, least)
 
     def _masks_outputs(self, targets: Targets) -> bool:
-        """Whether the loss can do without single outputs of a step; one of probabilities of classes needs all."""
+        """Whether the loss can leave out single outputs of a step; a loss of class probabilities needs all."""
         if not isinstance(self.loss, SeqLoss):
             return takes_weights(self.loss)
         return all(s.F == 1 for s in targets.series) if self.loss.classes else self.loss.elementwise
@@ -288,7 +288,7 @@ class WindowMaker:
 
 
 def intersect(segments: Segments, bounds: Segments) -> Segments:
-    """The part of each segment that lies within the bounds of its series; some may be of length 0.
+    """Return the part of each segment within the bounds of its series; some may have length 0.
 
     ``bounds`` has one segment for each series, in order.
     """
@@ -298,22 +298,22 @@ def intersect(segments: Segments, bounds: Segments) -> Segments:
 
 
 def hold_out(inputs: Inputs, targets: Targets, fraction: Any, seed: int, stratify: bool) -> tuple[Segments, Segments]:
-    """Split the data: series at random, or, of one series and of ``timesteps``, the last steps.
+    """Hold out validation data: random series, or the last steps of one series and of ``timesteps``.
 
     Parameters
     ----------
     inputs : Inputs
     targets : Targets
     fraction : float
-        Share of the series, or of the steps, to hold out; the number is rounded up.
+        Fraction of the series, or of the steps, to hold out; the number is rounded up.
     seed : int
     stratify : bool
-        Whether targets are labels. Labels of whole series are then divided in proportion, where that is possible.
+        Whether targets are labels; labels of whole series are then divided in proportion, if possible.
 
     Returns
     -------
     training, validation : Segments
-        One segment for each series, of length 0 if it has no part in it.
+        One segment per series, of length 0 if the series has no steps in it.
 
     Raises
     ------

@@ -47,8 +47,8 @@ def run_fit(est: Any, *data: Any, resume: bool = False, can_hold_out: bool = Fal
     Parameters
     ----------
     est : Estimator
-        It does not change before training begins. Afterwards, an error puts back what was there if nothing has been
-        learnt, or if this fit would have replaced an earlier one.
+        It does not change before training begins. A later error restores it, if nothing has been learnt or if this fit
+        would have replaced an earlier one.
     *data, **arguments
         ``x, y, sample_weight, validation_data`` and ``lengths, starts, epochs, classes``; see :func:`prepare`.
     resume : bool
@@ -74,7 +74,7 @@ def run_fit(est: Any, *data: Any, resume: bool = False, can_hold_out: bool = Fal
 
 
 def run_evaluate(est: Any, *data: Any, gradient: bool, **arguments: Any) -> float | tuple[float, Tensor]:
-    """A fit without updates; arguments as of :func:`run_fit`."""
+    """Run a fit without updates; the arguments are those of :func:`run_fit`."""
     settings = est._resolved_params()
     with RankGroup.from_comm(settings.comm, "evaluate") as ranks:
         check_is_fitted(est, "model_")
@@ -131,7 +131,7 @@ class Training:
 def assemble(data: FitData, ranks: RankGroup, rng: np.random.Generator, earlier: Any = None) -> Training:
     """Build model, optimizer, step and loop.
 
-    ``earlier`` is the fitted estimator that this fit continues; it is left as it is.
+    ``earlier`` is the fitted estimator that this fit continues; it does not change.
     """
     settings, spec = data.settings, data.spec
     threads = Threads(n_threads(settings.n_jobs))
@@ -181,7 +181,7 @@ def _model_of(est: Any, settings: Settings) -> tuple[nn.Module, torch.optim.Opti
 
 
 def float_dtype(arrays: tuple[SeriesArray, ...]) -> torch.dtype | None:
-    """The floating type that a model should have for these data; None (its own) if all are integers."""
+    """Return the floating type of a model for these data; None (its own) if all are integers."""
     dtypes = [FLOATS.get(a.dtype.newbyteorder("=").name, torch.float64) for a in arrays if a.kind == "float"]
     return None if not dtypes else torch.float64 if torch.float64 in dtypes else torch.float32
 
@@ -200,10 +200,10 @@ def _new_scheduler(spec: Spec, optimizer: torch.optim.Optimizer) -> Any:
 def tensor_batches(
     data: FitData, model: nn.Module, ranks: RankGroup, rng: np.random.Generator | None = None
 ) -> TensorBatches:
-    """This rank's part of the windows as tensors, cut as the model needs them.
+    """Return this rank's part of the windows as tensors, cut for the model.
 
-    The model is tried on a few steps first, to find out whether it takes whole windows, and that it runs at all. A loss
-    of the user's own may call it in its own way: then only ``predict`` needs to know.
+    The model first runs on a few steps, to find out whether it takes whole windows, and whether it runs at all. A
+    user's own loss may call it in another way: then only ``predict`` needs to know.
     """
     windows, first = data.windows, next(model.parameters())
     values = windows.cut(windows.segments[:4], 0, min(3, windows.segments.max_length))[0]
@@ -219,10 +219,10 @@ def tensor_batches(
 
 
 def _adapt_windows(data: FitData, model: nn.Module) -> None:
-    """Cut windows as the model needs them.
+    """Cut windows for the model.
 
-    A model without state to carry sees earlier steps at the start of each window. Validation with a mean over steps
-    may take longer windows than training: nothing is kept for gradients.
+    A model without state sees earlier steps at the start of each window. Validation with a mean over steps may take
+    longer windows than training, since it keeps nothing for gradients.
     """
     validation = data.validation
     if cached_window_mode(model) == "windows" and not recurrent_layers(model):
@@ -280,7 +280,7 @@ def run(est: Any, training: Training) -> None:
 
 
 class FittedAttributes:
-    """The attributes that a fit gives to an estimator: set when training begins, and after each epoch."""
+    """Sets the attributes of an estimator when training begins and after each epoch."""
 
     def __init__(self, est: Any, training: Training) -> None:
         self.est, self.training = est, training
@@ -290,7 +290,7 @@ class FittedAttributes:
         hooks.add("epoch", self._publish, name="fitted attributes", priority=-5)
 
     def begin(self) -> None:
-        """Give the estimator the model and what is known of the data."""
+        """Set the model and the attributes of the data."""
         est, training, data = self.est, self.training, self.training.data
         est.model_, est.optimizer_ = training.step.model, training.optimizer
         est._rng, est._scheduler, est._codec = training.rng, training.scheduler, data.codec
@@ -306,7 +306,7 @@ class FittedAttributes:
         self.publish([], 0)
 
     def publish(self, history: list[dict[str, Any]], n_steps: int) -> None:
-        """Show these epochs."""
+        """Set the attributes for these epochs."""
         est, last = self.est, history[-1] if history else {"mean_batch_loss": None}
         est.loss_ = math.nan if last["mean_batch_loss"] is None else last["mean_batch_loss"]
         est.loss_curve_ = [record["loss"] for record in history]

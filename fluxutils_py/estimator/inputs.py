@@ -1,4 +1,4 @@
-"""The four forms in which users give sequences, and the one that a model is trained on.
+"""Read the four forms of input, and turn them into series.
 
 =============  =======================================  ==========================================
 form           rows are                                 targets, predictions
@@ -44,11 +44,11 @@ class Inputs:
         (F, N, T), or several inputs.
     form : "native", "rows", "samples" or "timesteps"
     columns : int, or tuple of int for several inputs
-        What scikit-learn calls the number of features.
+        scikit-learn's number of features.
     names : ndarray of str, optional
-        Of the columns of a data frame, or of the features of a view or an array.
+        Names of the columns of a data frame, or of the features of a view or an array.
     starts, lengths : ndarray of int, shape (N,), optional
-        The first step of each series, and how many there are; None: all series have all steps.
+        The first step and the length of each series; None: all series have all steps.
     """
 
     series: tuple[SeriesArray, ...]
@@ -69,17 +69,17 @@ class Inputs:
 
     @property
     def is_list(self) -> bool:
-        """Whether each series is an array of its own."""
+        """Whether each series is a separate array."""
         return isinstance(self.series[0].array, RaggedArray)
 
     @property
     def layout(self) -> InputLayout:
-        """What later inputs must have in common with these."""
+        """The layout that later inputs must have."""
         kinds = tuple(s.kind for s in self.series)
         return InputLayout(self.form, feature_counts(self.series), self.columns, kinds, self.names)
 
     def segments(self) -> Segments:
-        """What is walked through from the zero state, in training: series, or the stretches between gaps in time."""
+        """The segments that start from the zero state in training: series, or runs between gaps in time."""
         if not isinstance(self._view, TimestepsView):
             return self.whole()
         runs = self.contiguous_runs()
@@ -88,22 +88,22 @@ class Inputs:
         return Segments(np.repeat(n, len(runs)), np.tile(starts, self.N), np.tile(stops - starts, self.N))
 
     def whole(self) -> Segments:
-        """The series, whatever gaps there are."""
+        """The whole series, with any gaps."""
         return Segments.from_lengths(self.N, self.T, self.lengths, self.starts)
 
     def contiguous_runs(self) -> list[slice]:
-        """Steps that follow each other in time: between runs the state is forgotten."""
+        """Return slices of steps that follow each other in time; between them the state is forgotten."""
         return [slice(0, self.T)] if self._view is None else self._view.contiguous_runs()
 
     def with_context(self, run: slice) -> tuple[tuple[Any, ...], int]:
-        """The arrays (F, N, n) of a run, to predict, after steps that only warm the state; and how many these are."""
+        """Return the arrays (F, N, n) of a run with earlier steps that only warm up the state, and their number."""
         if not isinstance(self._view, TimestepsView):
             return tuple(s.array for s in self.series), 0
         array, n_context = self._view.with_context(run)
         return (array,), n_context
 
     def to_rows(self, array: np.ndarray) -> np.ndarray:
-        """A (G, N, T) array as rows like those of the inputs; native ones, and what are rows already, stay."""
+        """Turn a (G, N, T) array into rows like those of the inputs; native inputs and rows stay as they are."""
         if self.form == "native" or array.ndim < 3:
             return array
         return (TimestepsView if self.form == "timesteps" else SamplesView).to_rows(array)
@@ -120,13 +120,13 @@ class InputLayout:
     ----------
     form : "native", "rows", "samples" or "timesteps"
     features : int, or tuple of int for several inputs
-        Per step.
+        Features per step.
     columns : int, or tuple of int for several inputs
-        What scikit-learn calls the number of features.
+        scikit-learn's number of features.
     kinds : tuple of "float" or "int"
         One for each input.
     names : ndarray of str, optional
-        Of the features, or of the columns of a data frame.
+        Names of the features, or of the columns of a data frame.
     """
 
     form: str
@@ -138,7 +138,7 @@ class InputLayout:
 
 @dataclass(frozen=True)
 class InputSchema:
-    """What :func:`read_inputs` requires of inputs.
+    """The requirements of :func:`read_inputs`.
 
     Attributes
     ----------
@@ -159,12 +159,12 @@ class InputSchema:
 
 
 def read_inputs(x: Any, schema: InputSchema, *, name: str = "x", starts: Any = None, lengths: Any = None) -> Inputs:
-    """Inputs in any form, checked; after a fit, that they have its features.
+    """Read inputs in any form and check them, after a fit also for its features.
 
     Raises
     ------
     ValueError, TypeError
-        scikit-learn's own for matrices; ShapeError and DataError for sequences.
+        Those of scikit-learn for matrices; ShapeError and DataError for sequences.
     """
     require_array(x, name, "(F, N, T), samples(x) or timesteps(x) of one, or a matrix with one row per sample")
     if isinstance(x, SequenceView):
@@ -198,7 +198,7 @@ def _as_names(names: tuple[str, ...] | None) -> np.ndarray | None:
 
 
 def require_array(value: Any, name: str, forms: str) -> None:
-    """Raise on what is plainly no array; of the rest, scikit-learn and NumPy have things to say."""
+    """Raise an error for values that are clearly not arrays; scikit-learn and NumPy check the rest."""
     is_mapping = isinstance(value, Mapping) and not hasattr(value, "shape")  # some sparse matrices are dicts too
     if value is None or is_mapping or isinstance(value, str | bytes | numbers.Number):
         got = type(value).__name__ if isinstance(value, Mapping) else repr(value)
@@ -207,14 +207,14 @@ def require_array(value: Any, name: str, forms: str) -> None:
 
 
 def is_native(x: Any) -> bool:
-    """Whether this is an (F, N, T) array, a list of series, or a tuple of such."""
+    """Whether this is an (F, N, T) array, a list of series, or a tuple of them."""
     if isinstance(x, tuple):
         return any(n_axes(a) == 3 or is_list_of_series(a) for a in x) or not x
     return n_axes(x) >= 3 or is_list_of_series(x)
 
 
 def _lengths_of_lists(series: tuple[SeriesArray, ...], name: str) -> np.ndarray | None:
-    """The lengths of the series, if they are arrays of a list."""
+    """Return the lengths of the series, if they are a list of arrays."""
     lengths = [s.array.lengths for s in series if isinstance(s.array, RaggedArray)]
     if lengths and len(lengths) < len(series):
         raise ShapeError(f"some of the {len(series)} arrays of {name} are lists of series; give all as lists, or none")
@@ -222,7 +222,7 @@ def _lengths_of_lists(series: tuple[SeriesArray, ...], name: str) -> np.ndarray 
 
 
 def n_axes(x: Any) -> int:
-    """The number of axes of an array or of nested lists."""
+    """Return the number of axes of an array or of nested lists."""
     if hasattr(x, "shape"):
         try:
             return len(x.shape)
@@ -244,7 +244,7 @@ def _read_view(view: SequenceView, name: str) -> Inputs:
 
 
 def _read_rows(x: Any, schema: InputSchema, name: str) -> Inputs:
-    """A matrix: its rows are samples of one step or, where more steps are expected, flattened series."""
+    """Read a matrix, whose rows are samples of one step or, with ``n_timesteps``, flattened series."""
     x, fitted = to_numpy(x), schema.fitted
     if n_axes(x) == 1 and not hasattr(x, "iloc"):
         raise ShapeError(
@@ -271,7 +271,7 @@ def _read_rows(x: Any, schema: InputSchema, name: str) -> Inputs:
 
 
 def _read_flat_view(x: Any, schema: InputSchema, fitted: InputLayout, name: str) -> Inputs:
-    """The matrix that a view looks like to scikit-learn."""
+    """Read a matrix with the columns of a fitted view."""
     finite = "allow-nan" if schema.allow_nan else True
     x = check_array(x, dtype=FLOATS, ensure_all_finite=finite, estimator=schema.estimator, input_name="X")
     n_features, over_time = int(fitted.features), fitted.form == "timesteps"
@@ -286,7 +286,7 @@ def _read_flat_view(x: Any, schema: InputSchema, fitted: InputLayout, name: str)
 
 
 def validate_matrix(x: Any, schema: InputSchema) -> tuple[np.ndarray, np.ndarray | None]:
-    """A matrix that passes scikit-learn's checks, and the names of its columns."""
+    """Check a matrix with scikit-learn; return it and the names of its columns."""
     keeper: Any = type(schema.estimator, (BaseEstimator,), {})()  # validate_data keeps what it finds on an estimator
     if schema.fitted is not None:
         keeper.n_features_in_ = schema.fitted.columns
@@ -298,7 +298,7 @@ def validate_matrix(x: Any, schema: InputSchema) -> tuple[np.ndarray, np.ndarray
 
 
 def restrict_steps(inputs: Inputs, starts: Any, lengths: Any) -> Inputs:
-    """The inputs with series that have the steps ``starts[n]`` to ``starts[n] + lengths[n]``.
+    """Restrict series to the steps ``starts[n]`` to ``starts[n] + lengths[n]``.
 
     Raises
     ------
@@ -340,7 +340,7 @@ def _per_series(name: str, value: Any, n_series: int) -> np.ndarray:
 
 
 def feature_counts(arrays: tuple[SeriesArray, ...]) -> Any:
-    """Number of features: an int, or a tuple of them for several arrays."""
+    """Return the number of features: an int, or a tuple of them for several arrays."""
     return arrays[0].F if len(arrays) == 1 else tuple(a.F for a in arrays)
 
 
@@ -348,7 +348,7 @@ def feature_counts(arrays: tuple[SeriesArray, ...]) -> Any:
 
 
 def read_weight(sample_weight: Any, inputs: Inputs) -> SampleWeight | None:
-    """Weights of rows or of steps; None stays None."""
+    """Read weights of rows or of steps; None stays None."""
     if sample_weight is None:
         return None
     w = sample_weight
@@ -377,7 +377,7 @@ def read_weight(sample_weight: Any, inputs: Inputs) -> SampleWeight | None:
 
 
 def _read_weights_of_list(w: list[Any], inputs: Inputs) -> SampleWeight:
-    """Weights of each step of a list of series: of shape (T_i,) or (1, T_i)."""
+    """Read weights of each step of a list of series, of shape (T_i,) or (1, T_i)."""
     arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in w]
     ragged = RaggedArray([np.asarray(a)[None] if len(a.shape) == 1 else a for a in arrays], "sample_weight")
     assert inputs.lengths is not None

@@ -41,12 +41,12 @@ from fluxutils_py.validation import check_integer, check_positive
 
 
 def attention(n_in: int, n_out: int) -> SlidingWindowAttention:
-    """With four heads, or as many as divide ``n_out``."""
+    """Make attention with four heads, or as many as divide ``n_out``."""
     return SlidingWindowAttention(n_in, n_out, math.gcd(n_out, 4))
 
 
 def tcn(n_in: int, n_out: int, num_layers: int, dropout: float) -> TCN:
-    """With six levels, that an output sees 253 steps, and one more for each layer beyond the first."""
+    """Make a TCN with six levels, so that an output sees 253 steps, and one more for each layer beyond the first."""
     return TCN(n_in, n_out, num_layers + 5, dropout=dropout)
 
 
@@ -63,7 +63,7 @@ CLASSES = {MinGRU: "mingru", MinLSTM: "minlstm", LRU: "lru", TCN: "tcn", Sliding
 
 
 def documented(cls: type[Kind]) -> type[Kind]:
-    """Put the shared parameters and the names of the cells into the documentation of a class."""
+    """Insert the shared parameters and the names of cells into the documentation of a class."""
     shared = str(_SequenceEstimator.__doc__).partition("----------\n")[2].strip()
     cells = ", ".join(f'"{name}"' for name in CELLS)
     cls.__doc__ = str(cls.__doc__).replace("{parameters}", shared).replace("{cells}", cells)
@@ -73,14 +73,14 @@ def documented(cls: type[Kind]) -> type[Kind]:
 def network(
     n_in: int, n_out: int, *, cell: Callable[..., nn.Module], hidden_size: int, num_layers: int, dropout: float
 ) -> nn.Module:
-    """Recurrent layers and a linear head."""
+    """Build recurrent layers and a linear head."""
     require_single_input_and_output("a ready-made network", n_in, n_out)
     return nn.Sequential(cell(n_in, hidden_size, num_layers, dropout), nn.Linear(hidden_size, n_out))
 
 
 @dataclass(eq=False, repr=False)  # makes a constructor with an explicit signature, as scikit-learn wants it
 class _SequenceEstimator(Estimator):
-    """What both ready-made estimators share.
+    """The parameters and methods of both ready-made estimators.
 
     Parameters
     ----------
@@ -99,16 +99,16 @@ class _SequenceEstimator(Estimator):
     epochs, batchsize, seqsize, shuffle, overlap, burn_in, clip, rebatch
         As in :class:`Spec`. ``seqsize=None`` is the whole series.
     n_timesteps : int or None
-        For matrices: each row is a series of so many steps, column ``f * n_timesteps + t`` its feature ``f`` at step
-        ``t``. None: one step.
+        For matrices: number of steps in each row, whose column ``f * n_timesteps + t`` is feature ``f`` at step ``t``.
+        None: one step.
     target : "auto", "step" or "series"
         As in :class:`Estimator`.
     early_stopping : bool
-        Hold out a part of the data (series, stratified by their labels in classification; of one series, and of
-        ``timesteps``, the last steps), and stop when the loss on it has not fallen for ``n_iter_no_change`` epochs;
-        the best weights are kept. Not used if ``validation_data`` are given, which then decide.
+        Hold out a part of the data (series, stratified by label in classification; the last steps of one series and of
+        ``timesteps``), stop when the loss on it has not fallen for ``n_iter_no_change`` epochs, and keep the best
+        weights. If ``validation_data`` are given, they are used instead.
     validation_fraction : float
-        How much to hold out.
+        Fraction of the data to hold out.
     n_iter_no_change : int
     comm, n_jobs, device, callbacks, warm_start, random_state, verbose
         As in :class:`Estimator`.
@@ -181,28 +181,28 @@ class _SequenceEstimator(Estimator):
 @documented
 @dataclass(eq=False, repr=False, kw_only=True)
 class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
-    """A recurrent network for regression, ready to be used.
+    """A recurrent network for regression that needs no model.
 
     Parameters
     ----------
     {parameters}
     scale_target : bool
-        Whether to train on targets of mean 0 and variance 1, one mean and one scale per output, over the steps that
-        count with their weights. Predictions and scores are in the units of the targets. A fit that goes on
-        (``partial_fit``, ``warm_start``) keeps the mean and the scale of the first.
+        Whether to standardise targets to mean 0 and variance 1, per output, over the weighted live steps. Predictions
+        and scores are in the units of the targets. A fit that continues (``partial_fit``, ``warm_start``) keeps the
+        mean and scale of the first.
 
     Attributes
     ----------
     target_mean_, target_scale_ : ndarray of shape (G,), float64
         With ``scale_target``. The scale of a constant output is 1.
     loss_curve_, validation_loss_curve_, loss_, grad_
-        Of the targets that are trained on: with ``scale_target``, a loss of 1 is that of predicting the mean.
+        Values for the standardised targets: with ``scale_target``, predicting the mean has a loss of 1.
 
     Notes
     -----
     The loss is the squared error. Inputs, targets, other attributes and methods are those of
-    :class:`EstimatorRegressor`. Predictions have the type of the model, or of the targets where that is the longer
-    one: a large mean takes no digits from them.
+    :class:`EstimatorRegressor`. Predictions have the type of the model, or that of the targets if it is longer, so a
+    large mean takes no digits from them.
 
     Examples
     --------
@@ -237,14 +237,14 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
 @documented
 @dataclass(eq=False, repr=False, kw_only=True)
 class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
-    """A recurrent network for classification, ready to be used.
+    """A recurrent network for classification that needs no model.
 
     Parameters
     ----------
     {parameters}
     class_weight : "balanced", dict of label to weight, or None
-        What the steps of a class weigh, times their ``sample_weight``. "balanced": inversely proportional to how often
-        the class occurs.
+        Weights of the steps of a class, multiplied by their ``sample_weight``. "balanced": inversely proportional to
+        the frequency of the class.
 
     Notes
     -----

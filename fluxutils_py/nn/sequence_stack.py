@@ -59,7 +59,8 @@ class SequenceStack(nn.Module):
     Examples
     --------
     >>> import torch
-    >>> from fluxutils_py.nn import LRU, states
+    >>> from fluxutils_py import states
+    >>> from fluxutils_py.nn import LRU
     >>> model = nn.Sequential(SequenceStack(LRU, 3, 16, n_layers=2), nn.Linear(16, 1))
     >>> model(torch.zeros(7, 4, 3)).shape, len(states(model))
     (torch.Size([7, 4, 1]), 2)
