@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from common import Report, Table, growth, interleaved, median, parse, parser, ratios, spread
+from common import Report, Table, interleaved, median, parse, parser, ratios, spread
 from torch import nn
 
 from fluxutils_py import truncate
@@ -120,15 +120,29 @@ def long_windows(report: Report, lengths: list[int], rounds: int) -> dict[str, f
     return {name: median(taken[last][name]) / median(taken[before][name]) * before / last for name in LINEAR}
 
 
+def kept_mib(training: Training) -> float:
+    """What a forward pass keeps for the backward pass, in MiB; parameters and inputs not counted."""
+    given = {t.untyped_storage().data_ptr() for t in (*training.layer.parameters(), training.x)}
+    sizes: dict[int, int] = {}
+    kept = []  # so that no memory is used twice
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        kept.append(t)
+        sizes[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    truncate(training.layer)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        training.layer(training.x)
+    return sum(size for place, size in sizes.items() if place not in given) / 2**20
+
+
 def memory(report: Report, S: int) -> None:
     F, B, H = LONG
-    table = Table(f"Memory of a training step beyond the layer's own, F={F}, B={B}, S={S}, H={H}", ["layer", "MiB"])
+    table = Table(f"Memory that a window keeps for its backward pass, F={F}, B={B}, S={S}, H={H}", ["layer", "MiB"])
     for name, make in LAYERS.items():
-        if "A/A" in name:
-            continue
-        training = Training(make, F, B, S, H)
-        table.rows.append([name, f"{growth(training.step):.0f}"])
-        del training
+        if "A/A" not in name:
+            table.rows.append([name, f"{kept_mib(Training(make, F, B, S, H)):.0f}"])
     report.add(table)
 
 
