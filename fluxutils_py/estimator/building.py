@@ -120,11 +120,11 @@ def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optim
     """
     require_stored(opt=opt)
     given = rebind(opt, model, built) if isinstance(opt, torch.optim.Optimizer) else opt
-    made = make_optimizer(given, [p for p in built.parameters() if p.requires_grad])
-    own = {id(p) for p in built.parameters()}
-    if any(id(p) not in own for group in made.param_groups for p in group["params"]):
+    optimizer = make_optimizer(given, [p for p in built.parameters() if p.requires_grad])
+    allowed = {id(p) for p in built.parameters()}
+    if any(id(p) not in allowed for group in optimizer.param_groups for p in group["params"]):
         raise ValueError(f"opt={opt!r} made an optimizer of other parameters than the ones it was given")
-    return made
+    return optimizer
 
 
 def check_device(device: Any) -> torch.device | None:
@@ -139,17 +139,17 @@ def check_device(device: Any) -> torch.device | None:
         return None
     way_out = 'give "cpu", "cuda", "cuda:1", "mps" or the like, or None for where the model is'
     try:
-        found = torch.device(device.item() if isinstance(device, np.generic) else device)
+        resolved = torch.device(device.item() if isinstance(device, np.generic) else device)
     except (RuntimeError, TypeError):
         raise ValueError(f"device={device!r} is no device of torch; {way_out}") from None
-    if found.type == "cuda" and not torch.cuda.is_available():
+    if resolved.type == "cuda" and not torch.cuda.is_available():
         built = "torch sees no GPU here" if torch.version.cuda else "this torch is built without CUDA"
         raise ValueError(f"device={device!r}, but {built}; {way_out}")
     try:
-        torch.zeros(1, device=found).item()
+        torch.zeros(1, device=resolved).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ValueError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}; {way_out}") from None
-    return found
+    return resolved
 
 
 def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.optim.Optimizer:

@@ -31,7 +31,7 @@ def shared_identity(training: Any) -> dict[str, str]:
 
     What is within a loss or a module may be a rank's own, such as its device or its log.
     """
-    return {name: found for name, found in identity(training).items() if not name.startswith(DETAILS)}
+    return {name: texts for name, texts in identity(training).items() if not name.startswith(DETAILS)}
 
 
 def identity(training: Any) -> dict[str, str]:
@@ -43,7 +43,7 @@ def identity(training: Any) -> dict[str, str]:
     classes, scale = data.codec.classes, data.codec.scale
     spec = {f.name: getattr(data.spec, f.name) for f in dataclasses.fields(data.spec) if f.name != "epochs"}
     return {
-        **{key: found for name, value in spec.items() for key, found in describe(f"spec.{name}", value).items()},
+        **{key: texts for name, value in spec.items() for key, texts in describe(f"spec.{name}", value).items()},
         **describe("loss", data.loss),
         **_sizes(data),
         "scale_target": str(scale is not None),
@@ -57,16 +57,16 @@ def identity(training: Any) -> dict[str, str]:
 def requested_identity(training: Any) -> dict[str, str]:
     """As :func:`identity`, with the optimizer as the estimator's arguments say; schedules and hooks change it later."""
     settings, model = training.data.settings, training.step.model
-    found = {**identity(training), "random_state": _describe_seed(settings.random_state)}
+    texts = {**identity(training), "random_state": _describe_seed(settings.random_state)}
     if training.resume:
         try:
-            asked = build_optimizer(settings.opt, settings.model, model)
+            requested = build_optimizer(settings.opt, settings.model, model)
         except (TypeError, ValueError):  # it was loaded from a file that does not hold what makes it
-            return found
+            return texts
         for name in _describe_optimizer(training.optimizer, training.groups, model):
-            del found[name]
-        found.update(_describe_optimizer(asked, asked.param_groups, model))
-    return found
+            del texts[name]
+        texts.update(_describe_optimizer(requested, requested.param_groups, model))
+    return texts
 
 
 def sample_digests(data: FitData) -> dict[str, str]:
@@ -78,16 +78,16 @@ def sample_digests(data: FitData) -> dict[str, str]:
 
 def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
     """Digests of the data of a fit: of all values, if they are in memory or in a small file, and of some."""
-    found: dict[str, tuple[str | None, str]] = {
+    texts: dict[str, tuple[str | None, str]] = {
         f"the values of {name}": (digest_series(s, w.segments), digest_sample(s, w.segments))
         for name, s, w in _arrays(data)
     }
     for what, windows in _windows(data):
         weight = digest_weight(windows.weight, windows.segments)
-        found[f"the values of {what}sample_weight"] = weight, weight or "none"
+        texts[f"the values of {what}sample_weight"] = weight, weight or "none"
     scale = None if data.codec.scale is None else digest_arrays(data.codec.scale.mean, data.codec.scale.scale)
-    found["the scale of the targets"] = scale, scale or "none"
-    return found
+    texts["the scale of the targets"] = scale, scale or "none"
+    return texts
 
 
 def changed_settings(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -115,21 +115,21 @@ def join_differences(changed: list[str]) -> str:
 
 
 def _describe_optimizer(optimizer: Any, groups: list[dict[str, Any]], model: Any) -> dict[str, str]:
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     if isinstance(optimizer, ChainedOptimizer):
         for what, links in (("before", optimizer.before), ("after", optimizer.after)):
-            found.update(describe(f"what is chained {what} the optimizer", links))
+            texts.update(describe(f"what is chained {what} the optimizer", links))
         optimizer = optimizer.inner
-    found["the optimizer"] = type(optimizer).__name__
+    texts["the optimizer"] = type(optimizer).__name__
     at = {id(p): i for i, p in enumerate(model.parameters())}
     for i, group in enumerate(groups):
         where = f" of the optimizer's group {i}" if len(groups) > 1 else ""
         if where:
-            found[f"parameters{where}"] = str([at[id(p)] for p in group["params"]])
+            texts[f"parameters{where}"] = str([at[id(p)] for p in group["params"]])
         for name, value in group.items():
             if name not in NOT_COMPARED:
-                found.update(describe(f"{name}{where}", value))
-    return found
+                texts.update(describe(f"{name}{where}", value))
+    return texts
 
 
 def _describe_seed(random_state: Any) -> str:
@@ -139,12 +139,12 @@ def _describe_seed(random_state: Any) -> str:
 
 
 def _parameters(model: torch.nn.Module) -> dict[str, str]:
-    found = {
+    texts = {
         f"parameter {i}": f"{name} {tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' (frozen)'}"
         for i, (name, p) in enumerate(model.named_parameters())
     }
     buffers = {f"buffer {i}": f"{name} {tuple(b.shape)} {b.dtype}" for i, (name, b) in enumerate(model.named_buffers())}
-    return {**found, **buffers}
+    return {**texts, **buffers}
 
 
 def _windows(data: FitData) -> list[tuple[str, SequenceWindows]]:
@@ -159,16 +159,16 @@ def _arrays(data: FitData) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]
 
 
 def _sizes(data: FitData) -> dict[str, str]:
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, s, _ in _arrays(data):
-        found[f"the shape of {name}"] = str((s.F, s.N, s.T))
-        found[f"the dtype of {name}"] = str(s.dtype.newbyteorder("="))
+        texts[f"the shape of {name}"] = str((s.F, s.N, s.T))
+        texts[f"the dtype of {name}"] = str(s.dtype.newbyteorder("="))
     for what, windows in _windows(data):
-        found[f"the starts and lengths of {what}series"] = digest_arrays(
+        texts[f"the starts and lengths of {what}series"] = digest_arrays(
             windows.segments.series, windows.segments.start, windows.segments.length
         )
-        found[f"the {what}weights"] = "none" if windows.weight is None else text(windows.weight.scale)
-    return found
+        texts[f"the {what}weights"] = "none" if windows.weight is None else text(windows.weight.scale)
+    return texts
 
 
 LIBRARIES = ("torch", "numpy", "fluxutils_py")  # their functions and modules are told apart by their names
@@ -189,21 +189,21 @@ def describe(name: str, value: Any) -> dict[str, str]:
     """
     description = _Description()
     description.add(name, value)
-    return description.found
+    return description.texts
 
 
 def describe_modules(name: str, module: nn.Module) -> dict[str, str]:
     """As :func:`describe`, without the values of parameters and buffers."""
     description = _Description()
     description.add_modules(name, module)
-    return description.found
+    return description.texts
 
 
 class _Description:
     """Texts by name, as they are found; ``memory`` says that a container or an object may be working memory."""
 
     def __init__(self) -> None:
-        self.found: dict[str, str] = {}
+        self.texts: dict[str, str] = {}
         self._within: list[int] = []  # functions that refer to each other
 
     def add(self, name: str, value: Any, memory: bool = False) -> None:
@@ -218,22 +218,22 @@ class _Description:
     def add_modules(self, name: str, module: nn.Module) -> None:
         for path, m in module.named_modules():
             where = f"{name}.{path}" if path else name
-            self.found[where] = type(m).__qualname__
-            known = _of_library(type(m))
-            if not known:
+            self.texts[where] = type(m).__qualname__
+            is_library = _of_library(type(m))
+            if not is_library:
                 self._add_code(f"{where}.forward", type(m).forward)
             skipped = OF_MODULES | OF_RECUR if isinstance(m, Recur) else OF_MODULES
             for key, value in vars(m).items():
-                cache = known and key.startswith("_")
+                cache = is_library and key.startswith("_")
                 if key not in skipped and not cache and not isinstance(value, Tensor | nn.Module):
                     self.add(f"{where}.{key}", value, memory=not _is_setting(value))
 
     def _add(self, name: str, value: Any, memory: bool) -> None:
         if isinstance(value, PLAIN):
-            self.found[name] = text(value)
+            self.texts[name] = text(value)
         elif isinstance(value, Tensor | np.ndarray):
             array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-            self.found[name] = f"{tuple(array.shape)} {array.dtype.newbyteorder('=')} {digest_arrays(array)}"
+            self.texts[name] = f"{tuple(array.shape)} {array.dtype.newbyteorder('=')} {digest_arrays(array)}"
         elif isinstance(value, functools.partial):
             self.add(name, value.func, memory)
             self._add_each(name, {**dict(enumerate(value.args)), **value.keywords}, memory)
@@ -243,7 +243,7 @@ class _Description:
             self.add(name, value.__func__, memory)
             self.add(f"{name}.__self__", value.__self__, memory)
         elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | np.ufunc):
-            self.found[name] = getattr(value, "__qualname__", repr(value))
+            self.texts[name] = getattr(value, "__qualname__", repr(value))
             if isinstance(value, types.FunctionType) and not _of_library(value):
                 self._add_code(name, value)
         elif isinstance(value, nn.Module):
@@ -252,7 +252,7 @@ class _Description:
         elif isinstance(value, tuple):
             self._add_sequence(name, value, memory)
         elif dataclasses.is_dataclass(value):
-            self.found[name] = type(value).__qualname__
+            self.texts[name] = type(value).__qualname__
             self._add_each(name, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, True)
         elif not memory:
             self._add_container(name, value)
@@ -263,7 +263,7 @@ class _Description:
         elif isinstance(value, set | frozenset):
             self._add_sequence(name, sorted(value, key=repr), False)
         else:
-            self.found[name] = type(value).__qualname__
+            self.texts[name] = type(value).__qualname__
             self._add_each(name, value if isinstance(value, Mapping) else getattr(value, "__dict__", {}), True)
 
     def _add_each(self, name: str, values: Mapping[Any, Any], memory: bool) -> None:
@@ -272,16 +272,16 @@ class _Description:
 
     def _add_sequence(self, name: str, values: Any, memory: bool) -> None:
         if _all_plain(values):
-            self.found[name] = f"({', '.join(map(text, values))})"
+            self.texts[name] = f"({', '.join(map(text, values))})"
             return
-        self.found[name] = f"{len(values)} things"
+        self.texts[name] = f"{len(values)} things"
         self._add_each(name, dict(enumerate(values)), memory)
 
     def _add_code(self, name: str, f: Any) -> None:
         code = getattr(f, "__code__", None)
         if code is None:
             return
-        self.found[f"the code of {name}"] = digest_arrays(np.frombuffer(repr(_does(code)).encode(), np.uint8))
+        self.texts[f"the code of {name}"] = digest_arrays(np.frombuffer(repr(_does(code)).encode(), np.uint8))
         self._add_each(name, {**dict(enumerate(f.__defaults__ or ())), **(f.__kwdefaults__ or {})}, True)
         for variable, cell in zip(code.co_freevars, f.__closure__ or (), strict=True):
             try:

@@ -236,11 +236,11 @@ class WindowMaker:
         details = {"per_series": targets.per_series, "name": "validation y"}
         how = target_schema(self.settings, schema.estimator, self.codec.classes, **details)
         held_out = read_targets(y, inputs, how)
-        for ours, theirs in ((trained.series, inputs.series), (targets.series, held_out.series)):
-            if feature_counts(ours) != feature_counts(theirs):
+        for of_training, of_validation in ((trained.series, inputs.series), (targets.series, held_out.series)):
+            if feature_counts(of_training) != feature_counts(of_validation):
                 raise ShapeError(
-                    f"{theirs[0].name} has {feature_counts(theirs)} features, the training data have "
-                    f"{feature_counts(ours)}"
+                    f"{of_validation[0].name} has {feature_counts(of_validation)} features, the training data have "
+                    f"{feature_counts(of_training)}"
                 )
         return self.windows(inputs, held_out, read_weight(sample_weight, inputs), training=False)
 
@@ -261,16 +261,16 @@ class WindowMaker:
 
     def _mark_missing_labels(self, targets: Targets) -> None:
         """Say which label stands for none, where targets are labels."""
-        ours = self.codec.classes is not None or targets.per_series  # where there is none, we put MISSING_LABEL
+        marked = self.codec.classes is not None or targets.per_series  # where there is none, we put MISSING_LABEL
         ignored = self.loss.ignore_index if isinstance(self.loss, SeqLoss) and self.loss.classes else None
-        if ours and ignored not in (None, MISSING_LABEL):
+        if marked and ignored not in (None, MISSING_LABEL):
             raise ValueError(
                 f"ignore_index={ignored} of the loss: steps without a label are marked by {MISSING_LABEL} here; leave "
                 "it out"
             )
         for s in targets.series:
             if s.kind == "int":
-                s.missing_label = MISSING_LABEL if ours else ignored
+                s.missing_label = MISSING_LABEL if marked else ignored
 
     def _require_no_weights(self, inputs: Inputs, targets: Targets, weight: SampleWeight | None) -> None:
         """Raise if anything needs weights, for a loss that takes none."""
@@ -361,7 +361,7 @@ def _labels(inputs: Inputs, targets: Targets) -> np.ndarray | None:
     return np.asarray(array[0, :, 0]) if inputs.T == 1 else None
 
 
-def _enough(labels: np.ndarray, held: int) -> bool:
+def _enough(labels: np.ndarray, n_held: int) -> bool:
     """Whether each label can be in both parts."""
     counts = np.unique(labels, return_counts=True)[1]
-    return bool(counts.min() > 1) and len(counts) <= min(held, len(labels) - held)
+    return bool(counts.min() > 1) and len(counts) <= min(n_held, len(labels) - n_held)

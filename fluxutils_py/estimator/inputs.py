@@ -184,11 +184,11 @@ def read_inputs(x: Any, schema: InputSchema, *, name: str = "x", starts: Any = N
             f"{fitted.features}; if a splitter cut it, note that arrays of shape (F, N, T) are cut along F: hand "
             "samples(x) or timesteps(x) to whatever splits"
         )
-    known = None if fitted is None else fitted.names
-    if known is not None and inputs.names is not None and not np.array_equal(known, inputs.names):
+    names_of_fit = None if fitted is None else fitted.names
+    if names_of_fit is not None and inputs.names is not None and not np.array_equal(names_of_fit, inputs.names):
         raise DataError(
             f"the features of {name} are {', '.join(inputs.names)}, but {schema.estimator} was fitted on "
-            f"{', '.join(known)}; bring them into that order"
+            f"{', '.join(names_of_fit)}; bring them into that order"
         )
     return restrict_steps(inputs, starts, lengths)
 
@@ -331,12 +331,12 @@ def restrict_steps(inputs: Inputs, starts: Any, lengths: Any) -> Inputs:
 
 def _per_series(name: str, value: Any, n_series: int) -> np.ndarray:
     reject_masked(value, name, fill="T" if name == "lengths" else "0")
-    found = np.asarray(value)
-    if found.shape != (n_series,) or found.dtype.kind not in "iu":
+    values = np.asarray(value)
+    if values.shape != (n_series,) or values.dtype.kind not in "iu":
         raise ShapeError(
-            f"{name} must be {n_series} integers, one per series; got shape {found.shape} of dtype {found.dtype}"
+            f"{name} must be {n_series} integers, one per series; got shape {values.shape} of dtype {values.dtype}"
         )
-    return found.astype(int)
+    return values.astype(int)
 
 
 def feature_counts(arrays: tuple[SeriesArray, ...]) -> Any:

@@ -33,13 +33,13 @@ class LabelEncoder:
         self.classes, self.unknown, self.name = classes, unknown, name
 
     def __call__(self, labels: np.ndarray) -> np.ndarray:
-        there = present(labels)
-        labels = np.where(there, labels, self.classes[0])
+        is_label = present(labels)
+        labels = np.where(is_label, labels, self.classes[0])
         try:
-            found = np.searchsorted(self.classes, labels)
+            places = np.searchsorted(self.classes, labels)
         except TypeError:
-            raise _no_order(np.concatenate([self.classes, labels[there]])) from None
-        codes = np.minimum(found, len(self.classes) - 1).astype(np.int64)
+            raise _no_order(np.concatenate([self.classes, labels[is_label]])) from None
+        codes = np.minimum(places, len(self.classes) - 1).astype(np.int64)
         unknown = self.classes[codes] != labels
         if unknown.any():
             if self.unknown is None:
@@ -48,7 +48,7 @@ class LabelEncoder:
                     f"{self.classes.tolist()}; name all of them at the first call, partial_fit(x, y, classes=...)"
                 )
             codes[unknown] = self.unknown
-        return np.where(there, codes, MISSING_LABEL)
+        return np.where(is_label, codes, MISSING_LABEL)
 
 
 def find_classes(labels: Any, weight: SampleWeight | None, rows: Segments | None = None) -> np.ndarray:
@@ -61,16 +61,16 @@ def find_classes(labels: Any, weight: SampleWeight | None, rows: Segments | None
     DataError, ValueError
         If there are none, or they are no labels, such as numbers with fractions.
     """
-    found: list[np.ndarray] = []
+    labels_of_blocks: list[np.ndarray] = []
     for series, steps in block_slices(labels.shape[1], labels.shape[2]):
         block = np.asarray(labels[:, series, steps])[0]
         counts = present(block)
         if weight is not None:
             counts &= weight.block(series, steps) > 0
-        if rows is not None and (walked := rows.coverage_mask(series, steps)) is not None:
-            counts &= walked
-        found.append(_unique(block[counts]))
-    classes = _unique(np.concatenate(found))
+        if rows is not None and (exists := rows.coverage_mask(series, steps)) is not None:
+            counts &= exists
+        labels_of_blocks.append(_unique(block[counts]))
+    classes = _unique(np.concatenate(labels_of_blocks))
     if len(classes) == 0:
         raise DataError("there is nothing to learn from: no step of y that counts has a label")
     check_classification_targets(classes)
@@ -104,11 +104,11 @@ class ClassWeightArray(DuckArray):
                 block = np.asarray(codes[:, series, steps])[0]
                 w = np.ones(block.shape) if weight is None else weight.block(series, steps)
                 counted = block >= 0
-                if (walked := rows.coverage_mask(series, steps)) is not None:
-                    counted &= walked
+                if (exists := rows.coverage_mask(series, steps)) is not None:
+                    counted &= exists
                 counts += np.bincount(block[counted], w[counted], len(classes))
-            there = counts > 0
-            self.of_class[there] = counts.sum() / (there.sum() * counts[there])
+            occurs = counts > 0
+            self.of_class[occurs] = counts.sum() / (occurs.sum() * counts[occurs])
         else:
             self.of_class = compute_class_weight(class_weight, classes=classes, y=classes)
 

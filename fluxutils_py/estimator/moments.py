@@ -43,7 +43,7 @@ def moments(blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: 
     n_features : int
     """
     origin = np.full((n_features, 1), np.nan)  # of each feature, a value that occurs
-    found: tuple[Any, Any, Any] = (np.zeros(n_features, int), np.zeros(n_features), np.zeros(n_features))
+    totals: tuple[Any, Any, Any] = (np.zeros(n_features, int), np.zeros(n_features), np.zeros(n_features))
     for block, weight in blocks:
         # in C order, so that sums are added up alike whatever the memory order of the data
         values = np.array(block, float, order="C").reshape(n_features, -1)
@@ -55,8 +55,8 @@ def moments(blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: 
         # small numbers, of which a sum loses no digits; of a constant, exactly 0
         distance = np.where(w > 0, values - origin, 0)
         mean = (w * distance).sum(1) / np.where(total > 0, total, 1)
-        found = merge_moments(*found, total, mean, (w * (distance - mean[:, None]) ** 2).sum(1))
-    count, mean, squares = found
+        totals = merge_moments(*totals, total, mean, (w * (distance - mean[:, None]) ** 2).sum(1))
+    count, mean, squares = totals
     return count, mean + np.nan_to_num(origin[:, 0]), squares
 
 

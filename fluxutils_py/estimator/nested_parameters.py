@@ -225,13 +225,13 @@ def _arguments(f: Callable[..., Any], n_filled: int) -> View:
 
 def _flat(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
     """Values by their full names, and what is inside those that are made to hold parameters."""
-    found = {}
+    flat = {}
     for name, value in values.items():
-        found[f"{prefix}__{name}"] = value
+        flat[f"{prefix}__{name}"] = value
         holder = isinstance(value, functools.partial | Mapping | SimpleNamespace) or dataclasses.is_dataclass(value)
         if not isinstance(value, type) and (holder or hasattr(value, "_asdict") or hasattr(value, "get_params")):
-            found |= _flat(f"{prefix}__{name}", view(value).values)
-    return found
+            flat |= _flat(f"{prefix}__{name}", view(value).values)
+    return flat
 
 
 def _replace(seen: View, changes: dict[str, Any], where: str, known: list[str]) -> Any:

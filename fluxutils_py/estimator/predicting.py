@@ -125,15 +125,15 @@ class BlockPredictor:
         """The outputs at the last step of each series, (N, G)."""
         n = self.inputs.N
         last = self.inputs.whole().length - 1  # counted from the start of each series
-        found: np.ndarray | None = None
+        outputs: np.ndarray | None = None
         for p in self:
             (y,) = _one(p.y)
-            if found is None:
-                found = np.empty((n, y.shape[2]), y.dtype)
+            if outputs is None:
+                outputs = np.empty((n, y.shape[2]), y.dtype)
             at = last[p.series] - p.steps.start
             here = np.flatnonzero((at >= 0) & (at < len(y)))
-            found[p.series.start + here] = y[at[here], here]
-        return gather_rows(found, n, self.ranks)
+            outputs[p.series.start + here] = y[at[here], here]
+        return gather_rows(outputs, n, self.ranks)
 
     def _predictor(self, run: slice, state: Any) -> tuple[Predictor, int]:
         """For a run of steps, and how many steps of context come before it: none where a state is given."""
@@ -255,8 +255,8 @@ class PredictionWriter:
         if self.out is not None:
             return self._given
         assert self._targets is not None
-        found = self._targets if self.lengths is None else tuple(list(t.arrays) for t in self._targets)
-        return found if self._several else found[0]
+        arrays = self._targets if self.lengths is None else tuple(list(t.arrays) for t in self._targets)
+        return arrays if self._several else arrays[0]
 
     def _named(self) -> list[tuple[str, Any]]:
         if isinstance(self.out, tuple | list):

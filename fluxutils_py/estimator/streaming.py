@@ -67,9 +67,9 @@ def stream(model: Any, n_series: int = 1, state: Sequence[Tensor] | None = None,
         return PipelineStream(model.steps[:-1], model.steps[-1][1], n_series, state, method)
     if hasattr(model, "regressor") and hasattr(model, "check_inverse"):  # TransformedTargetRegressor
         check_is_fitted(model)
-        found = stream(model.regressor_, n_series, state, method=method)
-        found.transforms.append(_InverseTarget(model.transformer_))
-        return found
+        live = stream(model.regressor_, n_series, state, method=method)
+        live.transforms.append(_InverseTarget(model.transformer_))
+        return live
     if not hasattr(model, "predict") or not hasattr(model, "stream"):
         raise TypeError(
             f"{type(model).__name__} cannot run step by step; stream takes estimators of this package, pipelines of "
@@ -153,8 +153,8 @@ class EstimatorStream:
         xs = tuple(to_tensor(a.T[None], self._dtype, self._device) for a in arrays)  # (1, N, F)
         with torch.inference_mode():
             outs = self._session.run(xs)
-        found = tuple(self._finish(o, gap) for o in outs)
-        return found if len(found) > 1 else found[0]
+        outputs = tuple(self._finish(o, gap) for o in outs)
+        return outputs if len(outputs) > 1 else outputs[0]
 
     def _finish(self, out: Tensor, gap: np.ndarray | None) -> np.ndarray:
         y = out.cpu().numpy()
@@ -291,9 +291,9 @@ def series_indices(series: Any, n_series: int) -> np.ndarray:
 
 def _without_gaps(arrays: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
     """Return a step with zeros for series without input, and a mask of these series (N,)."""
-    odd = [~np.isfinite(a) if a.dtype.kind == "f" else np.zeros(a.shape, bool) for a in arrays]
+    not_finite = [~np.isfinite(a) if a.dtype.kind == "f" else np.zeros(a.shape, bool) for a in arrays]
     gap = np.logical_or.reduce([np.isnan(a).all(0) for a in arrays if a.dtype.kind == "f"])
-    for a, where in zip(arrays, odd, strict=True):
+    for a, where in zip(arrays, not_finite, strict=True):
         bad = np.argwhere(where & ~gap)
         if len(bad):
             f, n = bad[0]
@@ -301,18 +301,18 @@ def _without_gaps(arrays: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarra
                 f"x is {a[f, n]} at feature {f}, series {n}; a step without input is NaN in all features; fill in "
                 "single ones"
             )
-    return [np.where(where.any(0), a.dtype.type(0), a) for a, where in zip(arrays, odd, strict=True)], gap
+    return [np.where(where.any(0), a.dtype.type(0), a) for a, where in zip(arrays, not_finite, strict=True)], gap
 
 
 def _flat(steps: Sequence[Any]) -> list[tuple[str, Any]]:
     """Return the transformers of a pipeline and of pipelines inside it, without passthroughs."""
-    found: list[tuple[str, Any]] = []
+    flat: list[tuple[str, Any]] = []
     for name, transformer in steps:
         if hasattr(transformer, "steps"):
-            found += _flat(transformer.steps)
+            flat += _flat(transformer.steps)
         elif transformer is not None and transformer != "passthrough":
-            found.append((name, transformer))
-    return found
+            flat.append((name, transformer))
+    return flat
 
 
 def _transformer_stream(transformer: Any, name: str, n_series: int) -> Any:

@@ -209,19 +209,19 @@ def _labels(y: Any, inputs: Inputs, name: str) -> np.ndarray:
     """
     reject_masked(y, name)
     n_rows, n_columns = (inputs.T, inputs.N) if inputs.form == "timesteps" else (inputs.N, inputs.T)
-    found = np.asarray(y)
-    if found.ndim == 2 and found.shape[1] > 1:
-        if found.shape != (n_rows, n_columns):
+    labels = np.asarray(y)
+    if labels.ndim == 2 and labels.shape[1] > 1:
+        if labels.shape != (n_rows, n_columns):
             raise ShapeError(
                 f"y should be a 1d array, one label per {'step' if inputs.form == 'timesteps' else 'series'}, or have "
-                f"the shape ({n_rows}, {n_columns}), a label per step; {name} has shape {found.shape}"
+                f"the shape ({n_rows}, {n_columns}), a label per step; {name} has shape {labels.shape}"
             )
-        return found
-    found = np.asarray(column_or_1d(y, warn=True))
-    if found.dtype.kind != "O":
-        assert_all_finite(found, input_name="y")
-    check_consistent_length(np.empty(n_rows), found)
-    return found
+        return labels
+    labels = np.asarray(column_or_1d(y, warn=True))
+    if labels.dtype.kind != "O":
+        assert_all_finite(labels, input_name="y")
+    check_consistent_length(np.empty(n_rows), labels)
+    return labels
 
 
 def read_labels(y: Any, inputs: Inputs, weight: SampleWeight | None) -> tuple[Any, SampleWeight | None]:
