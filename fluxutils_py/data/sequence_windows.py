@@ -247,7 +247,7 @@ class SequenceWindows:
     def cut(self, rows: Segments, start: int, stop: int, n_overlap: int = 0) -> Cut:
         """Read steps ``start`` to ``stop`` of some rows.
 
-        Returns the fields ``x, y, w, missing_steps, n_live`` of :class:`Window`.
+        Returns the fields ``x, y, w, missing_steps, n_live`` of ``Window``.
         """
         x = [s.read(rows, start, stop) for s in self.x]
         y = [s.read(rows, start, stop) for s in self.y]

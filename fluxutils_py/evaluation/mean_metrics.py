@@ -59,8 +59,8 @@ class Means(EvalResults):
 class MetricsEval(EvalTask):
     """Means over data of what functions of predictions and labels measure; each batch counts by its weight.
 
-    Batches are what a :class:`Trainer` takes (:func:`fluxutils_py.training.as_minibatch`), and weigh as much as there:
-    by default, as many predictions as they have. ``evaluate`` is given the model, or what has one.
+    Batches are what a :class:`Trainer` takes (:func:`fluxutils_py.training.minibatch.as_minibatch`), and weigh as much
+    as there: by default, as many predictions as they have. ``evaluate`` is given the model, or what has one.
 
     Parameters
     ----------

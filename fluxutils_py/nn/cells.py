@@ -16,6 +16,8 @@ from fluxutils_py.nn.activations import psigmoid, ptanh
 from fluxutils_py.nn.native_cells import run_cell
 from fluxutils_py.nn.scan import scan_gru, scan_lstm
 
+__all__ = ["FLSTMCell", "HFGRUCell", "MGUCell", "SGRUCell", "SMGUCell"]
+
 Activation = Callable[[Tensor], Tensor]
 States = tuple[Tensor, ...]
 

@@ -48,8 +48,8 @@ class Recur(nn.Module):
     ``forward`` takes one step ``(B, F)`` or a window ``(S, B, F)``, and returns ``(B, H)`` or
     ``(S, B, H)``. Integer input is converted to the floating type of the parameters. The state lives in
     the attribute ``state``; None is the initial state. It is part of the autograd graph until
-    :func:`fluxutils_py.nn.truncate`; :func:`fluxutils_py.nn.reset` forgets it. It is not in
-    ``state_dict()``: use :func:`fluxutils_py.nn.states` and :func:`fluxutils_py.nn.loadstates`.
+    :func:`fluxutils_py.truncate`; :func:`fluxutils_py.reset` forgets it. It is not in
+    ``state_dict()``: use :func:`fluxutils_py.states` and :func:`fluxutils_py.loadstates`.
 
     On the CPU, native kernels compute torch's layers and cells if they were built, with torch's results to rounding;
     see :func:`fluxutils_py.nn.native_kernels`.

@@ -113,7 +113,7 @@ def pgradient(
         ``loss(*sample)`` gives a scalar tensor. It may be running in several threads at a time.
     params : nn.Module or iterable of Tensor
     samples : sequence of tuples
-        Such as :func:`fluxutils_py.data.dividebatch` makes of a minibatch.
+        Such as :func:`fluxutils_py.data.parts.dividebatch` makes of a minibatch.
     weights : sequence of float, optional
         Of each sample in the mean; the sizes of the samples give the gradient of the whole minibatch. None: all alike.
     threads : Threads, optional
@@ -248,7 +248,7 @@ def parallelization_stats(
     try_parts : sequence of int, optional
         By default the powers of two up to ``minibatch_size``, to the nearest.
     axis : int or str
-        Of the observations, as for :func:`fluxutils_py.data.dividebatch`.
+        Of the observations, as for :func:`fluxutils_py.data.parts.dividebatch`.
 
     Returns
     -------

@@ -111,12 +111,12 @@ def ptrain(
         How many parts, each with a thread. "auto": as many as torch has threads. None: ``preparesamples`` returns a
         tuple of samples, divided already.
     axis : int or {"series", "time"}
-        Of the observations, as for :func:`fluxutils_py.data.dividebatch`.
+        Of the observations, as for :func:`fluxutils_py.data.parts.dividebatch`.
 
     Notes
     -----
     Parts count by their number of observations. About random numbers and models that change as they run, see
-    :func:`fluxutils_py.parallel.pgradient`. Source: ``ptrain!`` of PrayTools.jl, which takes plain means.
+    :func:`fluxutils_py.parallel.gradients.pgradient`. Source: ``ptrain!`` of PrayTools.jl, which takes plain means.
     """
     n = torch.get_num_threads() if bs is None or bs == "auto" else int(bs)
 
@@ -189,7 +189,8 @@ def itrain(
     preparesamples : callable
         Returns one sample per environment, as a tuple of tuples. Environments weigh alike, whatever their sizes.
     tau : float
-        How far the signs of gradients must agree, see :func:`fluxutils_py.parallel.signalign`; 0 takes the plain mean.
+        How far the signs of gradients must agree, see :func:`fluxutils_py.parallel.and_mask.signalign`; 0 takes the
+        plain mean.
 
     Notes
     -----
@@ -231,7 +232,7 @@ def autotrain(
     loss, params, opt, iterations, axis, comm, **settings
         As for :func:`ptrain`.
     prepare_minibatch, minibatch_size, steps, try_parts
-        As for :func:`fluxutils_py.parallel.parallelization_stats`. One minibatch is prepared for it.
+        As for :func:`fluxutils_py.parallel.gradients.parallelization_stats`. One minibatch is prepared for it.
     stats : list of dict, optional
         What that gave earlier, in place of measuring now.
 

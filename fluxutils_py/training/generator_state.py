@@ -10,6 +10,8 @@ import torch
 
 from fluxutils_py.errors import LoadError
 
+__all__ = ["RandomGenerators"]
+
 Generator = np.random.Generator | torch.Generator
 
 

@@ -21,6 +21,8 @@ from fluxutils_py.training.pending_loss import PendingLoss, supports_found_inf
 from fluxutils_py.training.sharding import digest, shard
 from fluxutils_py.training.step_info import StepInfo
 
+__all__ = ["BatchLoss", "GradientStep"]
+
 BATCHES = ("same", "per_rank")
 
 

@@ -12,6 +12,8 @@ from fluxutils_py.data.sequence_windows import WindowIndex
 from fluxutils_py.errors import DataError
 from fluxutils_py.training.sharding import n_observations, shard
 
+__all__ = ["Minibatch", "as_minibatch"]
+
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
