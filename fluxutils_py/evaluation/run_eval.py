@@ -1,4 +1,4 @@
-"""Evaluation as an action of a training loop, and keeping the best model that it has seen."""
+"""Evaluation as a hook of a training loop, and keeping the best model that it has seen."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from typing import Any, Self
 from torch import nn
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.evaluation.eval_task import Batches, EvalTask, eval_datasets, resolve_ranks
+from fluxutils_py.evaluation.evaluate import Batches, eval_datasets
 from fluxutils_py.evaluation.results import EvalResults
 from fluxutils_py.nn.parameters import module_of
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.training import Checkpointer, StopTraining
+from fluxutils_py.reporting.multi_directory_writer import MultiDirectorySummaryWriter
+from fluxutils_py.training.best_model import BestModel
+from fluxutils_py.training.checkpointer import Checkpointer
+from fluxutils_py.training.hooks import StopTraining
 from fluxutils_py.treejson import dump_pytree_json, read_pytree_json, write_pytree_json
 
 logger = logging.getLogger(__name__)
@@ -26,11 +29,11 @@ ResultProcessor = Callable[[dict[str, EvalResults], Any], Any]
 
 
 class RunEval:
-    """An action that evaluates a task on datasets: ``action(state)`` returns the results by name.
+    """A hook that evaluates a task on datasets: ``run_eval(loop)`` returns the results by name.
 
     All ranks call it together, in a loop's hooks or by hand, and have the same results; see :func:`eval_datasets`. The
-    task's ``evaluate`` is given the batch and the state. Results are logged on rank 0, at level INFO, then given to
-    result processors on every rank.
+    task's ``evaluate`` gets the batch and the loop. Rank 0 logs the results at level INFO; then every rank calls the
+    result processors.
 
     Parameters
     ----------
@@ -38,8 +41,11 @@ class RunEval:
     datasets : mapping of str to iterable or callable
         Batches that can be gone through again and again, or functions without arguments that return batches; of each
         rank its own.
-    comm : "auto", "mpi", "torch", None or Communicator
-        Which ranks, for a state without ``ranks``; one that has it, such as a :class:`Loop`, brings its own.
+    tensorboard_root_path : path-like, optional
+        Write the results for TensorBoard, of each dataset in a directory of its name below this one: a
+        :class:`MultiDirectorySummaryWriter`.
+    comm : "auto", "mpi", "torch", None, a communicator or a RankGroup
+        Which ranks, when called with a state without ``ranks``; a :class:`Loop` brings its own.
 
     Raises
     ------
@@ -82,7 +88,9 @@ class RunEval:
 
     name, collective = "evaluation", True
 
-    def __init__(self, task: EvalTask, datasets: Mapping[str, Batches], *, comm: Any = "auto") -> None:
+    def __init__(
+        self, task: Any, datasets: Mapping[str, Batches], tensorboard_root_path: Any = None, *, comm: Any = "auto"
+    ) -> None:
         for name, batches in datasets.items():
             if isinstance(batches, Iterator) and not hasattr(batches, "reset"):
                 raise DataError(
@@ -91,6 +99,9 @@ class RunEval:
                 )
         self.task, self.datasets, self.comm = task, dict(datasets), comm
         self._processors: list[ResultProcessor] = []
+        if tensorboard_root_path is not None:
+            writer = MultiDirectorySummaryWriter(tensorboard_root_path, keys=self.datasets, comm=comm)
+            self.add_result_processor(writer.as_result_processor())
 
     def add_result_processor(self, processor: ResultProcessor) -> Self:
         """Have ``processor(results, state)`` called after each evaluation, with the results by name. Returns self.
@@ -105,28 +116,28 @@ class RunEval:
         """This action, and afterwards keep the model in folder ``dest`` if it is the best so far on one dataset."""
         return RunEvalKeepBest(self, tune_on, dest)
 
-    def __call__(self, state: Any, *args: Any, **kwargs: Any) -> dict[str, EvalResults]:
-        with resolve_ranks(self.comm, getattr(state, "ranks", None), "RunEval") as ranks:
-            return self.run(state, ranks)
+    def __call__(self, loop: Any, *_: Any, **__: Any) -> dict[str, EvalResults]:
+        with ranks_of(loop, self.comm, "RunEval") as ranks:
+            return self.run(loop, ranks)
 
-    def run(self, state: Any, ranks: RankGroup) -> dict[str, EvalResults]:
-        """Evaluate with the ranks of ``ranks``."""
-        results = eval_datasets(self.task, self.datasets, state, ranks=ranks)
-        ranks.guard(self._process, results, state, ranks.rank)
+    def run(self, loop: Any, ranks: RankGroup) -> dict[str, EvalResults]:
+        """Evaluate with these ranks."""
+        results = eval_datasets(self.task, self.datasets, loop, comm=ranks)
+        ranks.guard(self._process, results, loop, ranks.rank)
         ranks.allgather()
         return results
 
-    def _process(self, results: dict[str, EvalResults], state: Any, rank: int) -> None:
+    def _process(self, results: dict[str, EvalResults], loop: Any, rank: int) -> None:
         if rank == 0:
             for name, result in results.items():
-                logger.info("step %d, %s: %s", state.step, name, result.to_log_message())
+                logger.info("step %d, %s: %s", loop.step, name, result.to_log_message())
         for processor in self._processors:
             try:
-                processor(results, state)
+                processor(results, loop)
             except StopTraining:
-                if not hasattr(state, "stop"):  # a loop of the user's own
+                if not hasattr(loop, "stop"):  # a loop of the user's own
                     raise
-                state.stop()
+                loop.stop()
 
 
 @dataclass(frozen=True)
@@ -149,10 +160,10 @@ class KeepBestResults:
 
 
 class RunEvalKeepBest:
-    """An action that evaluates, and keeps the model in a folder if its result is better than the best so far.
+    """A hook that evaluates, and keeps the model in a folder if its result is better than the best so far.
 
-    The folder has one checkpoint (:class:`Checkpointer`), of the model's parameters and buffers as rank 0 has them, and
-    its result in ``results.json``. Rank 0 alone reads and writes there, and decides for all. The best result there is
+    The folder has one checkpoint (:class:`Checkpointer`), of the model and the optimizer as rank 0 has them, and the
+    result in ``results.json``. Rank 0 alone reads and writes there, and decides for all. The best result there is
     the one to beat, also for a training that is started anew: give each experiment a folder of its own. One that cannot
     be read is passed over with a warning.
 
@@ -172,8 +183,9 @@ class RunEvalKeepBest:
     Notes
     -----
     The checkpoint is written before its result: if the process is killed between the two, the model in the folder is
-    better than its result says, never worse. :meth:`load_best` needs no action:
-    ``model.load_state_dict(Checkpointer(dest).read()["model"])``.
+    better than its result says, never worse. :meth:`load_best` needs no hook:
+    ``model.load_state_dict(Checkpointer(dest).read()["model"])``; and ``TrainTask.initialize_train_state`` goes on from
+    the folder.
 
     Source: ``RunEvalKeepBest`` of bobbin, which returns the state that it saved where this returns the checkpoint, and
     where ranks may disagree about the best after a restart.
@@ -190,17 +202,17 @@ class RunEvalKeepBest:
             known = ", ".join(map(repr, run_eval.datasets)) or "none"
             raise ValueError(f"there is no dataset {tune_on!r} to tune on; there are {known}")
         self.run_eval, self.tune_on, self.dest = run_eval, tune_on, Path(dest)
-        self._best: EvalResults | None = None  # of rank 0
+        self._best = _BestCheckpoint(self.dest)  # of rank 0
 
     def add_result_processor(self, processor: ResultProcessor) -> Self:
         """As :meth:`RunEval.add_result_processor`; called before the model is kept."""
         self.run_eval.add_result_processor(processor)
         return self
 
-    def __call__(self, state: Any, *args: Any, **kwargs: Any) -> KeepBestResults:
-        with resolve_ranks(self.run_eval.comm, getattr(state, "ranks", None), "RunEvalKeepBest") as ranks:
-            results = self.run_eval.run(state, ranks)
-            best, path = _from_rank_0(ranks, lambda: self._keep(results[self.tune_on], state))
+    def __call__(self, loop: Any, *_: Any, **__: Any) -> KeepBestResults:
+        with ranks_of(loop, self.run_eval.comm, "RunEvalKeepBest") as ranks:
+            results = self.run_eval.run(loop, ranks)
+            path, best = _from_rank_0(ranks, lambda: self._best.save_if_better(results[self.tune_on], loop))
             return KeepBestResults(results, best, path)
 
     def load_best(self, model: nn.Module) -> nn.Module:
@@ -217,28 +229,45 @@ class RunEvalKeepBest:
         model.load_state_dict(kept["model"])
         return model
 
-    def _keep(self, result: EvalResults, state: Any) -> tuple[EvalResults, Path | None]:
-        """The best so far, and where the model was saved if that is this one."""
-        if self._best is None:
-            self._best = self._read(result)
-        if self._best is not None and not result.is_better_than(self._best):
-            return self._best, None
-        dump_pytree_json(result)  # what cannot be written raises before anything is
-        path = Checkpointer(self.dest).write({"model": module_of(state).state_dict()}, state.step)
-        write_pytree_json(self.dest / "results.json", result)
-        self._best = result
-        return result, path
+
+class _BestCheckpoint(BestModel):
+    """The best model in a folder, and its result beside it."""
+
+    def __init__(self, dest: Path) -> None:
+        super().__init__(is_better=lambda result, best: result.is_better_than(best))
+        self.dest = dest
+        self.path: Path | None = None
+
+    def save_if_better(self, result: EvalResults, loop: Any) -> tuple[Path | None, EvalResults]:
+        """The checkpoint, if the model is the best so far, and the best result."""
+        if self.value is None:
+            self.value = self._read(result)
+        self.model = loop
+        return self.path if self.update(result) else None, self.value
+
+    def _keep(self, value: EvalResults) -> None:
+        dump_pytree_json(value)  # what cannot be written raises before anything is
+        state = getattr(self.model, "state", self.model)
+        parts = {"model": module_of(self.model), "optimizer": getattr(state, "opt", None)}
+        states = {name: part.state_dict() for name, part in parts.items() if part is not None}
+        self.path = Checkpointer(self.dest).write(states, self.model.step)
+        write_pytree_json(self.dest / "results.json", value)
 
     def _read(self, like: EvalResults) -> EvalResults | None:
         """The best of an earlier process, if there is one."""
-        path = self.dest / "results.json"
         try:
-            return read_pytree_json(path, like)
+            return read_pytree_json(self.dest / "results.json", like)
         except FileNotFoundError:
             return None
         except ValueError as error:
             warnings.warn(f"{error}; it is passed over, and this model taken for the best so far", stacklevel=2)
             return None
+
+
+def ranks_of(loop: Any, comm: Any, call: str) -> RankGroup:
+    """The ranks of a loop; of a state without ``ranks`` those that ``comm`` stands for."""
+    ranks = getattr(loop, "ranks", None)
+    return RankGroup.from_comm(comm if ranks is None else ranks, call)
 
 
 def _from_rank_0(ranks: RankGroup, f: Callable[[], Any]) -> Any:

@@ -6,10 +6,10 @@ import contextlib
 import copy
 import json
 import math
-import numbers
 import os
 import re
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from fluxutils_py.errors import LoadError
 from fluxutils_py.files import atomic_write
 from fluxutils_py.optim import load_optimizer_state
-from fluxutils_py.parallel import RankGroup
+from fluxutils_py.parallel import RankGroup, is_main_process
 from fluxutils_py.training.plain_files import read_file, to_plain_data
 from fluxutils_py.training.triggers import Trigger
+from fluxutils_py.validation import check_integer
 
 KIND, FORMAT = "fluxutils_py checkpoint", 1
 NAME = re.compile(r"checkpoint-n(\d{7,})-step-(\d{8,})\.pt")
@@ -48,9 +49,13 @@ class Checkpointer:
         How many checkpoints to keep, the newest; -1 for all.
     take_mean : int
         Of how many of the newest checkpoints :meth:`restore` takes the mean, for the trainable floating parameters of
-        modules; all else is that of the newest. Above 1, training does not go on exactly.
+        modules; all else is that of the newest. -1 for all there are. With a mean, training does not go on exactly.
     trigger : Trigger, optional
         As a hook of a loop: after which steps to save, such as ``EveryNSeconds(60)``. None: after every epoch.
+
+    exclude : sequence of str
+        Parameters and buffers of modules that are neither saved nor restored, such as ``"model.embedding.*"``: the
+        name under which the module is tracked, then the name in it, with the wildcards of :mod:`fnmatch`.
 
     Notes
     -----
@@ -92,25 +97,28 @@ class Checkpointer:
 
     name, priority, collective = "checkpoint", math.inf, True
 
-    def __init__(self, dir: Any, keep: int = 1, take_mean: int = 1, *, trigger: Trigger | None = None) -> None:
+    def __init__(
+        self,
+        dir: Any,
+        keep: int = 1,
+        take_mean: int = 1,
+        *,
+        trigger: Trigger | None = None,
+        exclude: Sequence[str] = (),
+    ) -> None:
         if not isinstance(dir, str | os.PathLike) or not os.fspath(dir):
             raise TypeError(f"dir must be the path of a folder, got {dir!r}")
         if Path(dir).exists() and not Path(dir).is_dir():
             raise NotADirectoryError(f"dir={str(dir)!r} is a file; give a folder, which the first save makes")
-        counts: list[tuple[str, Any, str]] = [("keep", keep, ", or -1 for all"), ("take_mean", take_mean, "")]
-        for name, value, text in counts:
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-                raise TypeError(f"{name} must be an integer of at least 1{text}, got {value!r}")
-            if value < 1 and not (name == "keep" and value == -1):
-                raise ValueError(f"{name} must be at least 1{text}, got {value!r}")
         given: Any = trigger
         if given is not None and not isinstance(given, Trigger):
             raise TypeError(
                 f"trigger must be a Trigger, such as EveryNSteps(100) or EveryNSeconds(60), or None; got {given!r}"
             )
-        if keep != -1 and keep < take_mean:
+        self.keep, self.take_mean = count_or_all("keep", keep), count_or_all("take_mean", take_mean)
+        if -1 != self.keep < self.take_mean:
             raise ValueError(f"take_mean={take_mean} needs as many checkpoints, and keep={keep}; raise keep")
-        self.dir, self.keep, self.take_mean, self.trigger = Path(dir), int(keep), int(take_mean), trigger
+        self.dir, self.trigger, self.exclude = Path(dir), trigger, tuple(exclude)
         self.tracked: dict[str, Any] = {}
 
     # -- what is saved -------------------------------------------------------------------------------
@@ -135,14 +143,18 @@ class Checkpointer:
         self.tracked.update(things)
         return self
 
-    def save(self, loop: Any) -> Path:
+    def save(self, loop: Any, **unused: Any) -> Path | None:
         """Save everything that is tracked; an action for hooks, too (``collective``, where there are several ranks).
 
-        Of a :class:`Loop`, or of what else has ``step``, such as a :class:`TrainState`: then as one process alone.
+        Of a :class:`Loop`, or of what else has ``step``, such as a :class:`TrainState`: then rank 0 saves what it has,
+        and the others return None.
         """
         if not self.tracked:
             raise ValueError("nothing is tracked: name what to save, such as track(model=model, optimizer=optimizer)")
-        ranks = getattr(loop, "ranks", None) or RankGroup()
+        ranks = getattr(loop, "ranks", None)
+        if ranks is None and not is_main_process():
+            return None
+        ranks = ranks or RankGroup()
         ranks.allgather()  # an error or the wish to stop of one rank is known to all from here on
         own = ranks.guard(self._states, not ranks.is_single and ranks.rank > 0)
         _, *others = [own] if ranks.is_single else ranks.allgather(None if ranks.rank == 0 else own)
@@ -151,14 +163,20 @@ class Checkpointer:
 
     def _states(self, by_rank: bool) -> dict[str, Any]:
         return {
-            name: to_plain_data(thing.state_dict(), name)
+            name: to_plain_data(self._without_excluded(name, thing), name)
             for name, thing in self.tracked.items()
             if not (by_rank and isinstance(thing, nn.Module | torch.optim.Optimizer))
         }
 
+    def _without_excluded(self, name: str, thing: Any) -> Any:
+        state = thing.state_dict()
+        if not (self.exclude and isinstance(thing, nn.Module)):
+            return state
+        return {k: v for k, v in state.items() if not any(fnmatch(f"{name}.{k}", pattern) for pattern in self.exclude)}
+
     def _save(self, loop: Any, state: dict[str, Any], others: list[dict[str, Any]]) -> Path:
         trainable = {
-            name: [k for k, p in thing.named_parameters(remove_duplicate=False) if p.requires_grad]
+            name: [k for k, p in thing.named_parameters(remove_duplicate=False) if p.requires_grad and k in state[name]]
             for name, thing in self.tracked.items()
             if isinstance(thing, nn.Module)
         }
@@ -177,7 +195,7 @@ class Checkpointer:
             as they were, on all ranks.
         """
         ranks = RankGroup() if comm is None else comm
-        paths = ranks.allgather(ranks.guard(self.paths))[0][-self.take_mean :]
+        paths = ranks.allgather(ranks.guard(self._paths_to_read))[0]
         if not paths:
             return False
         before: dict[str, Any] = {}
@@ -201,8 +219,9 @@ class Checkpointer:
             raise LoadError(f"{self.dir} has checkpoints of {sorted(state)}, tracked are {sorted(self.tracked)}")
         for name, thing in self.tracked.items():
             before[name] = copy.deepcopy(thing.state_dict())
+            excluded = before[name] if self.exclude and isinstance(thing, nn.Module) else {}
             try:
-                _load(thing, state[name])
+                _load(thing, {**excluded, **state[name]})
             except Exception as error:
                 raise LoadError(f"{paths[-1]} does not fit, its {name}: {error}") from error
 
@@ -224,6 +243,10 @@ class Checkpointer:
         if not self.dir.is_dir():
             return []
         return sorted((path for path in self.dir.iterdir() if NAME.fullmatch(path.name)), key=save_number)
+
+    def _paths_to_read(self) -> list[Path]:
+        """The checkpoints of which means are taken."""
+        return self.paths() if self.take_mean == -1 else self.paths()[-self.take_mean :]
 
     def latest(self) -> Path | None:
         """The newest checkpoint."""
@@ -295,7 +318,7 @@ class Checkpointer:
             If a file is damaged, which a killed process cannot bring about. The way out is to delete it: then the one
             before is the newest.
         """
-        paths = self.paths()[-self.take_mean :] if path is None else [Path(path)]
+        paths = self._paths_to_read() if path is None else [Path(path)]
         return self._combined(paths, device)[0] if paths else None
 
     def _combined(self, paths: list[Path], device: Any = "cpu") -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -337,6 +360,11 @@ def _load(thing: Any, state: Any) -> None:
 def save_number(path: Path) -> int:
     """Of which save a checkpoint is."""
     return int(path.name.split("-")[1].removeprefix("n"))
+
+
+def count_or_all(name: str, value: Any) -> int:
+    """A positive integer, or -1 for all."""
+    return -1 if check_integer(name, value) == -1 else check_integer(name, value, 1)
 
 
 def n_ranks(n: int) -> str:

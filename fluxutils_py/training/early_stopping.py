@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from torch import nn
 
 from fluxutils_py.nn.losses import Loss
 from fluxutils_py.parallel import RankGroup
+from fluxutils_py.training.best_model import BestModel, copy_state
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.window_step import evaluate_windows
@@ -84,20 +84,23 @@ class Schedule:
 
 
 class EarlyStopping:
-    """Stop when the monitored loss has not fallen for ``patience`` epochs in a row; go back to the best weights.
+    """Stop when the monitored loss has not fallen for ``patience`` epochs in a row; restore the best weights.
 
     Parameters and buffers are restored when the run ends, for whatever reason but an error.
+
+    Attributes
+    ----------
+    best : BestModel
+    best_epoch : int
     """
 
     name, priority = "early stopping", -10
 
     def __init__(self, model: nn.Module, patience: int) -> None:
         self.model, self.patience = model, patience
-        self.best_loss: float | None = None
-        self.best_epoch = 0
-        self._best: dict[str, Any] | None = None
-        self._last: dict[str, Any] | None = None  # what the run ended with, before it went back to the best
-        self._worse = 0
+        self.best, self.best_epoch = BestModel(model), 0
+        self._last: dict[str, Any] | None = None  # what the run ended with, before the best was restored
+        self._n_worse = 0
 
     def on_start(self, loop: Loop) -> None:
         if self._last is not None and loop.step > loop.start_step:  # the run that had ended goes on
@@ -105,26 +108,24 @@ class EarlyStopping:
         self._last = None
 
     def on_epoch(self, loop: Loop) -> None:
-        value = monitored_loss(loop.record)
-        if value is not None and value < (math.inf if self.best_loss is None else self.best_loss):  # never NaN
-            self.best_loss, self.best_epoch, self._worse = value, loop.record["epoch"], 0
-            self._best = copy.deepcopy(self.model.state_dict())
+        if self.best.update(monitored_loss(loop.record)):
+            self.best_epoch, self._n_worse = loop.record["epoch"], 0
         else:
-            self._worse += 1
-            if self._worse >= self.patience:
+            self._n_worse += 1
+            if self._n_worse >= self.patience:
                 loop.stop()
 
     def on_end(self, loop: Loop) -> None:
-        if self._best is not None:
-            self._last = copy.deepcopy(self.model.state_dict())
-            self.model.load_state_dict(self._best)
+        if self.best.parameters is not None:
+            self._last = copy_state(self.model)
+            self.best.restore()
 
     def state_dict(self) -> dict[str, Any]:
-        """The best so far, and for how long there was nothing better."""
-        found = {"loss": self.best_loss, "epoch": self.best_epoch, "worse": self._worse}
-        return {**found, "best": self._best, "last": self._last}
+        """Return the best so far, and for how many epochs there was nothing better."""
+        best = self.best.state_dict()
+        return {"best": best, "epoch": self.best_epoch, "n_worse": self._n_worse, "last": self._last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
-        self.best_loss, self.best_epoch, self._worse = state["loss"], state["epoch"], state["worse"]
-        self._best, self._last = state["best"], state["last"]
+        """Restore what :meth:`state_dict` returned."""
+        self.best.load_state_dict(state["best"])
+        self.best_epoch, self._n_worse, self._last = state["epoch"], state["n_worse"], state["last"]

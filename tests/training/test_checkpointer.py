@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.training import Checkpointer, EveryNSteps, InMemory, Loop, StepInfo, Trainer
+from fluxutils_py.training import Checkpointer, EveryNSteps, InMemory, Loop, StepInfo, Trainer, TrainState
 from fluxutils_py.training.early_stopping import Schedule
 from fluxutils_py.training.generator_state import RandomGenerators
 from fluxutils_py.training.triggers import AtSteps
@@ -122,12 +122,12 @@ TRIGGER = "trigger must be a Trigger, such as EveryNSteps(100) or EveryNSeconds(
     ("arguments", "error", "message"),
     [
         ({"trigger": 100}, TypeError, TRIGGER),
-        ({"keep": "2"}, TypeError, "keep must be an integer of at least 1, or -1 for all, got '2'"),
-        ({"keep": 2.0}, TypeError, "keep must be an integer of at least 1, or -1 for all, got 2.0"),
-        ({"keep": True}, TypeError, "keep must be an integer of at least 1, or -1 for all, got True"),
-        ({"keep": 0}, ValueError, "keep must be at least 1, or -1 for all, got 0"),
-        ({"take_mean": None}, TypeError, "take_mean must be an integer of at least 1, got None"),
-        ({"take_mean": -1}, ValueError, "take_mean must be at least 1, got -1"),
+        ({"keep": "2"}, TypeError, "keep must be an integer, got '2'"),
+        ({"keep": 2.0}, TypeError, "keep must be an integer, got 2.0"),
+        ({"keep": True}, TypeError, "keep must be an integer, got True"),
+        ({"keep": 0}, ValueError, "keep must be a positive integer, got 0"),
+        ({"take_mean": None}, TypeError, "take_mean must be an integer, got None"),
+        ({"take_mean": -2}, ValueError, "take_mean must be a positive integer, got -2"),
         ({"dir": None}, TypeError, "dir must be the path of a folder, got None"),
         ({"dir": ""}, TypeError, "dir must be the path of a folder, got ''"),
         ({"dir": 3}, TypeError, "dir must be the path of a folder, got 3"),
@@ -268,9 +268,9 @@ def test_means_need_parameters_of_one_shape(tmp_path):
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"keep": 0}, "keep must be at least 1, or -1 for all, got 0"),
-        ({"keep": -2}, "keep must be at least 1, or -1 for all, got -2"),
-        ({"take_mean": 0}, "take_mean must be at least 1, got 0"),
+        ({"keep": 0}, "keep must be a positive integer, got 0"),
+        ({"keep": -2}, "keep must be a positive integer, got -2"),
+        ({"take_mean": 0}, "take_mean must be a positive integer, got 0"),
         ({"take_mean": 3, "keep": 2}, "take_mean=3 needs as many checkpoints, and keep=2; raise keep"),
     ],
 )
@@ -399,3 +399,41 @@ def test_a_run_that_is_killed_over_and_over_ends_as_if_it_had_not_been(tmp_path,
 def newest(folder):
     path = folder.latest()
     return 0 if path is None else int(path.name[12:19])
+
+
+# -- means of all, and what is left out ----------------------------------------------------------------
+
+
+def test_the_mean_of_all_checkpoints(tmp_path):
+    model, loop = nn.Linear(2, 1), Loop(StepInfo)
+    checkpoints = Checkpointer(tmp_path, keep=-1, take_mean=-1).track(model=model)
+    for loop.step in range(5):
+        model.weight.data.fill_(loop.step**2)
+        checkpoints.save(loop)
+    assert checkpoints.restore()
+    assert model.weight.tolist() == [[6.0, 6.0]]  # of 0, 1, 4, 9, 16
+
+
+def test_parameters_that_are_excluded_are_neither_saved_nor_restored(tmp_path):
+    def make(value):
+        model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1))
+        for p in model.parameters():
+            p.data.fill_(value)
+        return model, Checkpointer(tmp_path, exclude=["model.0.*", "model.1.bias"]).track(model=model)
+
+    _, checkpoints = make(1.0)
+    checkpoints.save(Loop(StepInfo))
+    assert list(checkpoints.read()["model"]) == ["1.weight"]
+    other, checkpoints = make(5.0)
+    assert checkpoints.restore()
+    assert {name: p.unique().tolist() for name, p in other.named_parameters()} == {
+        "0.weight": [5.0], "0.bias": [5.0], "1.weight": [1.0], "1.bias": [5.0],
+    }  # fmt: skip
+
+
+def test_without_ranks_the_first_saves_whoever_calls(tmp_path, monkeypatch):
+    state = TrainState(3, nn.Linear(1, 1), torch.optim.SGD(nn.Linear(1, 1).parameters()))
+    monkeypatch.setattr("fluxutils_py.training.checkpointer.is_main_process", lambda: False)
+    checkpoints = Checkpointer(tmp_path).track(model=state.model)
+    assert checkpoints.save(state) is None
+    assert checkpoints.paths() == []

@@ -1,4 +1,4 @@
-"""The callbacks of PrayTools: what they note, print and keep."""
+"""The callbacks of PrayTools, and the best model: what they note, print and keep."""
 
 import json
 import math
@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.evaluation import bestmodelselector, initevalcby
 from fluxutils_py.training import Loop, StepInfo, cb, cby
+from fluxutils_py.training.adapters import bestmodelselector, initevalcby
 from fluxutils_py.training.functional import train
 from fluxutils_py.training.plain_files import read_file
 
@@ -125,7 +125,7 @@ def select(scores, **kwargs):
 )
 def test_the_highest_score_is_kept_and_only_a_higher_one_replaces_it(scores, score, at):
     model, _, best = select(scores)
-    assert best.score == score
+    assert best.value == score
     assert best.parameters["weight"].item() == at
     assert best.restore() is model
     assert model.weight.item() == at
@@ -133,7 +133,7 @@ def test_the_highest_score_is_kept_and_only_a_higher_one_replaces_it(scores, sco
 
 def test_without_a_judgement_nothing_is_kept():
     model, _, best = select([math.nan])
-    assert (best.score, best.parameters) == (None, None)
+    assert (best.value, best.parameters) == (None, None)
     before = model.weight.item()
     assert best.restore().weight.item() == before
 
@@ -167,9 +167,9 @@ def test_it_serves_the_functions_of_praytools_and_the_loop():
     evaluate, history = initevalcby(5, printer=silent)
     train(loss, model, lambda: (x,), torch.optim.Adam, 11, cb=call, cby=evaluate)
     assert [record["step"] for record in history] == [5, 10]
-    assert best.score == -loss(x).item()  # it fell at every step
+    assert best.value == -loss(x).item()  # it fell at every step
     hook = cb(call)
     loop = Loop(lambda batch: StepInfo(1.0))
     loop.hooks.attach(hook)
     loop.run_steps([1], 1)
-    assert loop.state_dict()["hooks"]["cb"]["score"] == best.score
+    assert loop.state_dict()["hooks"]["cb"]["value"] == best.value

@@ -1,0 +1,147 @@
+"""From batches and ranks to one result."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from fluxutils_py.evaluation.results import EvalResults
+from fluxutils_py.nn.parameters import module_of
+from fluxutils_py.nn.states import evaluating, reset
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.training.minibatch import begins_series
+from fluxutils_py.tree import tree_map
+
+Batches = Iterable[Any] | Callable[[], Iterable[Any]]
+
+
+def eval_batches(task: Any, dataset_name: str, batches: Batches, *args: Any, comm: Any = "auto", **kwargs: Any) -> Any:
+    """Evaluate a task on batches: what :func:`eval_datasets` returns for several datasets, of one."""
+    return eval_datasets(task, {dataset_name: batches}, *args, comm=comm, **kwargs)[dataset_name]
+
+
+def eval_datasets(
+    task: Any, datasets: Mapping[str, Batches], *args: Any, comm: Any = "auto", **kwargs: Any
+) -> dict[str, Any]:
+    """Evaluate a task on several datasets; the results by name.
+
+    Each rank reduces the results of its own batches; those of the ranks are then reduced in their order, on each of
+    them, so that all have the same. Numbers of batches may differ, and be 0. Nobody divides the data: give each rank
+    its own, such as ``batches[rank::size]``; what two ranks have counts twice.
+
+    Parameters
+    ----------
+    task : EvalTask
+    datasets : mapping of str to iterable or callable
+        Batches, or a function without arguments that returns them. ``batches.reset()`` is called first, if there is
+        such a method. The same names in the same order on all ranks.
+    *args, **kwargs
+        For :meth:`EvalTask.evaluate`, after the batch. If the first is a model, or has one (a loop, an estimator),
+        the model is in evaluation mode meanwhile. Its recurrent layers forget their state before each batch, but for a
+        ``Minibatch`` that is not the first of its series.
+    comm : "auto", "mpi", "torch", None, a communicator or a RankGroup
+        Which ranks; see :class:`fluxutils_py.Estimator`.
+
+    Returns
+    -------
+    dict of str to EvalResults
+        With tensors in main memory.
+
+    Raises
+    ------
+    TypeError
+        On every rank, if on one of them the task returns something else than the results that it creates.
+    RankError
+        If ranks have different datasets.
+    RemoteError
+        On the other ranks, if evaluation fails on one, which raises its own error.
+
+    Notes
+    -----
+    Evaluation leaves no trace: there are no gradients, and the model's mode and recurrent state, and torch's random
+    generators, are afterwards as before. Other generators are not looked after: a dataset that shuffles should not be
+    one that is trained on.
+    """
+    with RankGroup.from_comm(comm, "eval_datasets") as ranks:
+        ranks.require_equal({"the datasets": list(datasets)})
+        return {name: _evaluate(task, name, batches, args, kwargs, ranks) for name, batches in datasets.items()}
+
+
+def _evaluate(
+    task: Any, name: str, batches: Batches, args: tuple[Any, ...], kwargs: dict[str, Any], ranks: RankGroup
+) -> EvalResults:
+    """The result of all ranks, on all."""
+
+    def evaluate_own() -> tuple[Any, str | None]:
+        try:
+            result = _evaluate_batches(task, name, batches, args, kwargs)
+            return result if ranks.is_single else pickle.dumps(result), None
+        except _WrongTypeError as error:  # to be raised on all ranks, not only on this one
+            return None, str(error)
+
+    def reduce_all(results: list[Any]) -> EvalResults:
+        total, *others = results if ranks.is_single else map(pickle.loads, results)
+        for other in others:
+            total = _reduce(total, other)
+        return _checked(task.finalize_eval_results(total), EvalResults, "finalize_eval_results")
+
+    gathered = ranks.allgather(ranks.guard(evaluate_own))
+    wrong = [error if ranks.is_single else f"rank {rank}: {error}" for rank, (_, error) in enumerate(gathered) if error]
+    if wrong:
+        ranks.raise_on_all(TypeError("; ".join(wrong)))
+    total = ranks.guard(reduce_all, [result for result, _ in gathered])
+    ranks.allgather()
+    assert total is not None
+    return total
+
+
+def _evaluate_batches(
+    task: Any, name: str, batches: Batches, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> EvalResults:
+    """The result of the batches of this rank."""
+    total = _checked(task.create_eval_results(name), EvalResults, "create_eval_results")
+    kind, model = type(total), _model_of(args)
+    with evaluation_mode(model):
+        dataset = batches() if callable(batches) else batches
+        if hasattr(dataset, "reset"):
+            dataset.reset()
+        for batch in dataset:
+            if model is not None and begins_series(batch):
+                reset(model)
+            total = _reduce(total, _checked(task.evaluate(batch, *args, **kwargs), kind, "evaluate"))
+        return tree_map(lambda v: v.detach().cpu() if isinstance(v, torch.Tensor) else v, total)
+
+
+class _WrongTypeError(TypeError):
+    pass
+
+
+def _checked(value: Any, kind: type[EvalResults], method: str) -> Any:
+    if isinstance(value, kind):
+        return value
+    raise _WrongTypeError(f"{method} returned {type(value).__name__}; it must return {kind.__name__}")
+
+
+def _reduce(one: EvalResults, other: EvalResults) -> EvalResults:
+    return _checked(one.reduce(other), type(one), f"{type(one).__name__}.reduce")
+
+
+def _model_of(args: tuple[Any, ...]) -> nn.Module | None:
+    """The first argument, if it is a model, or the model of it."""
+    try:
+        return module_of(args[0])
+    except (IndexError, TypeError):
+        return None
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module | None) -> Iterator[None]:
+    """Evaluate without gradients; restore torch's generators, and the mode and state of the model."""
+    gpus = {p.device for p in model.parameters() if p.device.type == "cuda"} if model is not None else ()
+    with torch.random.fork_rng(devices=list(gpus)), torch.no_grad() if model is None else evaluating(model):
+        yield

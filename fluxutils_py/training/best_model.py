@@ -1,0 +1,64 @@
+"""The best model so far."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class BestModel:
+    """Keep the parameters and buffers that a model had at its best value so far.
+
+    Parameters
+    ----------
+    model : nn.Module
+    is_better : callable
+        ``is_better(value, best)``; by default a lower value is better.
+
+    Attributes
+    ----------
+    value : Any
+        The best so far. None before the first; NaN never counts.
+    parameters : dict or None
+        The ``state_dict`` of the model at that value, copied to the CPU.
+    """
+
+    def __init__(self, model: Any = None, is_better: Callable[[Any, Any], bool] = operator.lt) -> None:
+        self.model, self.is_better = model, is_better
+        self.value: Any = None
+        self.parameters: dict[str, Any] | None = None
+
+    def update(self, value: Any) -> bool:
+        """Keep the model as it is if ``value`` is better than the best so far. Returns whether it is."""
+        if value is None or value != value or (self.value is not None and not self.is_better(value, self.value)):
+            return False
+        self._keep(value)
+        self.value = value
+        return True
+
+    def _keep(self, value: Any) -> None:
+        self.parameters = copy_state(self.model)
+
+    def restore(self) -> nn.Module:
+        """Load the best parameters and buffers into the model, and return it; unchanged if there are none yet."""
+        if self.parameters is not None:
+            self.model.load_state_dict(self.parameters)
+        return self.model
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value and parameters."""
+        return {"value": self.value, "parameters": self.parameters}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.value, self.parameters = state["value"], state["parameters"]
+
+
+def copy_state(model: nn.Module) -> dict[str, Any]:
+    """The ``state_dict`` of a model, copied to the CPU."""
+    state = model.state_dict().items()
+    return {k: v.detach().to("cpu", copy=True) if isinstance(v, Tensor) else copy.deepcopy(v) for k, v in state}
