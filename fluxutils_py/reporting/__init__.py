@@ -14,7 +14,8 @@ from fluxutils_py.reporting.summaries import (
 )
 from fluxutils_py.reporting.tables import report_eval
 from fluxutils_py.reporting.tensorboard import TensorBoard
-from fluxutils_py.reporting.writers import NullSummaryWriter, SummaryWriter, ThreadedSummaryWriter, Writer
+from fluxutils_py.reporting.threaded_writer import ThreadedSummaryWriter
+from fluxutils_py.reporting.writers import NullSummaryWriter, SummaryWriter, Writer
 
 __all__ = [
     "EpochLog",

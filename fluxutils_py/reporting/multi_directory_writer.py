@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fluxutils_py.parallel import get_communicator
-from fluxutils_py.reporting.writers import NullSummaryWriter, SummaryWriter, ThreadedSummaryWriter, Writer
+from fluxutils_py.reporting.threaded_writer import ThreadedSummaryWriter
+from fluxutils_py.reporting.writers import NullSummaryWriter, SummaryWriter, Writer
 
 
 def split_tag(tag: str) -> tuple[str, str]:
@@ -116,15 +117,25 @@ class MultiDirectorySummaryWriter(Writer):
         key, tag = self.tag_to_key(args[0])
         getattr(self.subwriter(key), method)(tag, *args[1:], **options)
 
-    def as_result_processor(self) -> Callable[[Mapping[str, Any], Any], None]:
-        """A function of results by name, and of the training state, that has each write to the directory of its name.
+    def hparams(self, hparams: dict[str, Any]) -> None:
+        """Write hyper-parameters into every directory: those of ``keys``, and those written to so far."""
+        for key in dict.fromkeys([*self.keys, *self._writers]):
+            self.subwriter(key).hparams(hparams)
 
-        For ``RunEval``: it calls ``result.write_to_tensorboard(state, self.subwriter(name))``.
+    def as_result_processor(self, method: Callable[..., Any] | None = None) -> Callable[[Mapping[str, Any], Any], None]:
+        """Make a result processor for :class:`RunEval`, which writes each result to the directory of its dataset.
+
+        It calls ``method(result, loop, writer)``, by default ``result.write_to_tensorboard(loop, writer)``.
         """
 
-        def write_results(results: Mapping[str, Any], state: Any) -> None:
+        def write_results(results: Mapping[str, Any], loop: Any) -> None:
             for name, result in results.items():
-                result.write_to_tensorboard(state, self.subwriter(name))
+                writer = self.subwriter(name)
+                if method is None:
+                    result.write_to_tensorboard(loop, writer)
+                else:
+                    method(result, loop, writer)
+                writer.flush()
 
         return write_results
 

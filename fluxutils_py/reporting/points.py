@@ -74,7 +74,7 @@ class PointsWriter:
     def write(self, step: int, found: Mapping[str, Mapping[str, Any]]) -> None:
         """Append metrics by where they were found, such as ``{"Train": {"loss": 0.5}}``."""
         points = [
-            Point(step, f"{where}: {name}", next((t for t in ("loss", "accuracy") if t in name), name), value)
+            Point(step, f"{where}: {name}", next((t for t in ("loss", "accuracy") if t in name.lower()), name), value)
             for where, metrics in found.items()
             for name, each in metrics.items()
             if (value := as_number(each)) is not None and math.isfinite(value)

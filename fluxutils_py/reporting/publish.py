@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +18,7 @@ from fluxutils_py.reporting.summaries import (
     SummaryCollector,
     active_collector,
     collected_summaries,
+    nobody_collected,
     publish_train_intermediates,
 )
 from fluxutils_py.reporting.tables import as_number
@@ -26,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class PublishTrainingProgress:
-    """An action that writes the loss and the metrics of the step, the speed, and what the model has sown.
+    """A hook that writes the loss and the metrics of the step, the speed, and what the model has sown.
 
     Tags are ``train/batch_loss``, ``train/<metric>``, ``trainer/steps_per_sec`` (since the last time that it acted, so
     not at the first), and ``summary/<path>/<name>`` for each :func:`sow`. Only rank 0 writes.
@@ -35,6 +37,8 @@ class PublishTrainingProgress:
     ----------
     writer : Writer
         Of this package or of torch.
+    summary_collections : iterable of str
+        As in bobbin, without effect: all that was sown is written.
     trigger : Trigger, optional
         As a hook of a loop: after which steps. None: after all.
     clock : callable
@@ -43,8 +47,8 @@ class PublishTrainingProgress:
     Notes
     -----
     As a hook of a loop, also in a ``CronTab``, or among the callbacks of an ``Estimator``, it collects what the model
-    sows by itself. Called as ``action(state, info)`` in a loop of one's own, it takes what is collected around it:
-    ``with collected_summaries(): ...``.
+    sows by itself. Called as ``publish(state, step_info=info)`` in a loop of one's own, it takes what is collected
+    around it, ``with collected_summaries(): ...``, and warns once if there is something and nobody collects.
 
     Source: bobbin, which writes the speed and the summaries.
 
@@ -92,6 +96,12 @@ class PublishTrainingProgress:
         collector = active_collector()
         if collector is not None and loop.model is not None:
             publish_train_intermediates(self.writer, collector.take(loop.model), step)
+        elif collector is None and nobody_collected(loop.model):
+            warnings.warn(
+                "summaries that the model leaves by sow() are not published: put the training loop into "
+                "'with collected_summaries():'",
+                stacklevel=2,
+            )
 
     def on_start(self, loop: Any) -> None:
         """A run begins: the time that has passed since an earlier one does not count."""

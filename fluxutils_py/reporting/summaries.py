@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Self
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from fluxutils_py.tree import named_leaves
 
 
 class Summary:
-    """A value that knows how it is written.
+    """A value that knows how it is published.
 
     Tensors, detached from the gradient and on their device, and arrays are copied: later changes do not show.
     """
@@ -25,9 +26,9 @@ class Summary:
             value = value.detach().clone()
         self.value = value.copy() if isinstance(value, np.ndarray) else value
 
-    def write(self, writer: Any, tag: str, step: int) -> None:
-        """Write it by a writer of this package or of torch."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it is written: define write")
+    def publish(self, writer: Any, tag: str, step: int) -> None:
+        """Write it with a writer of this package or of torch."""
+        raise NotImplementedError(f"{type(self).__name__} does not define publish(writer, tag, step)")
 
 
 class ScalarSummary(Summary):
@@ -37,26 +38,50 @@ class ScalarSummary(Summary):
     tensor(1.)
     """
 
-    def write(self, writer: Any, tag: str, step: int) -> None:
+    def publish(self, writer: Any, tag: str, step: int) -> None:
         writer.add_scalar(tag, self.value, step)
 
 
 class ImageSummary(Summary):
     """An image: floats from 0 to 1, or uint8. Its axes are (H, W) or (H, W, C), or as ``dataformats`` says."""
 
-    def __init__(self, value: Any, dataformats: str | None = None) -> None:
-        super().__init__(value)
-        self.dataformats = "HWC"[: value.ndim] if dataformats is None else dataformats
+    def __init__(self, image: Any, dataformats: str | None = None) -> None:
+        super().__init__(image)
+        self.dataformats = "HWC"[: image.ndim] if dataformats is None else dataformats
 
-    def write(self, writer: Any, tag: str, step: int) -> None:
+    def publish(self, writer: Any, tag: str, step: int) -> None:
         writer.add_image(tag, self.value, step, dataformats=self.dataformats)
 
 
 class MplImageSummary(ImageSummary):
-    """A matplotlib figure, drawn at once. ``matplotlib.figure.Figure()`` needs neither pyplot nor a display."""
+    """A picture by matplotlib, drawn at once, without pyplot or a display.
 
-    def __init__(self, figure: Any) -> None:
-        super().__init__(render_figure(figure))
+    Parameters
+    ----------
+    image : matplotlib Figure, or array of shape (H, W) or (H, W, C)
+        An array is drawn with ``imshow``.
+    h_paddings, v_paddings : array of shape (W,) and (H,), optional
+        Leave out the columns, or rows, at which these are above 0.5.
+    with_colorbar : bool
+    **options
+        For ``imshow``, such as ``cmap``, ``interpolation``, ``aspect``, ``origin``.
+    """
+
+    def __init__(
+        self, image: Any, h_paddings: Any = None, v_paddings: Any = None, *, with_colorbar: bool = False, **options: Any
+    ) -> None:
+        if not hasattr(image, "savefig"):
+            from matplotlib.figure import Figure
+
+            pixels, image = np.asarray(image), Figure()
+            for axis, paddings in ((0, v_paddings), (1, h_paddings)):
+                if paddings is not None:
+                    pixels = np.compress(np.asarray(paddings) <= 0.5, pixels, axis)
+            axes = image.add_subplot()
+            drawn = axes.imshow(pixels, **options)
+            if with_colorbar:
+                image.colorbar(drawn)
+        super().__init__(render_figure(image))
 
 
 class SummaryCollector:
@@ -96,6 +121,16 @@ _active: ContextVar[SummaryCollector | None] = ContextVar("who collects summarie
 def active_collector() -> SummaryCollector | None:
     """The innermost :func:`collected_summaries` under way, if there is one."""
     return _active.get()
+
+
+_missed: WeakSet[nn.Module] = WeakSet()  # which have sown something that nobody collected
+
+
+def nobody_collected(model: nn.Module | None) -> bool:
+    """Whether a model in training has sown summaries that nobody collected; said once."""
+    missed = set() if model is None else {m for m in model.modules() if m in _missed}
+    _missed.difference_update(missed)
+    return bool(missed)
 
 
 def collected_summaries(*, evaluation: bool = False) -> SummaryCollector:
@@ -146,6 +181,8 @@ def sow(module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) 
     collector = _active.get()
     if collector is not None:
         collector.add(module, name, summary)
+    elif module.training:
+        _missed.add(module)
 
 
 def publish_train_intermediates(writer: Any, tree: Any, step: int, *, prefix: str = "summary/") -> None:
@@ -174,4 +211,4 @@ def publish_train_intermediates(writer: Any, tree: Any, step: int, *, prefix: st
     """
     for path, leaf in named_leaves(tree):
         if isinstance(leaf, Summary):
-            leaf.write(writer, prefix + path, step)
+            leaf.publish(writer, prefix + path, step)

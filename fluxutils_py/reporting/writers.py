@@ -7,15 +7,13 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import torch
 from torch import Tensor
-
-from fluxutils_py.tree import tree_map
 
 
 class Writer:
@@ -42,69 +40,58 @@ class Writer:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    # -- torch's names -------------------------------------------------------------------------------
+    # -- torch's names; options are those of torch's methods -------------------------------------------
 
-    def add_scalar(self, tag: str, scalar_value: Any, global_step: Any = None, walltime: Any = None) -> None:
+    def _write(self, method: str, *args: Any, **options: Any) -> None:
+        if options.get("walltime") is None:
+            options["walltime"] = time.time()
+        self._call(method, *args, **options)
+
+    def add_scalar(self, tag: str, scalar_value: Any, global_step: Any = None, **options: Any) -> None:
         """A number; kept as float32, as TensorBoard does."""
-        self._call("add_scalar", tag, scalar_value, global_step, walltime=now(walltime))
+        self._write("add_scalar", tag, scalar_value, global_step, **options)
 
     def add_scalars(
-        self, main_tag: str, tag_scalar_dict: Mapping[str, Any], global_step: Any = None, walltime: Any = None
+        self, main_tag: str, tag_scalar_dict: Mapping[str, Any], global_step: Any = None, **options: Any
     ) -> None:
         """Several numbers for one plot; each gets a directory of its own, below this writer's."""
-        self._call("add_scalars", main_tag, dict(tag_scalar_dict), global_step, walltime=now(walltime))
+        self._write("add_scalars", main_tag, dict(tag_scalar_dict), global_step, **options)
 
-    def add_image(
-        self, tag: str, img_tensor: Any, global_step: Any = None, walltime: Any = None, dataformats: str = "CHW"
-    ) -> None:
-        """An image: floats from 0 to 1, or uint8; its axes are as ``dataformats`` says, such as ``"HW"``."""
-        self._call("add_image", tag, img_tensor, global_step, walltime=now(walltime), dataformats=dataformats)
+    def add_image(self, tag: str, img_tensor: Any, global_step: Any = None, **options: Any) -> None:
+        """An image (C, H, W), floats from 0 to 1, or uint8; ``dataformats`` names other axes, such as ``"HW"``."""
+        self._write("add_image", tag, img_tensor, global_step, **options)
 
-    def add_images(
-        self, tag: str, img_tensor: Any, global_step: Any = None, walltime: Any = None, dataformats: str = "NCHW"
-    ) -> None:
-        """Several images, side by side in one."""
-        self._call("add_images", tag, img_tensor, global_step, walltime=now(walltime), dataformats=dataformats)
+    def add_images(self, tag: str, img_tensor: Any, global_step: Any = None, **options: Any) -> None:
+        """Several images (N, C, H, W), side by side in one; ``dataformats`` names other axes."""
+        self._write("add_images", tag, img_tensor, global_step, **options)
 
-    def add_figure(
-        self, tag: str, figure: Any, global_step: Any = None, close: bool = True, walltime: Any = None
-    ) -> None:
+    def add_figure(self, tag: str, figure: Any, global_step: Any = None, close: bool = True, **options: Any) -> None:
         """A matplotlib figure, drawn now; it need not come from pyplot, and if it does, is closed there."""
-        self.add_image(tag, render_figure(figure, close), global_step, walltime, dataformats="HWC")
+        self.add_image(tag, render_figure(figure, close), global_step, dataformats="HWC", **options)
 
-    def add_histogram(
-        self, tag: str, values: Any, global_step: Any = None, bins: Any = "tensorflow", walltime: Any = None
-    ) -> None:
-        """How values are distributed; any shape, at least one."""
-        self._call("add_histogram", tag, values, global_step, bins=bins, walltime=now(walltime))
+    def add_histogram(self, tag: str, values: Any, global_step: Any = None, **options: Any) -> None:
+        """How values are distributed; any shape, at least one; ``bins`` as in NumPy, or ``"tensorflow"``."""
+        self._write("add_histogram", tag, values, global_step, **options)
 
-    def add_audio(
-        self, tag: str, snd_tensor: Any, global_step: Any = None, sample_rate: int = 44100, walltime: Any = None
-    ) -> None:
-        """Sound of one channel, (L,) or (1, L), from -1 to 1."""
-        self._call("add_audio", tag, snd_tensor, global_step, sample_rate=sample_rate, walltime=now(walltime))
+    def add_audio(self, tag: str, snd_tensor: Any, global_step: Any = None, **options: Any) -> None:
+        """Sound of one channel, (L,) or (1, L), from -1 to 1, at ``sample_rate`` (44100)."""
+        self._write("add_audio", tag, snd_tensor, global_step, **options)
 
-    def add_text(self, tag: str, text_string: str, global_step: Any = None, walltime: Any = None) -> None:
+    def add_text(self, tag: str, text_string: str, global_step: Any = None, **options: Any) -> None:
         """Text, shown as Markdown."""
-        self._call("add_text", tag, text_string, global_step, walltime=now(walltime))
+        self._write("add_text", tag, text_string, global_step, **options)
 
-    def add_tensor(self, tag: str, tensor: Any, global_step: Any = None, walltime: Any = None) -> None:
-        """A tensor, for other programs to read."""
-        self._call("add_tensor", tag, tensor, global_step, walltime=now(walltime))
+    def add_tensor(self, tag: str, tensor: Any, global_step: Any = None, **options: Any) -> None:
+        """A tensor or array, for other programs to read."""
+        tensor = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor
+        self._write("add_tensor", tag, tensor, global_step, **options)
 
-    def add_hparams(
-        self,
-        hparam_dict: dict[str, Any],
-        metric_dict: dict[str, Any],
-        hparam_domain_discrete: dict[str, list[Any]] | None = None,
-        run_name: str | None = None,
-        global_step: Any = None,
-    ) -> None:
+    def add_hparams(self, hparam_dict: dict[str, Any], metric_dict: dict[str, Any], **options: Any) -> None:
         """Hyper-parameters (numbers, strings, truth values) and what came of them.
 
         They go to the directory ``run_name`` below this writer's, named after the time if None.
         """
-        self._call("add_hparams", hparam_dict, metric_dict, hparam_domain_discrete, run_name, global_step)
+        self._call("add_hparams", hparam_dict, metric_dict, **options)
 
     # -- bobbin's names, which are flax's ------------------------------------------------------------
 
@@ -119,20 +106,24 @@ class Writer:
         else:
             self.add_image(tag, image, step, dataformats="HWC"[: image.ndim])
 
-    def audio(self, tag: str, audiodata: Any, step: Any, sample_rate: int = 44100) -> None:
-        """:meth:`add_audio`"""
-        self.add_audio(tag, audiodata, step, sample_rate)
+    def audio(self, tag: str, audiodata: Any, step: Any, sample_rate: int = 44100, max_outputs: int = 3) -> None:
+        """Sound (L,) or (1, L), or of a batch (N, L, 1) the first ``max_outputs``, as ``tag/0``, ``tag/1``, ..."""
+        if audiodata.ndim < 3:
+            self.add_audio(tag, audiodata, step, sample_rate=sample_rate)
+        else:
+            for n, sound in enumerate(audiodata[:max_outputs]):
+                self.add_audio(f"{tag}/{n}", sound.reshape(-1), step, sample_rate=sample_rate)
 
     def histogram(self, tag: str, values: Any, step: Any, bins: Any = None) -> None:
         """:meth:`add_histogram`"""
-        self.add_histogram(tag, values, step, "tensorflow" if bins is None else bins)
+        self.add_histogram(tag, values, step, bins="tensorflow" if bins is None else bins)
 
     def text(self, tag: str, textdata: str, step: Any) -> None:
         """:meth:`add_text`"""
         self.add_text(tag, textdata, step)
 
-    def write(self, tag: str, tensor: Any, step: Any) -> None:
-        """:meth:`add_tensor`"""
+    def write(self, tag: str, tensor: Any, step: Any, metadata: Any = None) -> None:
+        """:meth:`add_tensor`; torch's writer has no place for TensorFlow's ``metadata``, which is left out."""
         self.add_tensor(tag, tensor, step)
 
     def hparams(self, hparams: dict[str, Any]) -> None:
@@ -151,6 +142,10 @@ class NullSummaryWriter(Writer):
 
     def add_figure(self, *args: Any, **options: Any) -> None:
         pass  # without drawing it
+
+    def as_result_processor(self, method: Any = None) -> Callable[..., None]:
+        """A result processor, as of :class:`MultiDirectorySummaryWriter`, that does nothing."""
+        return lambda results, loop: None
 
 
 class SummaryWriter(Writer):
@@ -199,7 +194,7 @@ class SummaryWriter(Writer):
     ) -> None:
         self.log_dir, self.auto_flush = Path(log_dir), auto_flush
         self._torch = self._opened(purge_step=purge_step, flush_secs=self.flush_s, filename_suffix=filename_suffix)
-        self._life = OpenInProcess(self.close)
+        self._process = OpenInProcess(self.close)
 
     def _opened(self, **options: Any) -> Any:
         """Torch's writer, of a file that sorts behind the others.
@@ -218,120 +213,18 @@ class SummaryWriter(Writer):
             time.sleep(max(creation_second(max(before)) + 1 - time.time(), 0.01))
 
     def _call(self, method: str, *args: Any, **options: Any) -> None:
-        self._life.require(self.log_dir)
+        self._process.require(self.log_dir)
         getattr(self._torch, method)(*args, **options)
         if self.auto_flush:
             self._torch.flush()
 
     def flush(self) -> None:
-        if self._life:
+        if self._process:
             self._torch.flush()
 
     def close(self) -> None:
-        if self._life.ends():
+        if self._process.ends():
             self._torch.close()
-
-
-class ThreadedSummaryWriter(Writer):
-    """Write summaries in other threads: a call returns as soon as values are copied to main memory.
-
-    What is written is as of the call: tensors and arrays are copied, figures drawn, the time taken. Summaries of one
-    tag are written in the order of the calls.
-
-    Parameters
-    ----------
-    base_writer : Writer or torch.utils.tensorboard.SummaryWriter
-        Is written to by the threads only, and closed with this one.
-    max_workers : int
-        Threads. Each tag belongs to one of them, so between tags the order may change; with one it does not.
-    wait_on_flush : bool
-        Whether :meth:`flush` returns when everything is on disk. False: it is put in line like the rest.
-
-    Raises
-    ------
-    RuntimeError
-        By :meth:`flush` and :meth:`close`, if summaries could not be written since the last of these; it names the
-        first. Also when written to in a process that was forked from the one that made it, where the threads are not.
-    ValueError
-        When written to after :meth:`close`.
-
-    Notes
-    -----
-    One that was not closed is closed when the program ends. Source: bobbin, where the errors of threads are lost.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with ThreadedSummaryWriter.open(tempfile.mkdtemp()) as writer:
-    ...     value = np.zeros(3)
-    ...     writer.add_histogram("zeros", value, 1)
-    ...     value += 1  # too late
-    """
-
-    def __init__(self, base_writer: Any, max_workers: int = 1, wait_on_flush: bool = False) -> None:
-        if isinstance(max_workers, bool) or max_workers < 1:
-            raise ValueError(f"max_workers must be at least 1, got {max_workers!r}")
-        self.base_writer, self.wait_on_flush = base_writer, wait_on_flush
-        self.log_dir = getattr(base_writer, "log_dir", base_writer)
-        self._threads = [ThreadPoolExecutor(1, thread_name_prefix="summaries") for _ in range(max_workers)]
-        self._failed: list[tuple[str, Exception]] = []
-        self._life = OpenInProcess(self.close)
-
-    @classmethod
-    def open(cls, log_dir: Any, max_workers: int = 1, wait_on_flush: bool = False, **options: Any) -> Self:
-        """One for a directory; options are those of :class:`SummaryWriter`."""
-        return cls(SummaryWriter(log_dir, **options), max_workers, wait_on_flush)
-
-    def _call(self, method: str, *args: Any, **options: Any) -> None:
-        self._life.require(self.log_dir)
-        values = [tree_map(copy_to_cpu, arg) for arg in args]
-        what = f"{args[0]!r}" if isinstance(args[0], str) else method
-        thread = self._threads[hash(what) % len(self._threads)]
-        thread.submit(self._attempt, what, getattr(self.base_writer, method), *values, **options)
-
-    def flush(self) -> None:
-        if self._life:
-            done = self._after_all("flush", self.base_writer.flush)
-            if self.wait_on_flush:
-                done.result()
-            self._tell()
-
-    def close(self) -> None:
-        if self._life.ends():
-            try:
-                self._after_all("close", self.base_writer.close).result()
-            except RuntimeError:  # the program ends: the threads have ended before, after all that waited
-                self._attempt("close", self.base_writer.close)
-            for thread in self._threads:
-                thread.shutdown()
-            self._tell()
-
-    def _after_all(self, what: str, call: Callable[[], Any]) -> Future[None]:
-        """Have a call done by the first thread, after all that wait."""
-        others = [thread.submit(int) for thread in self._threads[1:]]
-
-        def last() -> None:
-            for other in others:
-                other.result()
-            self._attempt(what, call)
-
-        return self._threads[0].submit(last)
-
-    def _attempt(self, what: str, call: Callable[..., Any], *args: Any, **options: Any) -> None:
-        try:
-            call(*args, **options)
-        except Exception as error:
-            self._failed.append((what, error))
-
-    def _tell(self) -> None:
-        """Raise what has failed since this was last asked."""
-        if not self._failed:
-            return
-        failed, self._failed = self._failed, []
-        what, error = failed[0]
-        others = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        told = f"{type(error).__name__}: {error}"
-        raise RuntimeError(f"summary {what} was not written to {self.log_dir}{others}: {told}") from error
 
 
 class OpenInProcess:
@@ -366,11 +259,6 @@ def copy_to_cpu(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     return np.array(value) if isinstance(value, np.ndarray) else value
-
-
-def now(walltime: float | None) -> float:
-    """The time that was given, or that it is."""
-    return time.time() if walltime is None else walltime
 
 
 def creation_second(path: Path) -> int:

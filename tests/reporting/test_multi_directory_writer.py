@@ -63,7 +63,7 @@ def test_hyper_parameters_have_no_key(tmp_path):
         MultiDirectorySummaryWriter(tmp_path) as writer,
         pytest.raises(ValueError, match=r"^hyper-parameters have no tag that names a directory; write them to "),
     ):
-        writer.hparams({"lr": 0.1})
+        writer.add_hparams({"lr": 0.1})
 
 
 def test_how_tags_become_keys_and_keys_directories_can_be_told(tmp_path, scalars):
@@ -156,3 +156,21 @@ def test_it_can_be_written_to_by_threads(tmp_path, scalars):
     expected = {"x": [(step, float(step)) for step in range(30)]}
     assert [scalars(tmp_path / key) for key in "abcde"] == [expected] * 5
     assert [len(list((tmp_path / key).iterdir())) for key in "abcde"] == [1] * 5
+
+
+def test_hyper_parameters_go_to_every_directory(tmp_path, accumulated):
+    with MultiDirectorySummaryWriter(tmp_path, keys=("dev", "test"), use_threaded_writer=False) as writer:
+        writer.scalar("more/loss", 1.0, 1)
+        writer.hparams({"lr": 0.1})
+    for key in ("dev", "test", "more"):
+        assert "_hparams_/session_start_info" in accumulated(tmp_path / key).summary_metadata
+
+
+def test_results_are_written_by_a_function_of_ones_own(tmp_path, scalars):
+    with MultiDirectorySummaryWriter(tmp_path) as writer:
+        process = writer.as_result_processor(method=lambda result, state, w: w.scalar("n", result, step=state))
+        process({"dev": 3, "test": 4}, 7)
+    assert {key: scalars(tmp_path / key) for key in ("dev", "test")} == {
+        "dev": {"n": [(7, 3.0)]},
+        "test": {"n": [(7, 4.0)]},
+    }

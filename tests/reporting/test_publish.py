@@ -109,6 +109,18 @@ def test_attached_to_a_loop_it_collects_by_itself():
     assert found.take(trainer.model) == {}
 
 
+def test_in_a_loop_of_ones_own_it_says_once_how_summaries_are_published():
+    model, state = Loud(3, 2), SimpleNamespace(step=1, model=None)
+    state.model, publish = model, PublishTrainingProgress(Written(), summary_collections=("tensorboard",))
+    publish(state)  # nothing was sown yet
+    model(torch.randn(4, 3))
+    with pytest.warns(UserWarning, match=r"^summaries that the model leaves by sow\(\) are not published: put "):
+        publish(state, step_info=StepInfo(0.5))
+    publish(state)
+    model.eval()(torch.randn(4, 3))
+    publish(state)
+
+
 def test_an_error_in_training_ends_the_collecting():
     def fail(loop):
         raise ZeroDivisionError

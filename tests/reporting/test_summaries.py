@@ -1,7 +1,6 @@
 """What modules sow is found under their paths, as it was, and only by those who collect."""
 
 import io
-import re
 import threading
 
 import matplotlib.image
@@ -176,7 +175,18 @@ def test_a_summary_of_ones_own_says_how_it_is_written():
     class Silent(Summary):
         pass
 
-    with pytest.raises(
-        NotImplementedError, match="^" + re.escape("Silent does not say how it is written: define write")
-    ):
+    with pytest.raises(NotImplementedError, match=r"^Silent does not define publish\(writer, tag, step\)$"):
         publish_train_intermediates(NullSummaryWriter(), [Silent(1)], 1)
+
+
+def test_an_array_is_drawn_without_its_paddings():
+    """As in bobbin's tensorboard_test.py."""
+    data = np.random.default_rng(0).uniform(size=(17, 11))
+    image = MplImageSummary(
+        image=data, h_paddings=(np.arange(11) >= 7).astype("f4"), v_paddings=np.arange(17) >= 11, with_colorbar=True
+    )
+    figure = Figure()
+    axes = figure.add_subplot()
+    figure.colorbar(axes.imshow(data[:11, :7]))
+    np.testing.assert_array_equal(image.value, MplImageSummary(figure).value)
+    assert not np.array_equal(image.value, MplImageSummary(data).value)

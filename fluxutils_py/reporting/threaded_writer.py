@@ -1,0 +1,99 @@
+"""A writer of summaries that does not keep training waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+from fluxutils_py.reporting.writers import OpenInProcess, SummaryWriter, Writer, copy_to_cpu
+from fluxutils_py.tree import tree_map
+from fluxutils_py.validation import check_integer
+
+
+class ThreadedSummaryWriter(Writer):
+    """Write summaries in another thread: a call returns as soon as values are copied to main memory.
+
+    What is written is as of the call: tensors and arrays are copied, figures drawn, the time taken. Summaries are
+    written in the order of the calls.
+
+    Parameters
+    ----------
+    base_writer : Writer or torch.utils.tensorboard.SummaryWriter
+        Is written to by the thread only, and closed with this one.
+    max_workers : int
+        As in bobbin, without effect: a file takes one summary at a time, so there is one thread.
+    wait_on_flush : bool
+        Whether :meth:`flush` returns when everything is on disk. False: it is put in line like the rest.
+
+    Raises
+    ------
+    RuntimeError
+        By :meth:`flush` and :meth:`close`, if summaries could not be written since the last of these; it names the
+        first. Also when written to in a process that was forked from the one that made it, where the thread is not.
+    ValueError
+        When written to after :meth:`close`.
+
+    Notes
+    -----
+    One that was not closed is closed when the program ends. Source: bobbin, where the errors of threads are lost.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> with ThreadedSummaryWriter.open(tempfile.mkdtemp()) as writer:
+    ...     value = np.zeros(3)
+    ...     writer.add_histogram("zeros", value, 1)
+    ...     value += 1  # too late
+    """
+
+    def __init__(self, base_writer: Any, max_workers: int = 1, wait_on_flush: bool = False) -> None:
+        check_integer("max_workers", max_workers, 1)
+        self.base_writer, self.wait_on_flush = base_writer, wait_on_flush
+        self.log_dir = getattr(base_writer, "log_dir", base_writer)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="summaries")
+        self._failed: list[tuple[str, Exception]] = []
+        self._process = OpenInProcess(self.close)
+
+    @classmethod
+    def open(cls, log_dir: Any, max_workers: int = 1, wait_on_flush: bool = False, **options: Any) -> Self:
+        """Open a writer for a directory; options are those of :class:`SummaryWriter`."""
+        return cls(SummaryWriter(log_dir, **options), max_workers, wait_on_flush)
+
+    def _call(self, method: str, *args: Any, **options: Any) -> None:
+        self._process.require(self.log_dir)
+        values = [tree_map(copy_to_cpu, arg) for arg in args]
+        what = repr(args[0]) if isinstance(args[0], str) else method
+        self._thread.submit(self._attempt, what, getattr(self.base_writer, method), *values, **options)
+
+    def flush(self) -> None:
+        if self._process:
+            done = self._thread.submit(self._attempt, "flush", self.base_writer.flush)
+            if self.wait_on_flush:
+                done.result()
+            self._raise_failed()
+
+    def close(self) -> None:
+        if self._process.ends():
+            try:
+                self._thread.submit(self._attempt, "close", self.base_writer.close).result()
+            except RuntimeError:  # the program ends: the thread has ended before, after all that waited
+                self._attempt("close", self.base_writer.close)
+            self._thread.shutdown()
+            self._raise_failed()
+
+    def _attempt(self, what: str, call: Callable[..., Any], *args: Any, **options: Any) -> None:
+        try:
+            call(*args, **options)
+        except Exception as error:
+            self._failed.append((what, error))
+
+    def _raise_failed(self) -> None:
+        """Raise the first error since the last call."""
+        if self._failed:
+            (what, error), n_more = self._failed[0], len(self._failed) - 1
+            self._failed = []
+            others = f" (and {n_more} more)" if n_more else ""
+            cause = f"{type(error).__name__}: {error}"
+            raise RuntimeError(f"summary {what} was not written to {self.log_dir}{others}: {cause}") from error
