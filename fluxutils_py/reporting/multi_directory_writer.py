@@ -11,6 +11,8 @@ from fluxutils_py.parallel import get_communicator
 from fluxutils_py.reporting.threaded_writer import ThreadedSummaryWriter
 from fluxutils_py.reporting.writers import NullSummaryWriter, SummaryWriter, Writer
 
+NO_KEY = "hyper-parameters have no tag that names a directory; write them to subwriter(key)"
+
 
 def split_tag(tag: str) -> tuple[str, str]:
     """What a tag is for, and the rest of it.
@@ -113,13 +115,16 @@ class MultiDirectorySummaryWriter(Writer):
 
     def _call(self, method: str, *args: Any, **options: Any) -> None:
         if method == "add_hparams":
-            raise ValueError("hyper-parameters have no tag that names a directory; write them to subwriter(key)")
+            raise ValueError(NO_KEY)
         key, tag = self.tag_to_key(args[0])
         getattr(self.subwriter(key), method)(tag, *args[1:], **options)
 
     def hparams(self, hparams: dict[str, Any]) -> None:
         """Write hyper-parameters into every directory: those of ``keys``, and those written to so far."""
-        for key in dict.fromkeys([*self.keys, *self._writers]):
+        keys = dict.fromkeys([*self.keys, *self._writers])
+        if not keys:
+            raise ValueError(NO_KEY)
+        for key in keys:
             self.subwriter(key).hparams(hparams)
 
     def as_result_processor(self, method: Callable[..., Any] | None = None) -> Callable[[Mapping[str, Any], Any], None]:

@@ -63,7 +63,7 @@ def test_hyper_parameters_have_no_key(tmp_path):
         MultiDirectorySummaryWriter(tmp_path) as writer,
         pytest.raises(ValueError, match=r"^hyper-parameters have no tag that names a directory; write them to "),
     ):
-        writer.add_hparams({"lr": 0.1})
+        writer.hparams({"lr": 0.1})
 
 
 def test_how_tags_become_keys_and_keys_directories_can_be_told(tmp_path, scalars):
