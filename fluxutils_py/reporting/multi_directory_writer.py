@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fluxutils_py.parallel import get_communicator
+from fluxutils_py.parallel import is_main_process
 from fluxutils_py.reporting.threaded_writer import ThreadedSummaryWriter
 from fluxutils_py.reporting.writers import NullSummaryWriter, SummaryWriter, Writer
 
@@ -93,7 +93,7 @@ class MultiDirectorySummaryWriter(Writer):
         self.log_dir, self.keys, self.allow_new_keys = Path(log_dir_root), tuple(keys), allow_new_keys
         self.auto_flush, self.use_threaded_writer = auto_flush, use_threaded_writer
         self.tag_to_key, self.dirname = tag_to_key, dirname
-        self.disabled = only_from_leader_process and get_communicator(comm).rank != 0
+        self.disabled = only_from_leader_process and not is_main_process(comm=comm)
         self._writers: dict[str, Writer] = {}
         self._lock, self._closed = threading.Lock(), False  # a ThreadedSummaryWriter around it may have several
 

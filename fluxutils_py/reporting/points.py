@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fluxutils_py.errors import DataError
+from fluxutils_py.parallel import is_main_process
 from fluxutils_py.reporting.tables import as_number, evaluate_datasets
 
 
@@ -51,8 +52,8 @@ class PointsWriter:
     >>> loop.run_epochs([4, 3, 2, 1], epochs=1)
     >>> for point in load_points(path):
     ...     print(point)
-    Point(step=2, metric='Train: loss', type='loss', value=3.0)
-    Point(step=4, metric='Train: loss', type='loss', value=1.0)
+    Point(step=2, metric='Train: batch_loss', type='loss', value=3.0)
+    Point(step=4, metric='Train: batch_loss', type='loss', value=1.0)
     """
 
     name, priority = "points", 0
@@ -61,15 +62,15 @@ class PointsWriter:
         if (trainer is None) != (not datasets):
             raise ValueError("points of evaluation need a trainer and datasets; give both or none")
         self.path, self.trainer, self.datasets, self.trigger = Path(path), trainer, datasets, trigger
+        self.collective = bool(datasets)  # all ranks evaluate together
 
     def on_step(self, loop: Any) -> None:
-        if loop.rank:
-            return
-        found = {"Train": loop.metrics or {"loss": loop.batch_loss}}
+        metrics = {"Train": loop.metrics or {"batch_loss": loop.batch_loss}}
         if self.datasets:
-            for data, metrics in evaluate_datasets(self.trainer, self.datasets).items():
-                found[f"Eval on {data}"] = metrics
-        self.write(loop.step, found)
+            for data, values in evaluate_datasets(self.trainer, self.datasets).items():
+                metrics[f"Eval on {data}"] = values
+        if is_main_process(loop):
+            self.write(loop.step, metrics)
 
     def write(self, step: int, found: Mapping[str, Mapping[str, Any]]) -> None:
         """Append metrics by where they were found, such as ``{"Train": {"loss": 0.5}}``."""

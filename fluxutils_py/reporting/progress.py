@@ -102,5 +102,5 @@ class ProgressBar:
 
 
 def _metrics(loop: Any) -> dict[str, str]:
-    metrics = loop.metrics or {"loss": loop.batch_loss}
+    metrics = loop.metrics or {"batch_loss": loop.batch_loss}
     return {name: format_metric(value) for name, value in metrics.items() if as_number(value) is not None}

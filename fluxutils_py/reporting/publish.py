@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fluxutils_py.parallel import get_communicator
+from fluxutils_py.parallel import get_communicator, is_main_process
 from fluxutils_py.reporting.summaries import (
     SummaryCollector,
     active_collector,
@@ -82,7 +82,7 @@ class PublishTrainingProgress:
         self._collector: SummaryCollector | None = None
 
     def __call__(self, loop: Any, step_info: Any = None, **_: Any) -> None:
-        if getattr(loop, "rank", 0):
+        if not is_main_process(loop):
             return
         step, now = loop.step, self.clock()
         if self._last is not None and step > self._last[0] and now > self._last[1]:
@@ -106,7 +106,7 @@ class PublishTrainingProgress:
     def on_start(self, loop: Any) -> None:
         """A run begins: the time that has passed since an earlier one does not count."""
         self._last = None
-        if loop.rank == 0 and active_collector() is None:
+        if is_main_process(loop) and active_collector() is None:
             self._collector = collected_summaries()
             self._collector.__enter__()
 
@@ -144,9 +144,9 @@ def publish_trainer_env_info(
     -----
     Source: bobbin, where the prefix comes twice.
     """
-    ranks = getattr(state, "ranks", None) or get_communicator("auto")
-    if ranks.rank:
+    if not is_main_process(state):
         return
+    ranks = getattr(state, "ranks", None) or get_communicator("auto")
     params = dict(state.model.named_parameters())
     devices = dict.fromkeys(str(p.device) for p in params.values())
     texts = {

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from fluxutils_py.parallel import is_main_process
 from fluxutils_py.reporting.publish import PublishTrainingProgress
 from fluxutils_py.reporting.tables import as_number
 from fluxutils_py.reporting.writers import SummaryWriter, import_torch_writer
@@ -76,7 +77,7 @@ class TensorBoard:
         return {**vars(self), "_writer": None, "_progress": None, "_open": None}
 
     def on_start(self, loop: Any) -> None:
-        if loop.rank:
+        if not is_main_process(loop):
             return
         import_torch_writer()  # before anything is made
         self._open = ExitStack()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import evaluating, reset
-from fluxutils_py.parallel import RankGroup
+from fluxutils_py.parallel import RankGroup, is_main_process
 from fluxutils_py.reporting.publish import PublishTrainingProgress
 from fluxutils_py.training.checkpointer import Checkpointer
 from fluxutils_py.training.make_optimizer import make_optimizer
@@ -142,7 +142,7 @@ class BaseTrainTask:
         """A hook that calls :meth:`write_trainer_log` on rank 0."""
 
         def write_log(loop: Any, step_info: StepInfo | None = None, **_: Any) -> None:
-            if not getattr(loop, "rank", 0):
+            if is_main_process(loop):
                 self.write_trainer_log(loop, step_info=step_info or loop.step_info, logger=logger, loglevel=loglevel)
 
         return write_log

@@ -52,7 +52,7 @@ def test_the_points_of_an_estimator_are_the_losses_of_its_steps(path, rng):
     x, losses = rng.normal(size=(2, 5, 8)), []
     hooks = [PointsWriter(path), lambda loop: losses.append(loop.batch_loss)]
     Estimator(spec={"epochs": 2, "batchsize": 3, "seqsize": 4}, callbacks=hooks, random_state=0).fit(x, x[:1])
-    assert load_points(path) == [(k, "Train: loss", "loss", v) for k, v in enumerate(losses, 1)]
+    assert load_points(path) == [(k, "Train: batch_loss", "loss", v) for k, v in enumerate(losses, 1)]
     assert len(losses) == 8
 
 
@@ -71,7 +71,7 @@ def test_what_is_no_finite_number_is_left_out(path):
 
 def test_steps_without_a_loss_leave_no_point(path):
     run(PointsWriter(path), [None, 2.0])
-    assert load_points(path) == [(2, "Train: loss", "loss", 2.0)]
+    assert load_points(path) == [(2, "Train: batch_loss", "loss", 2.0)]
 
 
 def test_a_run_that_goes_on_from_a_checkpoint_replaces_the_points_it_writes_again(path):
@@ -87,19 +87,19 @@ def test_a_line_that_was_broken_off_is_left_out_and_removed_by_the_next_writer(p
     whole = load_points(path)
     path.write_text(path.read_text() + torn)
     assert load_points(path) == whole
-    PointsWriter(path).write(6, {"Train": {"loss": 0.5}})
-    assert load_points(path) == [*whole, (6, "Train: loss", "loss", 0.5)]
+    PointsWriter(path).write(6, {"Train": {"batch_loss": 0.5}})
+    assert load_points(path) == [*whole, (6, "Train: batch_loss", "loss", 0.5)]
 
 
 def test_a_file_of_nothing_but_a_broken_line_begins_anew(path):
     path.write_text('{"ste')
     assert load_points(path) == []
     run(PointsWriter(path), [2.0])
-    assert load_points(path) == [Point(1, "Train: loss", "loss", 2.0)]
+    assert load_points(path) == [Point(1, "Train: batch_loss", "loss", 2.0)]
 
 
 def test_only_rank_0_writes(path):
-    PointsWriter(path).on_step(SimpleNamespace(rank=1, step=1, info=StepInfo(1.0)))
+    PointsWriter(path).on_step(SimpleNamespace(ranks=SimpleNamespace(rank=1), step=1, metrics={}, batch_loss=1.0))
     assert not path.exists()
 
 

@@ -87,7 +87,7 @@ def test_the_bar_shows_the_loss_of_a_step_while_an_epoch_runs(capsys):
     assert "2/3" in seen[1]
     assert "epoch 1" in seen[1]
     assert "loss" not in seen[1]  # that step had none
-    assert "epoch 1, loss 0.3333" in seen[2]
+    assert "epoch 1, batch_loss 0.3333" in seen[2]
 
 
 METRICS = {"batch_loss": 0.123456, "accuracy": 1 / 3, "table": {"no": "number"}, "none": None}
@@ -106,7 +106,7 @@ def test_metrics_of_steps_are_shown_in_place_of_their_loss(capsys):
 def test_the_bar_of_a_run_of_steps_ends_with_its_last_metrics(capsys):
     loop, batches = Loop(lambda metrics: StepInfo(0.75, 1, metrics)), [{}, {"ema": 5.0}, METRICS, {}, {"nan": math.nan}]
     loop.hooks.attach(ProgressBar())
-    for n, end in ((3, "batch_loss 0.1235, accuracy 0.3333"), (1, "loss 0.75"), (1, "nan nan")):
+    for n, end in ((3, "batch_loss 0.1235, accuracy 0.3333"), (1, "batch_loss 0.75"), (1, "nan nan")):
         loop.run_steps(batches, n)
         line = last_line(capsys.readouterr().err)
         assert f"{n}/{n}" in line

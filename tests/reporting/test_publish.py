@@ -135,7 +135,7 @@ def test_an_error_in_training_ends_the_collecting():
 
 def test_other_ranks_publish_nothing():
     publish = PublishTrainingProgress(writer := Written())
-    publish(SimpleNamespace(step=3, rank=1, model=None, info=StepInfo(0.5)))
+    publish(SimpleNamespace(step=3, ranks=SimpleNamespace(rank=1), model=None, step_info=StepInfo(0.5)))
     assert writer.found == {}
 
 

@@ -437,3 +437,23 @@ def test_without_ranks_the_first_saves_whoever_calls(tmp_path, monkeypatch):
     checkpoints = Checkpointer(tmp_path).track(model=state.model)
     assert checkpoints.save(state) is None
     assert checkpoints.paths() == []
+
+
+def test_dropout_goes_on_exactly_from_what_the_docstring_tracks(tmp_path):
+    x = torch.randn(20, 3)
+
+    def train(steps, folder):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        data = InMemory(x, x.sum(1, keepdim=True), batchsize=4, shuffle=True, random_state=0)
+        trainer = Trainer(model, nn.MSELoss(), torch.optim.Adam)
+        loop = Loop(trainer)
+        checkpoints = Checkpointer(folder, trigger=EveryNSteps(1))
+        checkpoints.track(model=model, optimizer=trainer.optimizer, loop=loop, data=data).restore()
+        loop.hooks.attach(checkpoints)
+        loop.run_to_step(data, steps)
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    whole = train(4, tmp_path / "whole")
+    train(2, tmp_path / "cut")
+    assert torch.equal(train(4, tmp_path / "cut"), whole)
