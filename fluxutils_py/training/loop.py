@@ -107,6 +107,8 @@ class Loop:
 
     def __init__(self, step: Callable[[Any], StepInfo | None] | Any, comm: Any = "auto") -> None:
         ranks = getattr(step, "ranks", None)
+        if ranks is not None and isinstance(comm, RankGroup) and comm.size != ranks.size:
+            raise ValueError(f"the step trains on {ranks.size} ranks, the loop on {comm.size}: give the step comm= too")
         self.ranks = RankGroup.from_comm(comm if ranks is None else ranks, "Loop")
         self.rank = self.ranks.rank
         self.hooks = Hooks()

@@ -111,7 +111,7 @@ def train(action, before=None, steps=4):
     model = nn.Linear(2, 1)
     error = None
     with RankGroup.from_comm("auto", "train") as ranks:
-        loop = Loop(Trainer(model, nn.MSELoss(), torch.optim.SGD), ranks)
+        loop = Loop(Trainer(model, nn.MSELoss(), torch.optim.SGD, comm=ranks), ranks)
         if before is not None:
             loop.on_step("before", before)
         loop.on_step("evaluate", action, trigger=EveryNSteps(2))
