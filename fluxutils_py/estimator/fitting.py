@@ -286,7 +286,7 @@ class FittedAttributes:
         self.est, self.training = est, training
         loop, hooks = training.loop, training.loop.hooks
         loop.shared_data = {"estimator": est, "model": training.step.model, "optimizer": training.optimizer}
-        hooks.add("epoch", self._finish_epoch, name="bookkeeping", priority=-math.inf)
+        hooks.add("epoch", self._finish_epoch, name="bookkeeping", priority=-math.inf, collective=True)
         hooks.add("epoch", self._publish, name="fitted attributes", priority=-5)
 
     def begin(self) -> None:
