@@ -1,4 +1,4 @@
-"""A demonstration: what a stateful model gives, on made data or on a CSV file of yours.
+"""Demonstrate what a stateful model gains, on made data or on a CSV file.
 
     python -m fluxutils_py
     python -m fluxutils_py --data FILE.csv --horizon 24

@@ -1,4 +1,4 @@
-"""The errors that this package raises on its own account.
+"""The errors of this package.
 
 Each also inherits the builtin that a caller would catch, so ``except ValueError`` goes on working. Errors of torch,
 NumPy, h5py and scikit-learn pass through as they are.

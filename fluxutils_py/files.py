@@ -1,4 +1,4 @@
-"""Files that are either whole or not there."""
+"""Write files atomically: whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trees: nested dicts, lists, tuples, named tuples and dataclasses, with arrays, tensors and other values as leaves.
+"""Trees of nested dicts, lists, tuples, named tuples and dataclasses, with arrays and other values as leaves.
 
 Dicts keep their order. Every other value is a leaf, None too. A module stands for its ``state_dict`` where a tree is
 only read, and is a leaf where a tree is rebuild. To write trees to files see :mod:`fluxutils_py.treejson`.

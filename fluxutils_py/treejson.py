@@ -1,4 +1,4 @@
-"""Trees as JSON: what is written comes back with the same dtypes, shapes and values, to the last bit; NaN as NaN.
+"""Trees as JSON that keeps dtypes, shapes and values to the last bit.
 
 The text is JSON by the standard, without bare NaN. Dicts, modules (their ``state_dict``), dataclasses and named tuples
 are objects, lists and tuples are lists, and arrays are objects as bobbin writes them::

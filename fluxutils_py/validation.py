@@ -1,4 +1,4 @@
-"""Checks of arguments, the same on every floor."""
+"""Checks of arguments."""
 
 from __future__ import annotations
 

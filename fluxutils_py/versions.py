@@ -1,4 +1,4 @@
-"""What this package runs on."""
+"""Print the versions of the package and its libraries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays of all kinds: what is one, where its values are, and arrays that are read when they are indexed."""
+"""The array protocol of the package, and conversions to it."""
 
 from __future__ import annotations
 

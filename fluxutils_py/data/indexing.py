@@ -1,4 +1,4 @@
-"""Indices of arrays that are read lazily: which places along each axis, and reading them by slices."""
+"""Parse indices of lazy arrays, and read them by slices."""
 
 from __future__ import annotations
 

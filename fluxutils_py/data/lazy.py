@@ -1,4 +1,4 @@
-"""Some series and steps of an array, and functions of them, read when they are asked for."""
+"""Lazy selections of series and steps of an array, and lazy functions of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An (F, N, T) array of any kind behind one lazy face."""
+"""One lazy interface for (F, N, T) arrays of any kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what the user gave, a model and an optimizer of our own."""
+"""Build the model and the optimizer from an estimator's arguments."""
 
 from __future__ import annotations
 

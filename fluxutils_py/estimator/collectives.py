@@ -1,4 +1,4 @@
-"""What estimators do on several ranks: compare fits and inputs, gather predictions, choose a device."""
+"""Work of estimators on several ranks: compare fits and inputs, gather predictions, choose a device."""
 
 from __future__ import annotations
 

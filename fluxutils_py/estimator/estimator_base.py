@@ -1,4 +1,4 @@
-"""What every estimator of this package can do once it is fitted, and what scikit-learn asks of it."""
+"""The methods of all estimators after a fit, and the protocols of scikit-learn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the constructor's arguments of an estimator mean, whatever its kind."""
+"""Resolve the constructor's arguments of an estimator into frozen settings."""
 
 from __future__ import annotations
 

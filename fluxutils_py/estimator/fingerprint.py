@@ -1,4 +1,4 @@
-"""What a fit is of: its settings and its data, by name, for ranks and checkpoints to compare."""
+"""Describe the settings and the data of a fit as texts, for ranks and checkpoints to compare."""
 
 from __future__ import annotations
 

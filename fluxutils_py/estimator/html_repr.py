@@ -1,4 +1,4 @@
-"""How an estimator looks in a notebook."""
+"""Show estimators in notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels of any type as integers from 0, and back."""
+"""Encode labels of any type as integers from 0, and decode them."""
 
 from __future__ import annotations
 

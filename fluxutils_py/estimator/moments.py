@@ -1,4 +1,4 @@
-"""Means and scales of features, computed block by block, and the scaling that they are for."""
+"""Means and scales of features, computed block by block, and standardisation with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimators as files that hold data, never code."""
+"""Save and load estimators as files that hold data, never code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predictions for inputs of any form, block by block."""
+"""Predict for inputs of any form, block by block."""
 
 from __future__ import annotations
 

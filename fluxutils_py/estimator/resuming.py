@@ -1,4 +1,4 @@
-"""Checkpoints of a fit: what they hold, and how a fit goes on from one."""
+"""Save a fit in checkpoints, and resume it from one."""
 
 from __future__ import annotations
 

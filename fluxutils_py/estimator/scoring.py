@@ -1,4 +1,4 @@
-"""Scores pooled over series and time, computed as the predictions come."""
+"""Scores pooled over series and time, computed in one pass over the predictions."""
 
 from __future__ import annotations
 

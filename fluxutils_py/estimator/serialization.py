@@ -1,4 +1,4 @@
-"""Modules, losses, optimizers and specs as configs: plain data that they can be made from again."""
+"""Convert modules, losses, optimizers and specs to plain data, and build them from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The private parts of scikit-learn that this package relies on: they are named here and nowhere else.
+"""The private parts of scikit-learn that this package uses, all in one place.
 
 The test of this file names the versions of scikit-learn for which they are known to work.
 """

@@ -1,4 +1,4 @@
-"""Between targets as users have them and what a model learns: scales, classes, and back."""
+"""Encode targets for the model and decode its outputs: scales and classes."""
 
 from __future__ import annotations
 

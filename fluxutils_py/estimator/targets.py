@@ -1,4 +1,4 @@
-"""The forms in which users give targets, as series that lie beside the inputs."""
+"""Read the forms of targets, and turn them into series beside the inputs."""
 
 from __future__ import annotations
 

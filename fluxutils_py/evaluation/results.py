@@ -1,4 +1,4 @@
-"""What an evaluation found: results that can be merged, compared, shown and saved."""
+"""Results of evaluations that can be merged, compared, shown and saved."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sample of what was seen, which can be merged with other samples."""
+"""A random sample of fixed size that can be merged with others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forecasts that any other must beat."""
+"""Naive baselines to compare forecasts with."""
 
 from __future__ import annotations
 

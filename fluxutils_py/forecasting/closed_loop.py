@@ -1,4 +1,4 @@
-"""Models of one step, run on their own outputs."""
+"""Run one-step models on their own outputs, and generate sequences."""
 
 from __future__ import annotations
 

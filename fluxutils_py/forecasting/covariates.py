@@ -1,4 +1,4 @@
-"""Covariates as numbers of a common size: standardised, categories as indicators or numbers."""
+"""Turn covariates into numbers of a common size: standardise, encode categories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How good forecasts would have been: walking forward through the past."""
+"""Evaluate forecasts by walking forward through the past."""
 
 from __future__ import annotations
 

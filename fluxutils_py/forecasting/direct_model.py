@@ -1,4 +1,4 @@
-"""The network: recurrent, direct for all steps ahead, with a linear way past the recurrent layer."""
+"""The network: recurrent layers that forecast all steps of the horizon directly, with a linear bypass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forecaster chooses from the data it is fitted on."""
+"""Choose normalisation and lags from the data."""
 
 from __future__ import annotations
 

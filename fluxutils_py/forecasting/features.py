@@ -1,4 +1,4 @@
-"""What the network is told of a series' past at each step: normalised values, lags and statistics, all causal."""
+"""Causal features of a series at each step: normalised values, lags and statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forecasts as a picture."""
+"""Draw forecasts."""
 
 from __future__ import annotations
 

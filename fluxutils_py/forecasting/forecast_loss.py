@@ -1,4 +1,4 @@
-"""What a forecasting network is trained on: errors of the point forecast, and of the quantiles."""
+"""Losses of the point forecast and of the quantiles."""
 
 from __future__ import annotations
 

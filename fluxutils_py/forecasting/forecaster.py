@@ -1,4 +1,4 @@
-"""A forecaster of panels of series."""
+"""The forecaster of panels of series."""
 
 from __future__ import annotations
 

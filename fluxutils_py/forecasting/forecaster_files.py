@@ -1,4 +1,4 @@
-"""Forecasters as files of plain data."""
+"""Save and load forecasters as plain data."""
 
 from __future__ import annotations
 

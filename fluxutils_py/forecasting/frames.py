@@ -1,4 +1,4 @@
-"""Long data frames of any library as arrays, and arrays as frames of that library."""
+"""Convert long data frames of any library to arrays, and arrays to frames."""
 
 from __future__ import annotations
 

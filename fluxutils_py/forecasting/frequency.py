@@ -1,4 +1,4 @@
-"""Times of a series as numbers of steps, and back."""
+"""Convert times of a series to numbers of steps, and back."""
 
 from __future__ import annotations
 

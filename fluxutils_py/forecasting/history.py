@@ -1,4 +1,4 @@
-"""What forecasts go on from: the last values of each series, and the network's state before the last one."""
+"""The end of each series, from which forecasts continue: its last values and the network's state."""
 
 from __future__ import annotations
 

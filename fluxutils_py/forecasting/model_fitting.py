@@ -1,4 +1,4 @@
-"""Training the networks of a forecaster."""
+"""Train the networks of a forecaster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forecasts as frames and arrays, and what came later as further steps."""
+"""Turn forecasts into frames and arrays, and append later data."""
 
 from __future__ import annotations
 

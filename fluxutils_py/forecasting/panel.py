@@ -1,4 +1,4 @@
-"""A panel of series, read from a long data frame: one row per series and time."""
+"""Read a panel of series from a long data frame with one row per series and time."""
 
 from __future__ import annotations
 

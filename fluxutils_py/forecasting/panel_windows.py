@@ -1,4 +1,4 @@
-"""Inputs and targets of a forecasting network as arrays that are computed window by window."""
+"""Inputs and targets of a forecasting network, computed window by window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the values of a panel of series lie, and how stretches of them are cut out."""
+"""Where the values of a panel lie, and how to read ranges of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies of a model: deep ones, and ones that share its parameters."""
+"""Copy a model deeply, or with shared parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of several samples at once, added up in an order that is always the same."""
+"""Gradients of several samples, added up in a fixed order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What started this process: the variables that ``mpirun``, ``srun`` and ``torchrun`` set."""
+"""Detect the launcher by the variables that ``mpirun``, ``srun`` and ``torchrun`` set."""
 
 from __future__ import annotations
 

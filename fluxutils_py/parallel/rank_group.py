@@ -1,4 +1,4 @@
-"""Ranks that work together: they agree on errors, on stopping and on values."""
+"""The ranks of a call, which agree on errors, on stopping and on values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of what training and evaluation found."""
+"""Tables of training histories and evaluation results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The epoch that a loop is in."""
+"""The progress of a loop within its epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of a model, one for each kind of batches."""
+"""The function that calls a model for each kind of batch, compiled if wanted."""
 
 from __future__ import annotations
 

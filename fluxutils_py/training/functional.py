@@ -1,4 +1,4 @@
-"""Training without an estimator: a loss, parameters, and a function that prepares samples."""
+"""Train without an estimator, from a loss, parameters, and a function that prepares samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random generators as plain data."""
+"""Save and restore random generators as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One step of training: from a batch to changed parameters."""
+"""Turn the loss of a batch into an update, for every way to train."""
 
 from __future__ import annotations
 

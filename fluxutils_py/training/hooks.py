@@ -1,4 +1,4 @@
-"""Hooks: what is called around training steps."""
+"""Hooks: functions that are called around training steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Optimizers and schedulers from what users give for them."""
+"""Make optimizers and schedulers from classes, functions or instances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step learns from: inputs and labels."""
+"""One batch of inputs and labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that a GPU is still computing."""
+"""Losses that a GPU is still computing."""
 
 from __future__ import annotations
 

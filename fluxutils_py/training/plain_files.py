@@ -1,4 +1,4 @@
-"""Files of plain data that are either whole or not there, and that run no code when they are read."""
+"""Read and write files of plain data, which run no code when they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a trained model over series of any length."""
+"""Run a trained model over series of any length."""
 
 from __future__ import annotations
 

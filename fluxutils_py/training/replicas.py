@@ -1,4 +1,4 @@
-"""The gradient of a window, computed by several threads."""
+"""Compute the gradient of a window in several threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers gathered over steps: means, moving averages, and how often a prediction is right."""
+"""Metrics over steps: means, moving averages, accuracies."""
 
 from __future__ import annotations
 

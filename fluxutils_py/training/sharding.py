@@ -1,4 +1,4 @@
-"""Batches that several ranks share: a rank's part of one, and whether all have the same."""
+"""Divide a batch over ranks, and check that all ranks have the same one."""
 
 from __future__ import annotations
 

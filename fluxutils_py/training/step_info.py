@@ -1,4 +1,4 @@
-"""What one training step returns."""
+"""The result of one training step."""
 
 from __future__ import annotations
 

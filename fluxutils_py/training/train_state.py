@@ -1,4 +1,4 @@
-"""What training changes."""
+"""Model, optimizer and step count of a training task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training and evaluation of a model of any kind, step by step."""
+"""Train and evaluate a model on batches of any kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses that take weights and masks from among the labels."""
+"""Losses that take weights and masks from the labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One HDF5 file that holds what many hold, end to end."""
+"""Join many HDF5 files into one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room for an array in an HDF5 file."""
+"""Create room for an array in an HDF5 file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A look at strings and lists in an HDF5 file before HDF5 reads them: in a damaged file it may go on for ever."""
+"""Check strings and lists in an HDF5 file before HDF5 reads them; damaged ones make it run forever."""
 
 from __future__ import annotations
 

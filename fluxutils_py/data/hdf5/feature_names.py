@@ -1,4 +1,4 @@
-"""Names of features: of an array that has an attribute ``feature_names``, and as an attribute in HDF5 files."""
+"""Read and write names of features, of arrays and in HDF5 files."""
 
 from __future__ import annotations
 

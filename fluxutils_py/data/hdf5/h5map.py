@@ -1,4 +1,4 @@
-"""An array in an HDF5 file, mapped into memory where it lies."""
+"""An array in an HDF5 file, mapped into memory."""
 
 from __future__ import annotations
 

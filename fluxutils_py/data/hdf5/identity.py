@@ -1,4 +1,4 @@
-"""Which file, and which version of it: what a map or a lazy array is sent to other processes with."""
+"""Identify a file and its version, for maps and lazy arrays in other processes."""
 
 from __future__ import annotations
 

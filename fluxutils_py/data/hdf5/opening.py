@@ -1,4 +1,4 @@
-"""Finding a dataset in an HDF5 file, and saying what is wrong with it where it cannot be used."""
+"""Open an HDF5 file, find a dataset, and explain why it cannot be used."""
 
 from __future__ import annotations
 

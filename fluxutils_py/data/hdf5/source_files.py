@@ -1,4 +1,4 @@
-"""The other files that a virtual or external dataset needs: are they there, and whole?
+"""Check the other files that a virtual or external dataset needs.
 
 HDF5 itself gives fill values, and no error, where a source of a virtual dataset is missing or too many files are open,
 and zeros past the end of an external file.

@@ -1,4 +1,4 @@
-"""Saving arrays in HDF5 files such that they can be mapped."""
+"""Save arrays in HDF5 files from which they can be mapped."""
 
 from __future__ import annotations
 
