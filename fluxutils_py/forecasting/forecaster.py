@@ -73,7 +73,7 @@ class Forecaster(BaseEstimator):
     n_models : int
         Networks that differ in their seed, whose forecasts are averaged.
     max_steps : int
-        About how many steps of the optimizer to make, in at most 60 passes over the data.
+        About how many steps of the optimizer to make, in at most 16 passes over the data or 300 steps.
     batchsize, seqsize : int
         Series and time steps of a window.
     lr, weight_decay : float

@@ -20,7 +20,8 @@ from fluxutils_py.forecasting.forecast_loss import ForecastLoss
 from fluxutils_py.forecasting.panel_windows import Channels, PanelWindows, WindowArray
 from fluxutils_py.training.make_optimizer import adamw
 
-MOST_EPOCHS = 60
+MOST_EPOCHS = 16  # passes over the data, unless these are fewer steps than the next
+FEW_STEPS = 300
 PIECE = 8  # windows of a piece that a long series is cut into, at least
 
 
@@ -76,7 +77,8 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> Estimator:
     in_memory = windows.source.in_memory
     batchsize, seqsize = int(forecaster.batchsize), int(forecaster.seqsize)
     n_steps = steps_per_epoch(lengths, batchsize, seqsize)
-    epochs = min(MOST_EPOCHS, max(1, round(forecaster.max_steps / n_steps)))
+    most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes learn the noise by heart
+    epochs = min(most, max(1, round(forecaster.max_steps / n_steps)))
     lr = float(forecaster.lr)
     spec = Spec(
         epochs=epochs,
