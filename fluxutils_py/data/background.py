@@ -102,7 +102,7 @@ class BackgroundDataLoader(Generic[T]):
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
         self = cls.__new__(cls)
-        self._start(partial(_without_stop, fn), zip(items), n, workers, ordered)
+        self._start(partial(_without_stop, fn), map(_one_argument, items), n, workers, ordered)
         return self
 
     def _start(self, fn: Callable[..., T], items: Iterator[tuple], n: int, workers: int | None, ordered: bool) -> None:
@@ -335,6 +335,10 @@ def _without_stop(fn: Callable[[S], T], item: S) -> T:
         return fn(item)
     except StopIteration as error:
         raise RuntimeError("fn raised StopIteration") from error
+
+
+def _one_argument(item: S) -> tuple[S]:  # zip, and the frame of a generator, would keep the last item alive
+    return (item,)
 
 
 _open_loaders: weakref.WeakSet[BackgroundDataLoader] = weakref.WeakSet()

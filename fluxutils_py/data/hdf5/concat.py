@@ -5,24 +5,23 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import h5py
 import numpy as np
 
 from fluxutils_py.data.hdf5 import opening
-from fluxutils_py.data.hdf5.feature_names import read_names, write_names
+from fluxutils_py.data.hdf5.concat_sources import Axes, Source, inspect_sources, show_axes
+from fluxutils_py.data.hdf5.feature_names import write_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
-from fluxutils_py.data.hdf5.opening import check_heap, describe, fnt_axes, open_file
+from fluxutils_py.data.hdf5.opening import describe, fnt_axes, open_file
 from fluxutils_py.data.hdf5.reading import h5mmap
-from fluxutils_py.data.hdf5.source_files import check_sources, escape
+from fluxutils_py.data.hdf5.source_files import escape
 from fluxutils_py.data.hdf5.writing import allocate, copy_into, make_dataset, new_file
 from fluxutils_py.errors import H5DataError
 from fluxutils_py.terminal import progress_bar
 
 PathLike = str | os.PathLike[str]
-Axes = tuple[int | None, int]  # along which rows of files follow each other, and files within a row
 NOT_COPIED = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST"}  # references, which mean nothing in another file
 
 
@@ -98,13 +97,16 @@ def h5concat(
     names = None if names is None else _checked_names(dst, names)
     paths, title = [path for row in rows for path in row], f"h5concat {os.path.basename(os.fsdecode(dst))}"
     with progress_bar(verbose, f"{title}: looking", len(paths), "file") as update:
-        joined, copied = _inspect(paths, names, axes, dims_pair, fill, update)
+        joined, copied = inspect_sources(paths, names, axes, dims_pair, fill, update)
     shapes = {name: _place(name, sources, rows, dims_pair) for name, sources in joined.items()}
     features = {name: _feature_names(name, sources, shapes[name]) for name, sources in joined.items()}
     joined = {name: [s for s in sources if s.exists] for name, sources in joined.items()}
-    fills = {name: (fill or 0) if _has_gaps(sources, shapes[name]) else None for name, sources in joined.items()}
+    sizes = {name: sum(int(np.prod(s.shape, dtype=object)) for s in sources) for name, sources in joined.items()}
+    fills = {
+        name: (fill or 0) if size < int(np.prod(shapes[name], dtype=object)) else None for name, size in sizes.items()
+    }
     types = {name: _common_type(name, sources, virtual, fills[name]) for name, sources in joined.items()}
-    total = sum(s.dtype.itemsize * int(np.prod(s.shape)) for sources in joined.values() for s in sources)
+    total = sum(sizes[name] * sources[0].dtype.itemsize for name, sources in joined.items())
     with new_file(dst) as file, progress_bar(verbose, title, 0 if virtual else total, "B") as update:
         for name, sources in joined.items():
             if virtual:
@@ -170,124 +172,6 @@ def _checked_names(dst: PathLike, names: Any) -> list[str]:
     return full_names
 
 
-# -- what is in the files -----------------------------------------------------------------------------------
-
-
-@dataclass
-class Source:
-    """A dataset of numbers in one of the files, or the gap that it leaves where a file lacks it."""
-
-    path: str
-    axes: str | None
-    shape: tuple[int, ...]  # as (F, N, T)
-    dtype: np.dtype
-    kind: Any  # the type as HDF5 has it
-    names: tuple[str, ...] | None  # of features
-    at: list[int] = field(default_factory=list)  # where it begins in the result
-    exists: bool = True
-
-
-def _inspect(
-    paths: list[str],
-    names: Sequence[str] | None,
-    axes: str | None,
-    pair: Axes,
-    fill: float | None,
-    update: Callable[[int], Any],
-) -> tuple[dict[str, list[Source]], dict[str, str]]:
-    """Datasets to join, with a source for each file; and what is copied whole, with the file that it comes from."""
-    files: list[dict[str, Source | None]] = []  # what each holds: None for what can only be copied
-    values: dict[str, tuple[str, Any]] = {}  # of what can only be copied, and the file
-    groups: dict[str, str] = {}
-    for path in paths:
-        files.append({})
-        with open_file(path) as file, opening.wrap_h5_errors(path):
-            for name in names or file:
-                if names and fill is not None and name not in file:
-                    continue
-                item = (opening.find_dataset if names else opening.get_object)(file, path, name)
-                if isinstance(item, h5py.Group):
-                    groups.setdefault(name, path)
-                elif isinstance(item, h5py.Dataset):
-                    joins = opening.holds_numbers(item) and all(d is None or -item.ndim <= d < item.ndim for d in pair)
-                    files[-1][name] = _source(item, path, name, axes) if joins else None
-                    if not joins:
-                        check_heap(file, name, describe(path, name), values=True)
-                        _require_same_values(values, item, path, name, pair)
-        update(1)
-    joined: dict[str, list[Source]] = {}
-    for name in dict.fromkeys(name for datasets in files for name in datasets):
-        having = [(path, datasets[name]) for path, datasets in zip(paths, files, strict=True) if name in datasets]
-        first_path, first = having[0]
-        for path, source in having:
-            if (source is None) != (first is None):
-                raise H5DataError(
-                    f"{describe(path, name)} has another type or number of axes than in {first_path}; write it again "
-                    "like that one, or leave it out with names=[...]"
-                )
-        if len(having) < len(files) and fill is None:
-            path = next(path for path, datasets in zip(paths, files, strict=True) if name not in datasets)
-            raise H5DataError(
-                f"{describe(path, name)} is missing, {first_path} has it; pass fill=np.nan to leave a gap there, or "
-                "leave it out with names=[...]"
-            )
-        if first is not None:
-            joined[name] = [h.get(name) or _gap(first, h, p, name, pair) for p, h in zip(paths, files, strict=True)]
-    if not joined:
-        raise H5DataError(
-            f"{paths[0]}: no dataset in it has an axis {_shown(pair)} to join along; it holds "
-            f"{', '.join(values) or 'none at all'} (datasets in groups are joined when named: names=['group/x'])"
-        )
-    return joined, {name: path for name, (path, _) in values.items()} | groups
-
-
-def _source(dataset: h5py.Dataset, path: str, name: str, axes: str | None) -> Source:
-    where = describe(path, name)
-    letters = opening.read_axes(dataset, axes if dataset.ndim == 3 else None, where)
-    check_sources(dataset, where)
-    check_heap(dataset.file, dataset.name, where, list(dataset.attrs))  # all of which are copied
-    shape = tuple(int(dataset.shape[i]) for i in fnt_axes(letters, dataset.ndim))
-    names = read_names(dataset, shape[0]) if len(shape) == 3 else None
-    return Source(path, letters, shape, opening.numpy_dtype(dataset), dataset.id.get_type().copy(), names)
-
-
-def _gap(like: Source, datasets: dict[str, Source | None], path: str, name: str, pair: Axes) -> Source:
-    """What a file leaves that lacks a dataset: as long as the other datasets in it."""
-    shape = list(like.shape)
-    for axis in pair:
-        lengths = {source.shape[axis] for source in datasets.values() if source is not None and axis is not None}
-        if axis is not None and len(lengths) != 1:
-            raise H5DataError(
-                f"{describe(path, name)} is missing, and how long a gap to leave along axis {axis} cannot be told from "
-                f"the file's other datasets; write one of NaN there, or leave it out with names=[...]"
-            )
-        shape[axis or 0] = lengths.pop() if lengths else shape[axis or 0]
-    return replace(like, path=path, shape=tuple(shape), names=None, exists=False)
-
-
-def _require_same_values(
-    values: dict[str, tuple[str, Any]], dataset: h5py.Dataset, path: str, name: str, pair: Axes
-) -> None:
-    first_path, first = values.setdefault(name, (path, dataset[()]))
-    if not _equal(first, dataset[()]):
-        reason = f"has no axis {_shown(pair)}" if opening.holds_numbers(dataset) else "does not hold numbers"
-        raise H5DataError(
-            f"{describe(path, name)} {reason}, so that it can only be copied, and is not the same as in {first_path}; "
-            "put it into a group (which is copied from the first file) or leave it out with names=[...]"
-        )
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, h5py.Empty) or isinstance(b, h5py.Empty):
-        return a == b
-    a, b = np.asarray(a), np.asarray(b)
-    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
-
-
-def _shown(pair: Axes) -> str:
-    return str(pair[1] if pair[0] is None else pair)
-
-
 # -- where it goes ------------------------------------------------------------------------------------------
 
 
@@ -310,17 +194,13 @@ def _place(name: str, sources: list[Source], rows: list[list[str]], pair: Axes) 
             if odd:
                 raise H5DataError(
                     f"{describe(part.path, name)} has shape {part.shape}, in {first.path} it is {first.shape}; they "
-                    f"may differ only along {_shown(pair)}; join along another axis, or leave it out with "
+                    f"may differ only along {show_axes(pair)}; join along another axis, or leave it out with "
                     "names=[...]"
                 )
             part.at = list(start)
             end = [max(e, s + n) for e, s, n in zip(end, start, part.shape, strict=True)]
             start[along[1] or 0] += part.shape[along[1] or 0]
     return tuple(end)
-
-
-def _has_gaps(sources: list[Source], shape: tuple[int, ...]) -> bool:
-    return sum(int(np.prod(s.shape, dtype=object)) for s in sources) < int(np.prod(shape, dtype=object))
 
 
 def _common_type(name: str, sources: list[Source], virtual: bool, fill: float | None) -> Any:

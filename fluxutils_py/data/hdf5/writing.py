@@ -70,7 +70,7 @@ def h5save(
     ...     f["x"].shape, f["x"].attrs["axes"], f["train/n_series"][()].item()
     ((5, 3, 4), 'TNF', 2)
     """
-    arrays = _by_name(path, mapping)
+    arrays = _by_name(check_path(path), mapping)
     check_axes(axes, 3, check_path(path))
     names = _names_by_name(path, arrays, feature_names)
     total = sum(int(np.prod(a.shape, dtype=object)) * a.dtype.itemsize for a in arrays.values() if a is not None)
@@ -103,14 +103,22 @@ def h5save(
                 ) from error
 
 
-def _by_name(path: str | os.PathLike[str], mapping: Any) -> dict[str, Any]:
-    """Return the arrays by their full names in HDF5, with None for a group."""
-    arrays: dict[str, Any] = {}
-    for full_name, value in _leaves(check_path(path), mapping, ""):
-        name = "/".join(part for part in full_name.split("/") if part not in ("", "."))
-        if name in arrays and not (value is None and arrays[name] is None):
+def _by_name(path: str, mapping: Any, prefix: str = "", arrays: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Collect arrays by the full names that HDF5 gives them, None for a group."""
+    arrays = {} if arrays is None else arrays
+    if not isinstance(mapping, Mapping):
+        raise H5DataError(
+            f"{path}: expected a mapping of names to arrays, as {{'x': x, 'y': y}}, got {type(mapping).__name__}"
+        )
+    for key, value in mapping.items():
+        check_name(path, key)
+        name = "/".join(part for part in f"{prefix}/{key}".split("/") if part not in ("", "."))
+        array = None if isinstance(value, Mapping) else _as_array(value, describe(path, name))
+        if name in arrays and not (array is None and arrays[name] is None):
             raise H5DataError(f"{describe(path, name)} is given twice; give one of the two another name")
-        arrays[name] = value
+        arrays[name] = array
+        if array is None:
+            _by_name(path, value, name, arrays)
     return arrays
 
 
@@ -135,21 +143,6 @@ def _names_by_name(path: str | os.PathLike[str], arrays: dict[str, Any], given: 
             )
         names[key] = check_names(value, arrays[key].shape, describe(path, name))
     return {name: value for name, value in names.items() if value is not None}
-
-
-def _leaves(path: str, mapping: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    """Names and arrays, None for a group."""
-    if not isinstance(mapping, Mapping):
-        raise H5DataError(
-            f"{path}: expected a mapping of names to arrays, as {{'x': x, 'y': y}}, got {type(mapping).__name__}"
-        )
-    for name, value in mapping.items():
-        check_name(path, name)
-        if isinstance(value, Mapping):
-            yield prefix + name, None
-            yield from _leaves(path, value, f"{prefix}{name}/")
-        else:
-            yield prefix + name, _as_array(value, describe(path, prefix + name))
 
 
 def _as_array(value: Any, where: str) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.data import H5Lazy, H5Map, h5concat, h5mmap, h5save
+from fluxutils_py.data.hdf5.concat_sources import inspect_sources
 from fluxutils_py.errors import H5DataError
 
 BOTH = pytest.mark.parametrize("virtual", [True, False])
@@ -257,6 +258,20 @@ def test_a_pattern_stands_for_the_files_that_match_it(tmp_path, virtual):
     assert np.array_equal(read(tmp_path / "one.h5"), arrays[0])
     with pytest.raises(FileNotFoundError, match=r"\*\.npy: no file matches this pattern$"):
         h5concat(tmp_path / "all.h5", f"{tmp_path}/*.npy", 1, virtual)
+
+
+def test_what_the_files_hold(tmp_path):
+    paths = files(tmp_path, [numbers((2, n, 3), n) for n in (1, 4)], unit="K")
+    with h5py.File(paths[1], "a") as file:
+        file["y"], file["notes/n"] = np.zeros((4, 3)), 1
+    looked_at = []
+    joined, copied = inspect_sources(list(map(str, paths)), None, None, (None, -2), np.nan, looked_at.append)
+    assert {name: [(s.shape, s.exists) for s in sources] for name, sources in joined.items()} == {
+        "x": [((2, 1, 3), True), ((2, 4, 3), True)],
+        "y": [((1, 3), False), ((4, 3), True)],
+    }
+    assert copied == {"unit": str(paths[0]), "notes": str(paths[1])}
+    assert looked_at == [1, 1]
 
 
 # -- what else is in the files ------------------------------------------------------------------------------
