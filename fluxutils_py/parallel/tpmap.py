@@ -19,7 +19,8 @@ ARGTYPES = ("static", "thru", "broadcast", "shard", "rng")
 
 def tpmap(
     f: Callable[..., Any],
-    argtypes: Sequence[str],
+    axis_name: str | Sequence[str],
+    argtypes: Sequence[str] | None = None,
     kwargtypes: Mapping[str, str] | None = None,
     *,
     devices: int | Sequence[Any] = 1,
@@ -32,6 +33,8 @@ def tpmap(
     f : callable
         Returns a tensor, array or number, or nested lists, tuples and dicts of them. It runs in several threads at the
         same time.
+    axis_name : str
+        Of the axis of devices; it has no effect, and may be left out.
     argtypes : sequence of str
         What each device gets of each positional argument. ``"static"``: the argument itself. ``"broadcast"``: a copy on
         the device. ``"shard"``: an equal part of its leading axis. ``"thru"``: entry ``i`` of its leading axis, whose
@@ -66,6 +69,10 @@ def tpmap(
     tensor([[0., 2.],
             [4., 6.]])
     """
+    if not isinstance(axis_name, str):  # left out
+        argtypes, kwargtypes = axis_name, kwargtypes if argtypes is None else argtypes  # type: ignore[assignment]
+    if argtypes is None:
+        raise TypeError("tpmap needs argtypes, one for each positional argument")
     where = [torch.device("cpu")] * devices if isinstance(devices, int) else [torch.device(d) for d in devices]
     kwargtypes = dict(kwargtypes or {})
     if not where:

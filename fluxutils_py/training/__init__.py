@@ -4,9 +4,10 @@ from fluxutils_py.reporting.tables import history_table
 from fluxutils_py.training.adapters import cb, cby
 from fluxutils_py.training.checkpointer import Checkpointer
 from fluxutils_py.training.crontab import CronTab
-from fluxutils_py.training.dataset import InMemory, Map, ReadAhead, Take
+from fluxutils_py.training.dataset import Map, ReadAhead, Take
 from fluxutils_py.training.early_stopping import EarlyStopping
 from fluxutils_py.training.hooks import StopTraining
+from fluxutils_py.training.in_memory import InMemory
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.task_step import TaskStep

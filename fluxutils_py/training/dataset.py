@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain, count, islice
+from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from fluxutils_py.data import BackgroundDataLoader
-from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.training.generator_state import get_generator_state, set_generator_state, start_epoch_order
-from fluxutils_py.training.minibatch import Minibatch, as_minibatch, as_tuple
+from fluxutils_py.errors import DataError
+from fluxutils_py.training.generator_state import get_generator_state, set_generator_state
+from fluxutils_py.training.minibatch import Minibatch, as_minibatch
 from fluxutils_py.validation import check_integer
 
 __all__ = ["Dataset"]
@@ -228,95 +226,3 @@ class ReadAhead(_DerivedDataset):
         rest = iterate_from(self.source, n)
         with BackgroundDataLoader(lambda: next(rest), self.n, workers=1) as ahead:
             yield from ahead
-
-
-class InMemory:
-    """Arrays or tensors, cut along their first axis into batches.
-
-    Parameters
-    ----------
-    inputs, labels : array, Tensor, or tuple of them
-        All with equally many examples. Arrays become tensors that share their memory.
-    batchsize : int
-    shuffle : bool
-        Draw a new order for each pass.
-    infinite : bool
-        Go on with another pass instead of ending: for ``run_steps``.
-    drop_last : bool
-        Leave out a last batch that is smaller.
-    random_state : int or numpy.random.Generator, optional
-        Where the orders come from.
-    kind, name
-        As in :class:`Dataset`.
-
-    Raises
-    ------
-    ShapeError
-        If they differ in their number of examples, or have none.
-
-    Examples
-    --------
-    >>> [tuple(batch.inputs[0].shape) for batch in InMemory(torch.zeros(7, 2), batchsize=3)]
-    [(3, 2), (3, 2), (1, 2)]
-    """
-
-    def __init__(
-        self,
-        inputs: Any,
-        labels: Any = (),
-        *,
-        batchsize: int,
-        shuffle: bool = False,
-        infinite: bool = False,
-        drop_last: bool = False,
-        random_state: Any = None,
-        kind: Any = None,
-        name: str = "in memory",
-    ) -> None:
-        self.inputs = tuple(torch.as_tensor(v) for v in as_tuple(inputs))
-        self.labels = tuple(torch.as_tensor(v) for v in as_tuple(labels))
-        self.batchsize, self.shuffle, self.infinite = check_integer("batchsize", batchsize, 1), shuffle, infinite
-        self.drop_last, self.kind, self.name = drop_last, kind, name
-        self.rng = np.random.default_rng(random_state)
-        sizes = [len(v) for v in (*self.inputs, *self.labels)]
-        if not sizes or len(set(sizes)) > 1 or not sizes[0]:
-            raise ShapeError(f"inputs and labels must have equally many examples, at least 1, got {sizes}")
-        self.n = sizes[0]
-        self._began: dict[str, Any] | None = None  # the generator at the beginning of the last pass
-        if not self._per_pass():
-            raise ShapeError(f"{self.n} examples make no batch of {self.batchsize}; set drop_last=False")
-
-    def _per_pass(self) -> int:
-        return self.n // self.batchsize if self.drop_last else -(-self.n // self.batchsize)
-
-    def __len__(self) -> int:
-        if self.infinite:
-            raise TypeError(f"dataset {self.name!r} is infinite: it has no length")
-        return self._per_pass()
-
-    def __iter__(self) -> Iterator[Minibatch]:
-        return self.skip(0)
-
-    def skip(self, n: int) -> Iterator[Minibatch]:
-        self._began = start_epoch_order(self.rng, self._began, n)
-        for chosen in islice(self._choices(), n, None):
-            yield Minibatch(tuple(v[chosen] for v in self.inputs), tuple(v[chosen] for v in self.labels), self.kind)
-
-    def _choices(self) -> Iterator[Any]:
-        """Which examples are in each batch."""
-        passes = (self._order() for _ in (count() if self.infinite else range(1)))
-        cuts = [slice(i * self.batchsize, (i + 1) * self.batchsize) for i in range(self._per_pass())]
-        return chain.from_iterable((cut if order is None else order[cut] for cut in cuts) for order in passes)
-
-    def _order(self) -> Tensor | None:
-        return torch.from_numpy(self.rng.permutation(self.n)) if self.shuffle else None
-
-    def reset(self) -> None:
-        """Nothing to do: each pass begins anew."""
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"rng": get_generator_state(self.rng), "began": self._began}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        set_generator_state(self.rng, state["rng"])
-        self._began = state["began"]

@@ -110,7 +110,7 @@ class WindowStep:
 
     def start_epoch(self) -> None:
         """Begin a new mean of the gradients."""
-        self._gradient_sum = torch.zeros_like(self._step.gradient)
+        self._gradient_sum = torch.zeros_like(self._step.vector.values)
         self._n_gradients, self._n_live, self._live_part = 0, 0.0, 0.0
 
     def flush(self) -> None:
