@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import math
@@ -10,11 +9,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +22,7 @@ from fluxutils_py.parallel import RankGroup, is_main_process
 from fluxutils_py.training.plain_files import read_file, to_plain_data
 from fluxutils_py.training.triggers import Trigger
 from fluxutils_py.validation import check_integer
+from fluxutils_py.versions import installed_version
 
 KIND, FORMAT = "fluxutils_py checkpoint", 1
 NAME = re.compile(r"checkpoint-n(\d{7,})-step-(\d{8,})\.pt")
@@ -288,11 +286,12 @@ class Checkpointer:
             "kind": KIND,
             "format": FORMAT,
             "step": step,
-            "trainable": {name: list(keys) for name, keys in (trainable or {}).items()},
+            "trainable": dict(trainable or {}),
             "state": {name: to_plain_data(part, name) for name, part in state.items()},
-            "others": [dict(other) for other in others],
+            "others": list(others),
         }
-        about = {"step": step, "metrics": dict(metrics or {}), "versions": versions()}
+        versions = {name: installed_version(name) for name in ("fluxutils_py", "torch", "numpy")}
+        about = {"step": step, "metrics": dict(metrics or {}), "versions": versions}
         self.dir.mkdir(parents=True, exist_ok=True)
         self._clean()
         newest = self.latest()
@@ -378,14 +377,6 @@ def mean(tensors: list[Tensor | None], name: str) -> Tensor:
         raise LoadError(f"{name} has the shapes {shapes} in the newest checkpoints: no mean can be taken of them")
     there = [t for t in tensors if t is not None]
     return torch.stack([t.double() for t in there]).mean(0).to(there[0].dtype)
-
-
-def versions() -> dict[str, str]:
-    """Of what wrote a checkpoint."""
-    found = {"torch": torch.__version__, "numpy": np.__version__}
-    with contextlib.suppress(PackageNotFoundError):
-        found["fluxutils_py"] = version("fluxutils_py")
-    return found
 
 
 def sync_folder(folder: Path) -> None:
