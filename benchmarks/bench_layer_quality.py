@@ -133,8 +133,7 @@ def characters(make: Make, seconds: float) -> float:
         return a[: N_TEXTS * T].reshape(1, N_TEXTS, T), a[1 : N_TEXTS * T + 1].reshape(1, N_TEXTS, T)
 
     torch.manual_seed(0)
-    units = 2 * WIDE if make in (LSTM, GRU) else WIDE  # what a layer alone saves in depth it has in width
-    model = nn.Sequential(nn.Embedding(n_codes, WIDE), nn.Flatten(-2), make(WIDE, units), nn.Linear(units, n_codes))
+    model = nn.Sequential(nn.Embedding(n_codes, WIDE), nn.Flatten(-2), make(WIDE, WIDE), nn.Linear(WIDE, n_codes))
     est = fit(model, *rows(ids[:n_train]), seconds, nn.CrossEntropyLoss(), lr=LR_TEXT[make in (LSTM, GRU)], seqsize=512)
     x, y = rows(ids[n_train:])
     scores = torch.from_numpy(est.predict(x))  # (V, N, T)

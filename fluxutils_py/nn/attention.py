@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fluxutils_py.nn.recurrent import Recur
-from fluxutils_py.nn.sizes import check_features, check_size
+from fluxutils_py.nn.sizes import check_features, set_sizes
 
 ROTARY_BASE = 10_000.0
 State = tuple[Tensor, Tensor, Tensor]
@@ -133,9 +133,13 @@ class SlidingWindowAttention(Recur):
     (torch.Size([7, 4, 8]), torch.Size([4, 4, 8]))
     """
 
+    n_in: int
+    n_out: int
+    n_heads: int
+    window: int
+
     def __init__(self, n_in: int, n_out: int, n_heads: int = 4, window: int = 64) -> None:
-        self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
-        self.n_heads, self.window = check_size(self, "n_heads", n_heads), check_size(self, "window", window)
+        set_sizes(self, n_in=n_in, n_out=n_out, n_heads=n_heads, window=window)
         if self.n_out % self.n_heads:
             raise ValueError(
                 f"SlidingWindowAttention: n_heads={self.n_heads} does not divide n_out={self.n_out}; "

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fluxutils_py.nn.recurrent import Recur
-from fluxutils_py.nn.sizes import check_features, check_probability, check_size
+from fluxutils_py.nn.sizes import check_features, check_probability, set_sizes
 
 
 class _Convolution(nn.Module):
@@ -91,6 +91,11 @@ class CausalConv1d(Recur):
     (torch.Size([7, 4, 5]), torch.Size([4, 4, 3]))
     """
 
+    n_in: int
+    n_out: int
+    kernel_size: int
+    dilation: int
+
     def __init__(
         self,
         n_in: int,
@@ -101,9 +106,7 @@ class CausalConv1d(Recur):
         weight_norm: bool = False,
         trainable_init: bool = False,
     ) -> None:
-        self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
-        self.kernel_size = check_size(self, "kernel_size", kernel_size)
-        self.dilation = check_size(self, "dilation", dilation)
+        set_sizes(self, n_in=n_in, n_out=n_out, kernel_size=kernel_size, dilation=dilation)
         self.bias, self.weight_norm = bool(bias), bool(weight_norm)
         inner = _Convolution(self.n_in, self.n_out, self.kernel_size, self.dilation, self.bias, self.weight_norm)
         super().__init__(inner, trainable_init)
@@ -164,11 +167,14 @@ class TCN(nn.Module):
     (torch.Size([7, 4, 5]), 29)
     """
 
+    n_in: int
+    n_out: int
+    n_levels: int
+    kernel_size: int
+
     def __init__(self, n_in: int, n_out: int, n_levels: int = 6, kernel_size: int = 3, dropout: float = 0.0) -> None:
         super().__init__()
-        self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
-        self.n_levels = check_size(self, "n_levels", n_levels)
-        self.kernel_size = check_size(self, "kernel_size", kernel_size)
+        set_sizes(self, n_in=n_in, n_out=n_out, n_levels=n_levels, kernel_size=kernel_size)
         self.dropout = check_probability(self, "dropout", dropout)
         sizes = [self.n_in, *[self.n_out] * self.n_levels]
         self.blocks = nn.Sequential(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn.linear_recurrence import linear_recurrence
 from fluxutils_py.nn.recurrent import Recur
-from fluxutils_py.nn.sizes import check_features, check_size
+from fluxutils_py.nn.sizes import check_features, set_sizes
 
 
 class _GatedRecurrence(nn.Module):
@@ -108,8 +108,11 @@ class MinGRU(Recur):
         blocks="z and h",
     )
 
+    n_in: int
+    n_out: int
+
     def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
-        self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
+        set_sizes(self, n_in=n_in, n_out=n_out)
         super().__init__(_MinGRU(self.n_in, self.n_out), trainable_init)
 
 
@@ -121,8 +124,11 @@ class MinLSTM(Recur):
         blocks="f, i and h",
     )
 
+    n_in: int
+    n_out: int
+
     def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
-        self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
+        set_sizes(self, n_in=n_in, n_out=n_out)
         super().__init__(_MinLSTM(self.n_in, self.n_out), trainable_init)
 
 
@@ -218,6 +224,10 @@ class LRU(Recur):
     (torch.Size([7, 4, 5]), torch.Size([4, 8, 2]))
     """
 
+    n_in: int
+    n_out: int
+    n_states: int
+
     def __init__(
         self,
         n_in: int,
@@ -228,8 +238,8 @@ class LRU(Recur):
         max_phase: float = 2 * math.pi,
         trainable_init: bool = False,
     ) -> None:
-        self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
-        self.n_states = (self.n_out + 1) // 2 if n_states is None else check_size(self, "n_states", n_states)
+        set_sizes(self, n_in=n_in, n_out=n_out)
+        set_sizes(self, n_states=(self.n_out + 1) // 2 if n_states is None else n_states)
         if not 0 <= r_min < r_max <= 1:
             raise ValueError(f"LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min={r_min!r}, r_max={r_max!r}")
         if not 0 < max_phase <= 2 * math.pi:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fluxutils_py.nn.recurrent import TORCH_LAYERS, Recur
-from fluxutils_py.nn.sizes import check_features, check_probability, check_size
+from fluxutils_py.nn.sizes import check_features, check_probability, set_sizes
 
 
 class _Block(nn.Module):
@@ -66,6 +66,10 @@ class SequenceStack(nn.Module):
     (torch.Size([7, 4, 1]), 2)
     """
 
+    n_in: int
+    n_out: int
+    n_layers: int
+
     def __init__(
         self, cell: Callable[[int, int], nn.Module], n_in: int, n_out: int, n_layers: int = 2, dropout: float = 0.0
     ) -> None:
@@ -73,8 +77,7 @@ class SequenceStack(nn.Module):
         if not callable(cell):
             raise TypeError(f"SequenceStack: cell must be a class of layers or a callable, got {cell!r}")
         self.cell = cell
-        self.n_in, self.n_out = check_size(self, "n_in", n_in), check_size(self, "n_out", n_out)
-        self.n_layers = check_size(self, "n_layers", n_layers)
+        set_sizes(self, n_in=n_in, n_out=n_out, n_layers=n_layers)
         self.dropout = check_probability(self, "dropout", dropout)
         self.embed = nn.Linear(self.n_in, self.n_out)
         self.blocks = nn.Sequential(*(_Block(self._layer(), self.n_out, self.dropout) for _ in range(self.n_layers)))

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 from torch import Tensor, nn
 
 from fluxutils_py.errors import ShapeError
+from fluxutils_py.validation import check_integer
 
 
-def check_size(layer: nn.Module, name: str, value: Any, minimum: int = 1) -> int:
-    """``value`` as an int of at least ``minimum``; the error names the layer and the argument."""
-    message = f"{type(layer).__name__}: {name} must be an integer of {minimum} or more, got {value!r}"
-    if isinstance(value, bool):
-        raise TypeError(message)
-    try:
-        size = operator.index(value)  # NumPy's integers too
-    except TypeError:
-        raise TypeError(message) from None
-    if size < minimum:
-        raise ValueError(message)
-    return size
+def set_sizes(layer: nn.Module, **sizes: Any) -> None:
+    """Set each size as an attribute of the layer, an int of at least 1; the error names the layer and the size."""
+    for name, value in sizes.items():
+        setattr(layer, name, check_integer(f"{type(layer).__name__}: {name}", value, 1))
 
 
 def check_probability(layer: nn.Module, name: str, value: Any) -> float:

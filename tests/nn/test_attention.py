@@ -94,10 +94,10 @@ def test_a_table_made_in_inference_mode_serves_training():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((0, 8), ValueError, "n_in must be an integer of 1 or more, got 0"),
-        ((3, 8, 0), ValueError, "n_heads must be an integer of 1 or more, got 0"),
-        ((3, 8, 2, 0), ValueError, "window must be an integer of 1 or more, got 0"),
-        ((3, 8, 2, 1.5), TypeError, "window must be an integer of 1 or more, got 1.5"),
+        ((0, 8), ValueError, "n_in must be a positive integer, got 0"),
+        ((3, 8, 0), ValueError, "n_heads must be a positive integer, got 0"),
+        ((3, 8, 2, 0), ValueError, "window must be a positive integer, got 0"),
+        ((3, 8, 2, 1.5), TypeError, "window must be a positive integer, got 1.5"),
         (
             (3, 10),
             ValueError,

@@ -111,17 +111,17 @@ def test_dropout_is_of_training_only():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: CausalConv1d(0, 5, 2), ValueError, "CausalConv1d: n_in must be an integer of 1 or more, got 0"),
-        (lambda: CausalConv1d(3, 5, 0), ValueError, "CausalConv1d: kernel_size must be an integer of 1 or more, got 0"),
-        (lambda: CausalConv1d(3, 5, 2, 0), ValueError, "CausalConv1d: dilation must be an integer of 1 or more, got 0"),
+        (lambda: CausalConv1d(0, 5, 2), ValueError, "CausalConv1d: n_in must be a positive integer, got 0"),
+        (lambda: CausalConv1d(3, 5, 0), ValueError, "CausalConv1d: kernel_size must be a positive integer, got 0"),
+        (lambda: CausalConv1d(3, 5, 2, 0), ValueError, "CausalConv1d: dilation must be a positive integer, got 0"),
         (
             lambda: CausalConv1d(3, 5, "2"),
             TypeError,
-            "CausalConv1d: kernel_size must be an integer of 1 or more, got '2'",
+            "CausalConv1d: kernel_size must be a positive integer, got '2'",
         ),
-        (lambda: TCN(3, 0), ValueError, "TCN: n_out must be an integer of 1 or more, got 0"),
-        (lambda: TCN(3, 5, 0), ValueError, "TCN: n_levels must be an integer of 1 or more, got 0"),
-        (lambda: TCN(3, 5, 2, 0), ValueError, "TCN: kernel_size must be an integer of 1 or more, got 0"),
+        (lambda: TCN(3, 0), ValueError, "TCN: n_out must be a positive integer, got 0"),
+        (lambda: TCN(3, 5, 0), ValueError, "TCN: n_levels must be a positive integer, got 0"),
+        (lambda: TCN(3, 5, 2, 0), ValueError, "TCN: kernel_size must be a positive integer, got 0"),
         (lambda: TCN(3, 5, dropout=1.5), ValueError, "TCN: dropout must be a number from 0 to 1, got 1.5"),
     ],
 )

@@ -123,10 +123,10 @@ def test_the_state_is_real_and_has_the_numbers_of_the_last_step():
 @pytest.mark.parametrize(
     ("sizes", "error", "message"),
     [
-        ((0, 5), ValueError, "n_in must be an integer of 1 or more, got 0"),
-        ((3, -1), ValueError, "n_out must be an integer of 1 or more, got -1"),
-        ((3, 2.5), TypeError, "n_out must be an integer of 1 or more, got 2.5"),
-        ((True, 5), TypeError, "n_in must be an integer of 1 or more, got True"),
+        ((0, 5), ValueError, "n_in must be a positive integer, got 0"),
+        ((3, -1), ValueError, "n_out must be a positive integer, got -1"),
+        ((3, 2.5), TypeError, "n_out must be a positive integer, got 2.5"),
+        ((True, 5), TypeError, "n_in must be a positive integer, got True"),
     ],
 )
 def test_bad_sizes_are_named(layer, sizes, error, message):
@@ -144,7 +144,7 @@ def test_another_number_of_features_is_named(layer):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_states": 0}, "LRU: n_states must be an integer of 1 or more, got 0"),
+        ({"n_states": 0}, "LRU: n_states must be a positive integer, got 0"),
         ({"r_min": 0.9, "r_max": 0.9}, "LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min=0.9, r_max=0.9"),
         ({"r_max": 1.1}, "LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min=0.9, r_max=1.1"),
         ({"max_phase": 7}, "LRU: max_phase must be an angle above 0, at most 2 pi, got 7"),

@@ -73,8 +73,8 @@ def test_dropout_is_of_training_only():
     [
         (("gru", 3, 4), TypeError, "cell must be a class of layers or a callable, got 'gru'"),
         ((lambda i, o: i, 3, 4), TypeError, "cell(n_in, n_out) must make a module, got int"),
-        ((MinGRU, 0, 4), ValueError, "n_in must be an integer of 1 or more, got 0"),
-        ((MinGRU, 3, 4, 0), ValueError, "n_layers must be an integer of 1 or more, got 0"),
+        ((MinGRU, 0, 4), ValueError, "n_in must be a positive integer, got 0"),
+        ((MinGRU, 3, 4, 0), ValueError, "n_layers must be a positive integer, got 0"),
         ((MinGRU, 3, 4, 1, -0.1), ValueError, "dropout must be a number from 0 to 1, got -0.1"),
     ],
 )
