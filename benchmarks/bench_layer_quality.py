@@ -28,10 +28,10 @@ from common import Report, Table, parse, parser
 from torch import nn
 
 from fluxutils_py import Estimator, Spec
-from fluxutils_py.nn import GRU, LRU, LSTM, TCN, MinGRU, MinLSTM, SequenceStack, SlidingWindowAttention
+from fluxutils_py.nn import GRU, LRU, LSTM, TCN, CausalConv1d, MinGRU, MinLSTM, SequenceStack, SlidingWindowAttention
 from fluxutils_py.training import StopTraining
 
-SEQUENCES, N_ROWS = 64, 32
+N_SERIES, N_ROWS = 64, 32
 N_TEXTS = 4  # parts that the text is read in side by side, in windows of 512 characters
 SMALL, WIDE = 32, 64  # units
 LR_TEXT = 5e-3, 1e-2  # of blocks, of a layer alone: each the best of 3e-3, 5e-3, 7e-3 and 1e-2
@@ -50,6 +50,7 @@ LAYERS: dict[str, Make] = {
     "2 blocks of MinLSTM": partial(SequenceStack, MinLSTM),
     "2 blocks of LRU": partial(SequenceStack, LRU),
     "2 blocks of LSTM": partial(SequenceStack, LSTM),
+    "CausalConv1d, 201 steps": partial(CausalConv1d, kernel_size=201),
     "TCN, 6 levels": TCN,
     "2 blocks of attention, 64 steps": attention(64),
 }
@@ -90,8 +91,8 @@ def network(make: Make, n_in: int, n_out: int, units: int) -> nn.Module:
 def flip_flop(make: Make, seconds: float) -> float:
     def data(seed: int) -> tuple[np.ndarray, np.ndarray]:
         rng = np.random.default_rng(seed)
-        x = rng.choice([-1.0, 0.0, 1.0], p=[0.025, 0.95, 0.025], size=(1, SEQUENCES, 1000)).astype("float32")
-        x[:, :, 0] = rng.choice([-1, 1], size=(1, SEQUENCES))
+        x = rng.choice([-1.0, 0.0, 1.0], p=[0.025, 0.95, 0.025], size=(1, N_SERIES, 1000)).astype("float32")
+        x[:, :, 0] = rng.choice([-1, 1], size=(1, N_SERIES))
         at = np.maximum.accumulate(np.where(x != 0, np.arange(1000), 0), axis=2)
         return x, np.take_along_axis(x, at, 2)
 
@@ -102,13 +103,13 @@ def flip_flop(make: Make, seconds: float) -> float:
 
 def recall(lag: int, seqsize: int, overlap: int, make: Make, seconds: float) -> float:
     def data(seed: int) -> tuple[np.ndarray, np.ndarray]:
-        x = np.random.default_rng(seed).choice([-1.0, 1.0], size=(1, SEQUENCES, 400)).astype("float32")
+        x = np.random.default_rng(seed).choice([-1.0, 1.0], size=(1, 32, 400)).astype("float32")
         y = np.zeros_like(x)
         y[:, :, lag:] = x[:, :, :-lag]
         return x, y
 
     spec = {"seqsize": seqsize, "overlap": overlap, "burn_in": lag, "batchsize": 8}
-    est = fit(network(make, 1, 1, SMALL), *data(0), seconds, **spec)
+    est = fit(network(make, 1, 1, SMALL // 2), *data(0), seconds, **spec)
     x, y = data(1)
     return float(((est.predict(x) - y)[:, :, lag:] ** 2).mean())
 
