@@ -6,8 +6,6 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable
-from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +13,10 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.nn import LSTM
 from fluxutils_py.nn.recurrent import wrap_recurrent
 from fluxutils_py.optim import ChainedOptimizer
-from fluxutils_py.training.make_optimizer import adamw, make_optimizer, with_python_numbers
+from fluxutils_py.training.make_optimizer import make_optimizer, with_python_numbers
 
 SIZES = {"n_in": 0, "n_features": 0, "n_out": 1, "n_outputs": 1}  # argument name -> index into (n_in, n_out)
 
@@ -57,16 +54,6 @@ def require_single_input_and_output(what: str, n_in: Any, n_out: Any) -> None:
 def default_model(n_in: int, n_out: int, n_hidden: int = 32) -> nn.Module:
     """What ``model=None`` means: one stateful LSTM layer and a linear head."""
     return nn.Sequential(LSTM(n_in, n_hidden), nn.Linear(n_hidden, n_out))
-
-
-def resolve_params(arguments: dict[str, Any]) -> SimpleNamespace:
-    """An estimator's arguments, with defaults that learn something where ``spec``, or model and ``opt``, are None."""
-    settings = SimpleNamespace(**arguments)
-    if settings.spec is None:
-        settings.spec = Spec(epochs=100)
-    if settings.opt is None and (settings.model is None or getattr(settings.model, "func", None) is default_model):
-        settings.opt = partial(adamw, lr=0.01)
-    return settings
 
 
 def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, device: Any) -> nn.Module:
