@@ -1,4 +1,4 @@
-"""What the files hold that are to be joined."""
+"""Look at what the files hold that are joined."""
 
 from __future__ import annotations
 
