@@ -88,9 +88,9 @@ class _Cell(nn.Module):
         return (self.weight_hh.detach().new_zeros(0, self.n_out),) * self.n_states
 
     def forward(self, x: Tensor, state: Any = None) -> tuple[Tensor, Any]:
-        found = self.by_kernel(x, state)
-        if found is not None:
-            return found
+        result = self.by_kernel(x, state)
+        if result is not None:
+            return result
         state = self.zero_state(x) if state is None else state
         states = (state,) if self.n_states == 1 else state
         after = self.formula(x, states, self.weight_ih, self.weight_hh, None, self.bias, self.form)
@@ -101,8 +101,8 @@ class _Cell(nn.Module):
 
         Differentiable twice where the native kernels compute it, else once.
         """
-        found = self.by_kernel(x, state)
-        return self._scan(x, self.zero_state(x) if state is None else state) if found is None else found
+        result = self.by_kernel(x, state)
+        return self._scan(x, self.zero_state(x) if state is None else state) if result is None else result
 
     def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """``window`` without the native kernels."""

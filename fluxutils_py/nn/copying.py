@@ -55,9 +55,9 @@ def shallow_copy(model: nn.Module, training: bool | None = None) -> nn.Module | 
 
 
 def _shallow(module: nn.Module, training: bool | None, made: dict[int, nn.Module]) -> nn.Module | None:
-    found = made.get(id(module))  # a module that stands in several places
-    if found is not None:
-        return found
+    existing = made.get(id(module))  # a module that stands in several places
+    if existing is not None:
+        return existing
     if not _copies_plainly(type(module)):
         return None
     internal = INTERNAL_RNN if isinstance(module, nn.RNNBase) else INTERNAL
@@ -102,8 +102,8 @@ def _collection(value: Any) -> Any:
 
 def _copies_plainly(kind: type) -> bool:
     """Whether copying a module of this class means copying its attributes."""
-    known = _plain.get(kind)
-    if known is None:
+    plain = _plain.get(kind)
+    if plain is None:
         own = [c for c in kind.__mro__ if c not in (object, nn.Module, Recur, nn.RNNBase)]
-        known = _plain[kind] = all(SPECIAL.isdisjoint(vars(c)) for c in own)
-    return known
+        plain = _plain[kind] = all(SPECIAL.isdisjoint(vars(c)) for c in own)
+    return plain

@@ -36,8 +36,8 @@ class Library:
     def __init__(self, path: Path, wanted: str = "") -> None:
         lib = ctypes.CDLL(str(path))  # lets go of Python's lock during a call
         lib.fluxutils_version.restype = ctypes.c_int32
-        if (found := lib.fluxutils_version()) != VERSION:
-            raise OSError(f"{path.name} is of version {found}, expected {VERSION}: install the package again")
+        if (version := lib.fluxutils_version()) != VERSION:
+            raise OSError(f"{path.name} is of version {version}, expected {VERSION}: install the package again")
         lib.fluxutils_isa.argtypes, lib.fluxutils_isa.restype = [ctypes.c_int32], ctypes.c_int32
         self.isa: int = lib.fluxutils_isa(ISAS.get(wanted, 0))
         if self.isa < 0:
@@ -79,7 +79,7 @@ class _Use:
     """The kernels in use in this process; there is one instance."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.loaded = False
         self.library: Library | None = None
         self.reason = ""  # why there is no library
         self.enabled = True  # by native_kernels()
@@ -87,7 +87,7 @@ class _Use:
 
     def load(self) -> None:
         """Once per process."""
-        self.asked = True
+        self.loaded = True
         self.library, self.reason = None, ""
         self.alone = multiprocessing.parent_process() is not None or any(
             os.environ.get(name, "1") not in ("", "1") for name in N_RANKS
@@ -111,7 +111,7 @@ _use = _Use()
 
 
 def _ask_again() -> None:
-    _use.asked = False
+    _use.loaded = False
 
 
 if hasattr(os, "register_at_fork"):
@@ -120,7 +120,7 @@ if hasattr(os, "register_at_fork"):
 
 def library() -> Library | None:
     """Return the library, or None if torch's layers are to be used."""
-    if not _use.asked:
+    if not _use.loaded:
         _use.load()
     return _use.library if _use.enabled else None
 
@@ -140,9 +140,9 @@ def n_threads() -> int:
 
 def kernels_in_use() -> str:
     """Describe in words the instruction set of the native kernels, or why torch's layers are used."""
-    found = library()
-    if found is not None:
-        return f"native kernels, {found.isa_name}"
+    lib = library()
+    if lib is not None:
+        return f"native kernels, {lib.isa_name}"
     return f"torch's layers: {_use.reason or 'switched off by native_kernels(False)'}"
 
 

@@ -18,7 +18,7 @@ from fluxutils_py.nn.states import recurrent_layers, reset
 
 Outputs = Tensor | tuple[Tensor, ...]
 
-_known: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()  # "steps", "windows" or "either"
+_modes: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()  # "steps", "windows" or "either"
 
 
 def run_window(model: nn.Module, xs: Tensor | Sequence[Tensor]) -> Outputs:
@@ -91,17 +91,17 @@ def window_mode(model: nn.Module, xs: Sequence[Tensor]) -> str:
 
     Arguments and errors are those of :func:`takes_windows`.
     """
-    known = cached_window_mode(model)
-    if known is None:
-        known = _known[model] = _try_both(model, xs)
-    return known
+    mode = cached_window_mode(model)
+    if mode is None:
+        mode = _modes[model] = _try_both(model, xs)
+    return mode
 
 
 def cached_window_mode(model: nn.Module) -> str | None:
     """Return the :func:`window_mode` of a model that declares it or was tried out; else None."""
-    known = _known.get(model)  # first: to say that it lacks an attribute takes a module longer, at every step
-    if known is not None:
-        return known
+    mode = _modes.get(model)  # first: to say that it lacks an attribute takes a module longer, at every step
+    if mode is not None:
+        return mode
     declared = getattr(model, "takes_windows", None)
     return ("windows" if declared else "steps") if isinstance(declared, bool) else None
 
@@ -125,8 +125,8 @@ def replica(model: nn.Module) -> nn.Module:
 
 def _with_mode(twin: nn.Module, model: nn.Module) -> nn.Module:
     """Return the copy, with the remembered window mode of the model."""
-    if model in _known:
-        _known[twin] = _known[model]
+    if model in _modes:
+        _modes[twin] = _modes[model]
     return twin
 
 

@@ -166,14 +166,14 @@ class _Recurrence(Function):
         if torch.is_grad_enabled():
             return None, None, *_differentiable(call, ctx.state_shape, inputs, needed, gradients)
         tensors: Any = [None if t is None else t.contiguous() for t in inputs]
-        found = [torch.empty_like(t) if need else None for t, need in zip(tensors, needed, strict=True)]
+        grads = [torch.empty_like(t) if need else None for t, need in zip(tensors, needed, strict=True)]
         given = [None if t is None else t.contiguous() for t in gradients]
         dy, dh, dc = given[0], given[1] if call.whole else None, given[-1] if call.cell.n_states == 2 else None
-        pointers = map(_pointer, (*tensors, y, None, None, kept, dy, dh, dc, *found))
+        pointers = map(_pointer, (*tensors, y, None, None, kept, dy, dh, dc, *grads))
         code = call.library.backward(_CALL.pack(*_head(call, tensors[0], tensors[4]), *pointers))
         if code:
             raise kernel_error(code)
-        return None, None, *found
+        return None, None, *grads
 
 
 # Without a look for transforms of functorch at every step: native_layers has made sure that there are none.
@@ -200,9 +200,9 @@ def _differentiable(
     outputs += [s.reshape(state_shape) for s in (state if call.whole else state[1:])]
     wanted = [t for t, need in zip(inputs, needed, strict=True) if need]
     used = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None]
-    found = iter(
+    grads = iter(
         torch.autograd.grad(
             [o for o, _ in used], wanted, [g for _, g in used], create_graph=True, materialize_grads=True
         )
     )
-    return [next(found) if need else None for need in needed]
+    return [next(grads) if need else None for need in needed]

@@ -208,12 +208,12 @@ class Recur(nn.Module):
         self._mark = memories[0].mark
 
     def _joined(self, parts: Sequence[State | None]) -> State | None:
-        known = [p for p in parts if p is not None]
-        if len(known) < len(parts):
+        kept = [p for p in parts if p is not None]
+        if len(kept) < len(parts):
             return None
-        if isinstance(known[0], Tensor):
-            return torch.cat([p.detach() for p in known], self.batch_dim)  # type: ignore[union-attr]  # all are
-        return tuple(torch.cat([t.detach() for t in ts], self.batch_dim) for ts in zip(*known, strict=True))
+        if isinstance(kept[0], Tensor):
+            return torch.cat([p.detach() for p in kept], self.batch_dim)  # type: ignore[union-attr]  # all are
+        return tuple(torch.cat([t.detach() for t in ts], self.batch_dim) for ts in zip(*kept, strict=True))
 
     # -- computing -----------------------------------------------------------------------------------
 
@@ -240,9 +240,9 @@ class Recur(nn.Module):
         return y if cut == n_steps else torch.cat([y, self._advance(x[cut:])])
 
     def _advance(self, x: Tensor) -> Tensor:
-        found = native_layers.run(self.module, x, self.state)
-        if found is not None:
-            y, state = found
+        result = native_layers.run(self.module, x, self.state)
+        if result is not None:
+            y, state = result
             object.__setattr__(self, "state", state)
             return y
         if x.dim() == 2:
@@ -377,8 +377,8 @@ def wrap_recurrent(model: nn.Module) -> nn.Module:
 
 def unwrapped_recurrent(model: nn.Module) -> list[str]:
     """Names of torch recurrent layers that no Recur holds: their state is lost between calls."""
-    held = {id(m) for r in model.modules() if isinstance(r, Recur) for m in r.modules()}
-    return [name for name, m in model.named_modules() if isinstance(m, TORCH_LAYERS) and id(m) not in held]
+    wrapped = {id(m) for r in model.modules() if isinstance(r, Recur) for m in r.modules()}
+    return [name for name, m in model.named_modules() if isinstance(m, TORCH_LAYERS) and id(m) not in wrapped]
 
 
 def map_state(fn: Callable[[Tensor], Tensor], state: State) -> State:

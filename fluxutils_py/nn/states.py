@@ -214,16 +214,16 @@ def _counts(layers: list[Recur], empty: list[tuple[Tensor, ...] | None], n: int)
     fresh = [len(e or ()) for e in empty]
     if n == sum(fresh):  # no module of the user's own had a state
         return fresh
-    known = [_n_tensors(r) for r in layers]
-    rest = n - sum(k or 0 for k in known)
-    if known.count(None) > 1 and rest > 0:
+    counts = [_n_tensors(r) for r in layers]
+    rest = n - sum(k or 0 for k in counts)
+    if counts.count(None) > 1 and rest > 0:
         raise ShapeError(
             "state: cannot tell which tensors belong to which of "
-            f"{known.count(None)} own recurrent modules; run the model on one step first"
+            f"{counts.count(None)} own recurrent modules; run the model on one step first"
         )
-    if rest < 0 or (rest > 0 and None not in known):
+    if rest < 0 or (rest > 0 and None not in counts):
         raise ShapeError(f"state has {n} tensor{'s' * (n != 1)}, that of the model has {n - rest}")
-    return [k if k is not None else rest for k in known]
+    return [k if k is not None else rest for k in counts]
 
 
 def _n_tensors(r: Recur) -> int | None:

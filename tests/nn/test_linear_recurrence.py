@@ -18,7 +18,7 @@ by_kernels = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernel
 def path(request, monkeypatch):
     """Once without the kernels, then with those of each instruction set."""
     library = kernels.Library(kernels.PATH, request.param) if request.param else None
-    monkeypatch.setattr(kernels._use, "asked", True)
+    monkeypatch.setattr(kernels._use, "loaded", True)
     monkeypatch.setattr(kernels._use, "library", library)
 
 

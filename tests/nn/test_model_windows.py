@@ -248,12 +248,12 @@ def test_the_answer_is_remembered_as_long_as_the_model_lives():
     assert calls == [(3, 4, 3)] + 3 * [(4, 3)]  # a window of three steps, then the steps; few series, not 3
     takes_windows(model, (torch.randn(2, 1, 3),))
     assert len(calls) == 4
-    known = len(windows_module._known)
+    known = len(windows_module._modes)
     gone = weakref.ref(model)
     del model
     gc.collect()
     assert gone() is None
-    assert len(windows_module._known) < known
+    assert len(windows_module._modes) < known
 
 
 def test_a_model_that_says_so_is_believed_without_a_trial():
