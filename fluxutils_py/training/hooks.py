@@ -168,15 +168,17 @@ class Hooks:
         An error ends the event, and says which hook it came from; but all hooks of ``close`` are called. In a loop of
         several ranks it is kept until the next collective.
         """
-        ranks, failed = getattr(loop, "ranks", None), None
+        ranks: Any = getattr(loop, "ranks", None)
+        is_single, failed = ranks is None or ranks.is_single, None
         for entry in self._entries[event]:
             if entry.trigger is not None and not entry.is_due(event, loop):
                 continue
             try:
-                collective = entry.collective and event not in ("start", "close")
-                if ranks is None:
+                if is_single:
                     self._call(entry, event, loop, args, kwargs)
-                elif collective or ranks.error is None or event == "close":
+                    continue
+                collective = entry.collective and event not in ("start", "close")
+                if collective or ranks.error is None or event == "close":
                     ranks.guard(self._call, entry, event, loop, args, kwargs, collective=collective)
             except Exception as error:
                 if event != "close":
