@@ -83,8 +83,8 @@ class GradientStep:
     n_numbers : int
         How many ``numbers`` each :class:`BatchLoss` has.
     stateful : bool
-        Whether recurrent layers go on from the batch before where a batch does not say, by an attribute ``first``,
-        whether it begins a series. By default each such batch begins anew. After each batch they are truncated.
+        Whether recurrent layers go on from the batch before if a batch does not say, by an attribute ``first``, whether
+        it begins a series. By default such a batch begins anew. After each batch states are detached.
     defer : bool, optional
         Whether losses are read one step late, so that a GPU need not wait for Python. A loss or gradient that is not
         finite is then an error one step later; meanwhile the optimizer, which must be a fused one of torch, changes
@@ -109,7 +109,7 @@ class GradientStep:
     RankError
         In a step, on every rank, if parameters differ in shape, or batches that must be the same are not.
     TypeError, ValueError
-        In a step, if the loss is no scalar tensor, or does not depend on the parameters.
+        If the loss is no scalar tensor, or does not depend on the parameters.
     """
 
     ends_together = True  # see Loop: a rank without a batch goes on calling it
@@ -231,11 +231,9 @@ class GradientStep:
         if not self._synchronized:
             self._synchronize()
         code, loss, part = (None if ranks.is_leaving else ranks.guard(self._own_part, batch)) or (0, 0.0, None)
-        if part is None:
-            totals = vector.reduce(0.0, 0.0, 0, has_batch=batch is not None, digest=code)
-        else:
-            weight = part.n_live if part.weight is None else part.weight
-            totals = vector.reduce(weight, loss, part.n_live, part.numbers, digest=code)
+        part = part or BatchLoss(None, 0)
+        weight = part.n_live if part.weight is None else part.weight
+        totals = vector.reduce(weight, loss, part.n_live, part.numbers, has_batch=batch is not None, digest=code)
         if ranks.stopped or not totals.n_batches:
             return None
         if self._shard is not None and not totals.same_batches:

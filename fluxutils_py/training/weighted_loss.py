@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.nn.losses import unreduced
+from fluxutils_py.nn.losses import require_equal_shapes, unreduced
 
 
 class WeightedLoss:
@@ -57,6 +57,7 @@ class WeightedLoss:
 
     def __call__(self, prediction: Any, labels: Any) -> Tensor:
         target, *extras = labels if isinstance(labels, tuple | list) else (labels,)
+        require_equal_shapes(self.loss, prediction, target)
         share = _shares(extras)
         if share is None:
             return unreduced(self.loss)(prediction, target)

@@ -1,36 +1,26 @@
-"""How a trainer calls its model for each kind of batch."""
+"""Calls of a model by kind."""
 
 import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.training.executors import Executors, Mode
+from fluxutils_py.training.executors import Executors, Mode, kind_key
 
 
-def test_one_function_for_each_kind_and_mode():
-    made = []
-    executors = Executors(nn.Identity(), 3, False, False)
+def test_there_is_one_call_for_each_kind_and_mode():
+    made, model = [], nn.Linear(3, 1)
+    executors = Executors(model, 3, False, False)
     executors.handlers.append(lambda executor, mode: made.append(mode))
-    first = executors("a", Mode.TRAIN)
-    assert executors("a", Mode.TRAIN) is first
-    assert executors("a", Mode.EVAL) is not first
-    assert executors(["unhashable"], Mode.EVAL) is executors(["unhashable"], Mode.EVAL)
-    assert made == [Mode.TRAIN, Mode.EVAL, Mode.EVAL]
-    x = torch.ones(2)
-    assert first((x,)) is x
+    x = torch.ones(2, 3)
+    for kind in (None, ["unhashable"], ["unhashable"]):
+        assert torch.equal(executors(kind, Mode.TRAIN)((x,)), model(x))
+    executors(None, Mode.EVAL)
+    assert made == [Mode.TRAIN, Mode.TRAIN, Mode.EVAL]
+    with pytest.raises(RuntimeError, match=r"one more than max_kinds=3"):
+        executors("another", Mode.EVAL)
+    assert kind_key({"a": 1}) == "{'a': 1}"
 
 
-def test_one_kind_too_many_is_an_error():
-    executors = Executors(nn.Identity(), 1, False, False)
-    executors("a", Mode.TRAIN)
-    with pytest.raises(RuntimeError, match=r"^kind 'b' in mode 'train' is one more than max_kinds=1: "):
-        executors("b", Mode.TRAIN)
-
-
-def test_the_kind_comes_first_and_calls_may_be_compiled():
-    class Kinds(nn.Module):
-        def forward(self, kind, x):
-            return kind, x
-
-    executors = Executors(Kinds(), 2, True, lambda run: lambda inputs: ("compiled", run(inputs)))
-    assert executors("a", Mode.EVAL)((3,)) == ("compiled", ("a", 3))
+def test_the_number_of_kinds_is_checked():
+    with pytest.raises(ValueError, match=r"^max_kinds must be a positive integer, got 0$"):
+        Executors(nn.Identity(), 0, False, False)

@@ -1,44 +1,50 @@
-"""Parts of a batch for several ranks, against numpy.array_split."""
+"""Batches divided over ranks."""
 
 import numpy as np
 import pytest
 import torch
 
 from fluxutils_py.errors import ShapeError
+from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.sharding import digest, n_observations, shard
 
+X = torch.arange(33.0).reshape(11, 3)
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7])
-def test_parts_are_those_of_array_split(size):
-    x, y = torch.arange(12.0).reshape(6, 2), np.arange(6)
-    batch = {"x": x, "y": (y, "text"), "one": torch.ones(1, 3)}
+
+@pytest.mark.parametrize("size", [1, 2, 3, 11])
+def test_shares_are_all_observations_in_order(size):
+    batch = {"x": X, "y": X.numpy()[:, :1], "name": "a", "one": torch.ones(1, 2)}
     parts = [shard(batch, rank, size) for rank in range(size)]
-    assert [p is None for p in parts] == [size > 6 and rank == 6 for rank in range(size)]
-    for part, expected in zip(parts, np.array_split(x.numpy(), size), strict=True):
-        if part is not None:
-            np.testing.assert_array_equal(part["x"], expected)
-            assert part["y"][1] == "text"
-            assert part["one"].shape == (1, 3)  # goes to every rank
+    assert torch.equal(torch.cat([p["x"] for p in parts]), X)
+    assert np.array_equal(np.concatenate([p["y"] for p in parts]), X.numpy()[:, :1])
+    assert {p["name"] for p in parts} == {"a"}
+    assert all(p["one"].shape == (1, 2) for p in parts)
+    assert max(len(p["x"]) for p in parts) - min(len(p["x"]) for p in parts) <= 1
 
 
-def test_another_axis():
-    part = shard(torch.arange(10).reshape(2, 5), 1, 2, axis=1)
-    assert part.tolist() == [[3, 4], [8, 9]]
+def test_a_rank_without_observations_has_none():
+    assert [shard((X[:2],), rank, 3) is None for rank in range(3)] == [False, False, True]
 
 
-def test_arrays_of_different_lengths_are_an_error():
-    with pytest.raises(ShapeError, match="have 3, 4 observations along axis 0"):
-        n_observations((np.zeros(3), np.zeros(4)))
+def test_what_cannot_be_divided_says_the_way_out():
+    with pytest.raises(ShapeError, match=r"^the arrays of the batch have 4, 11 observations along axis 0: give them"):
+        shard((X, X[:4]), 0, 2)
+    with pytest.raises(ShapeError, match=r"a str, holds no arrays that 2 ranks could divide: give each rank"):
+        shard("text", 0, 2)
 
 
-def test_a_batch_without_arrays_cannot_be_divided():
-    with pytest.raises(ShapeError, match="holds no arrays that 2 ranks could divide"):
-        shard({"text": "a"}, 0, 2)
+def test_a_minibatch_keeps_what_its_parts_weigh():
+    batch = Minibatch((X,), (X[:, :1],), weight=22.0)
+    assert [batch.shard(rank, 2).weight for rank in range(2)] == [12.0, 10.0]
+    weights = torch.rand(11, 1)
+    parts = [Minibatch((X,), (X[:, :1],), weight=weights).shard(rank, 2) for rank in range(2)]
+    assert torch.equal(torch.cat([p.weight for p in parts]), weights)
+    assert n_observations((X, X.T), axis=5) == 0
 
 
-def test_digests_tell_values_shapes_and_types_apart():
-    a = np.arange(6, dtype="float32")
-    others = [a + 1, a.reshape(2, 3), a.astype("float64"), [a], {"a": a}]
-    assert digest(a) == digest(a.copy()) == digest(np.ascontiguousarray(np.stack([a, a], 1)[:, 0]))
-    assert len({digest(other) for other in [a, *others]}) == 6
-    assert digest(torch.from_numpy(a)) < 1 << 24
+def test_digests_tell_batches_apart():
+    big = torch.randn(300, 70)
+    other = big.clone()
+    other[0] += 1
+    found = {digest(b) for b in ((X,), (X.double(),), (X, X), (X + 1,), X.T, big, other, "a", None)}
+    assert len(found) == 9
