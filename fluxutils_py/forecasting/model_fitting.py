@@ -18,6 +18,7 @@ from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.direct_model import DirectModel, Ensemble, recurrent_body
 from fluxutils_py.forecasting.forecast_loss import ForecastLoss
 from fluxutils_py.forecasting.panel_windows import Channels, PanelWindows, WindowArray
+from fluxutils_py.parallel import get_communicator
 from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 16  # passes over the data, unless these are fewer steps than the next
@@ -76,7 +77,7 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> Estimator:
     criterion = ForecastLoss(loss, windows.features.h, quantiles, windows.features.log, n_models)
     in_memory = windows.source.in_memory
     batchsize, seqsize = int(forecaster.batchsize), int(forecaster.seqsize)
-    n_steps = steps_per_epoch(lengths, batchsize, seqsize)
+    n_steps = steps_per_epoch(lengths, batchsize * get_communicator(forecaster.comm).size, seqsize)
     most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes learn the noise by heart
     epochs = min(most, max(1, round(forecaster.max_steps / n_steps)))
     lr = float(forecaster.lr)

@@ -326,3 +326,9 @@ def test_values_that_have_no_logarithm_are_refused_later(small, make_panel):
         warnings.simplefilter("ignore")
         with pytest.raises(DataError, match=r"positive when the forecaster was fitted.*transform='none'"):
             fc.predict(make_panel(("zero",)))
+
+
+def test_threads_equal_one(make_panel, small):
+    settings = {**small, "dropout": 0.0, "max_steps": 5}
+    one, two = (Forecaster(3, n_jobs=n, **settings).fit(make_panel(("wave",))).predict() for n in (1, 2))
+    np.testing.assert_allclose(two.Forecaster, one.Forecaster, rtol=1e-4)
