@@ -349,7 +349,11 @@ class RankGroup:
     def _exchange(self, value: Any) -> list[tuple[str, tuple[str, str] | None, bool, Any]]:
         """The call, the error, the wish to stop and the value of every rank."""
         if self._link.group is not self or not self._depth:
-            self._link.leave_steps()
+            try:
+                self._link.leave_steps()
+            except BaseException:
+                self.error_is_shared = True
+                raise
         if not self._has_met:
             self._has_met = True
             if hasattr(self.comm, "monitored_barrier"):

@@ -299,7 +299,7 @@ def _run(
         loop.hooks.attach(as_cb(call))
     if cby is not None:
         loop.hooks.attach(as_cby(cby))
-    loop.on_epoch("flush", lambda loop: step.flush())
+    loop.hooks.add("epoch", lambda loop: step.flush(), name="flush", collective=True)
     loop.run_epochs(islice(_samples(prepare), iterations), 1)
 
 
