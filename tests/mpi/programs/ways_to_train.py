@@ -2,8 +2,6 @@
 
 import copy
 import itertools
-import sys
-import warnings
 
 import torch
 from torch import nn
@@ -189,10 +187,8 @@ def fit_task(model, batches):
     Loop(TaskStep(Squares(model), state)).run_epochs(batches, 1)
 
 
-def check(n):
-    warnings.simplefilter("error")
+def main(folder):
     ranks = RankGroup.from_comm("auto", "test")
-    assert ranks.size == n
     for name, run in CASES.items():
         difference = differences(name, run)
         assert difference < 1e-12, f"{name}: {difference}"
@@ -205,8 +201,3 @@ def check(n):
     norm = nn.Sequential(nn.BatchNorm1d(F).double(), net())
     message = refused(lambda _: Trainer(norm, nn.MSELoss(), adam).train_step(arrays()))
     assert "normalises over the whole minibatch" in message, message
-    print("well", flush=True)
-
-
-if __name__ == "__main__":
-    check(int(sys.argv[1]))
