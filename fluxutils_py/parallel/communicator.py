@@ -147,6 +147,8 @@ def _world_of(kind: type[LaunchedComm]) -> LaunchedComm | SingleProcessComm:
 class Link:
     """What all calls over one communicator have in common."""
 
+    registry: ClassVar[dict[int, Link]] = {}
+
     comm: Communicator
     group: Any = None  # the RankGroup whose training steps a loop of the user's own took last
     take_part: Callable[[], Any] | None = None  # in further such steps, without a batch; None if no rank has a batch
@@ -157,15 +159,12 @@ class Link:
     @classmethod
     def of(cls, comm: Communicator) -> Link:
         """The link of a communicator; one process alone needs none that is kept."""
-        return cls(comm) if comm.size == 1 else links.setdefault(id(comm), cls(comm))
+        return cls(comm) if comm.size == 1 else cls.registry.setdefault(id(comm), cls(comm))
 
     def leave_steps(self) -> None:
         """Take part in the training steps of other ranks until none has a batch."""
         while self.take_part is not None:
             self.take_part()
-
-
-links: dict[int, Link] = {}
 
 
 def describe_by_rank(values: Sequence[Any]) -> str:

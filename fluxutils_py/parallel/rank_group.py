@@ -21,25 +21,14 @@ from torch import Tensor, nn
 from fluxutils_py.errors import RankError, RemoteError
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.parallel.comm import get_communicator
-from fluxutils_py.parallel.communicator import (
-    Communicator,
-    Link,
-    SingleProcessComm,
-    describe_by_rank,
-    links,
-    name_ranks,
-)
+from fluxutils_py.parallel.communicator import Communicator, Link, SingleProcessComm, describe_by_rank, name_ranks
 
 T = TypeVar("T")
 SIGNAL_GRACE = 0.5  # seconds to wait for a signal that another rank has had
 END = "the end of the program"
 
 
-class _ThreadState(threading.local):
-    group: RankGroup | None = None  # the innermost one that is entered, if it has several ranks
-
-
-_thread = _ThreadState()
+_thread = threading.local()  # its group: the innermost one that is entered, if it has several ranks
 
 
 class RankGroup:
@@ -96,7 +85,7 @@ class RankGroup:
         """
         if isinstance(comm, RankGroup):
             return comm
-        if _thread.group is None:
+        if getattr(_thread, "group", None) is None:
             return cls(get_communicator(comm), call)
         if not allow_nested:
             raise RuntimeError(
@@ -116,7 +105,7 @@ class RankGroup:
                 self.error = None
                 self.error_is_shared = self._error_is_signal = self._is_interrupt = False
             self._has_met = False
-            self._outer, _thread.group = _thread.group, self
+            self._outer, _thread.group = getattr(_thread, "group", None), self
             if threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGINT, signal.SIGTERM):
                     if signal.getsignal(number) is not None:  # else it is not Python's to restore
@@ -222,7 +211,7 @@ class RankGroup:
         if self._link.ended:
             raise RankError(f"{self.call} is for all ranks, and {name_ranks(self._link.ended)} ended the program")
         if not self._link.is_used:
-            if not any(link.is_used for link in links.values()):  # so late that it runs before communicators end
+            if not any(link.is_used for link in Link.registry.values()):  # so that it runs before communicators end
                 atexit.register(_end_program)
             self._link.is_used = True
         try:
@@ -390,7 +379,7 @@ def _end_program() -> None:
     if "mpi4py.run" in sys.modules:  # which ends the other ranks if this one failed
         return
     error = getattr(sys, "last_value", None)
-    for link in links.values():
+    for link in Link.registry.values():
         if link.is_used and not link.is_broken and not link.ended and getattr(link.comm, "is_open", lambda: False)():
             with contextlib.suppress(BaseException):
                 if link.group is not None:

@@ -10,12 +10,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 from fluxutils_py import Estimator
-from fluxutils_py.parallel import RankGroup, SingleProcessComm, get_communicator
-from fluxutils_py.parallel.communicator import describe_by_rank
-from fluxutils_py.parallel.launcher import detect_launcher, local_rank
+from fluxutils_py.parallel import SingleProcessComm, get_communicator, is_main_process
 
 VARIABLES = [
     "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_STEP_NUM_TASKS",
@@ -49,28 +46,6 @@ def test_anything_else_is_refused(comm):
         "comm must be 'auto', None, 'mpi', 'torch' or a communicator (an object with rank, size, allreduce_, "
         f"broadcast_, allgather, barrier), got {comm!r}"
     )
-
-
-@pytest.mark.parametrize(
-    ("variables", "launcher"),
-    [
-        ({}, None),
-        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
-        ({"OMPI_COMM_WORLD_SIZE": "4"}, "mpi"),
-        ({"PMI_SIZE": "2"}, "mpi"),
-        ({"PMI_SIZE": ""}, None),
-        ({"PMIX_RANK": "0"}, None),
-        ({"PMIX_RANK": "0", "SLURM_STEP_NUM_TASKS": "3"}, "mpi"),
-        ({"SLURM_STEP_NUM_TASKS": "3"}, None),
-        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}, "torch"),
-        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "1"}, None),
-        ({"WORLD_SIZE": "2"}, None),
-    ],
-)
-def test_launchers_are_known_by_their_variables(monkeypatch, variables, launcher):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert detect_launcher() == launcher
 
 
 def test_in_a_thread_auto_is_this_process_alone(monkeypatch):
@@ -114,16 +89,6 @@ def test_fitting_alone_starts_neither_mpi_nor_torch_distributed():
     assert done.stdout.strip() == "False False", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("variables", "rank"),
-    [({}, 0), ({"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, 2), ({"LOCAL_RANK": "1"}, 1), ({"SLURM_LOCALID": "3"}, 3)],
-)
-def test_the_place_on_the_machine_is_known(monkeypatch, variables, rank):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert local_rank() == rank
-
-
 def test_an_estimator_with_any_comm_by_name_is_pickled_and_copied():
     for comm in ("auto", None, "mpi", "torch"):
         est = Estimator(comm=comm)
@@ -145,74 +110,9 @@ def test_a_wrong_comm_is_refused_by_every_call_and_leaves_a_fitted_estimator_alo
     assert np.array_equal(est.predict(x), before)
 
 
-class Recorded(SingleProcessComm):
-    """Two ranks, of which the other one says what it is told to say."""
-
-    size = 2
-
-    def __init__(self, other):
-        self.other = other
-
-    def allgather(self, obj):
-        return [obj, self.other(obj)]
-
-
-def test_a_communicator_of_ones_own_carries_values_and_errors():
-    with RankGroup(Recorded(lambda mine: (*mine[:3], "theirs"))) as ranks:
-        assert ranks.allgather("mine") == ["mine", "theirs"]
-    failed = Recorded(lambda mine: (mine[0], ("KeyError", "KeyError: 'k'"), False, None))
-    with pytest.raises(RuntimeError, match=r"^rank 1: KeyError: 'k'$"), RankGroup(failed) as ranks:
-        ranks.allgather()
-
-
-def test_an_error_on_one_rank_alone_is_kept_for_the_next_collective_and_told_at_the_end():
-    told, comm = [], Recorded(lambda mine: told.append(mine[1]) or mine)
-
-    def kept():
-        with RankGroup(comm) as ranks:
-            assert ranks.guard(lambda: 1 / 0) is None
-            assert ranks.is_leaving
-            assert ranks.guard(lambda v: v + 1, 1) == 2
-            ranks.allgather()
-
-    def raised():
-        with RankGroup(comm):
-            raise KeyError("k")
-
-    with pytest.raises(ZeroDivisionError):
-        kept()
-    with pytest.raises(KeyError):
-        raised()
-    assert told == [("ZeroDivisionError", "ZeroDivisionError: division by zero"), ("KeyError", "KeyError: 'k'")]
-
-
-def test_a_broken_communicator_is_not_asked_again():
-    def broken(mine):
-        told.append(mine)
-        raise OSError("cable")
-
-    told = []
-    with pytest.raises(OSError, match="cable"), RankGroup(Recorded(broken)) as ranks:
-        ranks.allgather()
-    assert len(told) == 1
-
-
-def test_one_rank_alone_raises_at_once():
-    with pytest.raises(ZeroDivisionError):
-        RankGroup().guard(lambda: 1 / 0)
-
-
-def test_broadcasting_keeps_every_bit_of_every_type():
-    kept = [
-        torch.tensor([2**53 + 1]),
-        torch.tensor(0.1, dtype=torch.bfloat16),
-        torch.tensor([True, False]),
-        torch.ones(0),
-    ]
-    found = [t.clone() for t in kept]
-    RankGroup(Recorded(lambda mine: mine)).broadcast(found)
-    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, kept, strict=True))
-
-
-def test_values_of_ranks_in_words():
-    assert describe_by_rank([1, 2, 1, 1]) == "1 on ranks 0, 2 and 3, 2 on rank 1"
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_is_the_main_process(monkeypatch, rank):
+    ranks = SimpleNamespace(rank=rank)
+    assert is_main_process(SimpleNamespace(ranks=ranks)) is (rank == 0)
+    assert is_main_process(SimpleNamespace(step=3))
+    assert is_main_process(SimpleNamespace(ranks=None), comm=None)
