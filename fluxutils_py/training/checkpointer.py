@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fluxutils_py.errors import LoadError
 from fluxutils_py.files import atomic_write
 from fluxutils_py.optim import load_optimizer_state
-from fluxutils_py.parallel import RankGroup, is_main_process
+from fluxutils_py.parallel import RankGroup, get_communicator, is_main_process
 from fluxutils_py.training.plain_files import read_file, to_plain_data
 from fluxutils_py.training.triggers import Trigger
 from fluxutils_py.validation import check_integer
@@ -149,13 +149,15 @@ class Checkpointer:
         """
         if not self.tracked:
             raise ValueError("nothing is tracked: name what to save, such as track(model=model, optimizer=optimizer)")
-        ranks = getattr(loop, "ranks", None)
-        if ranks is None and not is_main_process():
+        shared = getattr(loop, "ranks", None)
+        if shared is None and not is_main_process():
             return None
-        ranks = ranks or RankGroup()
+        ranks = shared or RankGroup()
         ranks.allgather()  # an error or the wish to stop of one rank is known to all from here on
         own = ranks.guard(self._states, not ranks.is_single and ranks.rank > 0)
         _, *others = [own] if ranks.is_single else ranks.allgather(None if ranks.rank == 0 else own)
+        if shared is None:  # rank 0 saves for all
+            others = [{}] * (get_communicator("auto").size - 1)
         path = ranks.guard(self._save, loop, own, others) if ranks.rank == 0 else None
         return ranks.allgather(path)[0]
 
@@ -183,8 +185,10 @@ class Checkpointer:
         metrics = {k: v for k, v in numbers.items() if v is None or isinstance(v, int | float)}
         return self.write(state, loop.step, metrics=metrics, trainable=trainable, others=others)
 
-    def restore(self, comm: RankGroup | None = None) -> bool:
+    def restore(self, comm: Any = "auto") -> bool:
         """Bring back the newest checkpoint, if there is one; of several ranks, the newest that rank 0 sees.
+
+        All ranks of ``comm`` call it; ``"auto"``: those of a tracked loop, or else of the launcher.
 
         Raises
         ------
@@ -192,7 +196,9 @@ class Checkpointer:
             If it is not of the things that are tracked, or of another number of ranks, or cannot be read. They are left
             as they were, on all ranks.
         """
-        ranks = RankGroup() if comm is None else comm
+        if comm == "auto":
+            comm = next((thing.ranks for thing in self.tracked.values() if hasattr(thing, "ranks")), "auto")
+        ranks = RankGroup.from_comm(comm, "Checkpointer.restore")
         paths = ranks.allgather(ranks.guard(self._paths_to_read))[0]
         if not paths:
             return False

@@ -166,6 +166,9 @@ def saving_every_step():
     loop.on_step("save", task.make_checkpoint_saver(folder / "loop", keep=3))
     loop.run_epochs(batches(5, 7, 0), 1)
     comm.barrier()
+    parts = {"model": network(5), "loop": Loop(lambda batch: None)}
+    Checkpointer(folder / "parts").track(**parts).save(loop)
+    assert Checkpointer(folder / "parts").track(**parts).restore()
     again = task.initialize_train_state(0, SGD, folder / "loop")
     assert again.step == state.step == 10
     assert torch.equal(net2vec(again.model), net2vec(state.model))
