@@ -34,7 +34,7 @@ ALIKE = {
     "unequal ptrain": DIFFERENT,
     "save in a function": REFUSED,
     "function": 4,
-    "saving": [["05.pt", "04.pt", "03.pt"][::-1], ["10.pt", "09.pt", "08.pt"][::-1]],
+    "saving": [["003.pt", "004.pt", "005.pt"], ["008.pt", "009.pt", "010.pt"]],
 }
 
 
