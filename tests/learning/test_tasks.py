@@ -65,30 +65,29 @@ def test_recall_beyond_the_window_needs_overlap(overlap, learned):
 
 
 def random_signs(lag, n_series, random_seed):
-    x = np.random.default_rng(random_seed).choice([-1.0, 1.0], size=(1, n_series, 400)).astype("float32")
+    x = np.random.default_rng(random_seed).choice([-1.0, 1.0], size=(1, n_series, 500)).astype("float32")
     y = np.zeros_like(x)
     y[:, :, lag:] = x[:, :, :-lag]
     return x, y
 
 
 @pytest.mark.parametrize(
-    ("layer", "overlap", "low", "high"),
+    ("layer", "lr", "n_series", "epochs"),
     [
-        (partial(CausalConv1d, 1, 16, 201), 200, 0, 0.1),
-        (partial(LRU, 1, 16, n_states=256, r_min=0.99, r_max=0.9999), 200, 0, 0.6),
-        (partial(LRU, 1, 16, n_states=256, r_min=0.99, r_max=0.9999), 0, 0.7, 1),
+        (partial(CausalConv1d, 1, 16, 201), 3e-3, 32, 8),
+        (partial(LRU, 1, 16, n_states=512, r_min=0.995, r_max=0.9995), 7e-4, 64, 5),
     ],
-    ids=["convolution", "LRU", "LRU without overlap"],
+    ids=["convolution", "LRU"],
 )
-def test_recall_over_200_steps_in_windows_of_50(layer, overlap, low, high):
+def test_recall_over_200_steps_in_windows_of_50(layer, lr, n_series, epochs):
     """A window alone knows nothing of its targets, and is left with an error of 1."""
     lag = 200
     torch.manual_seed(0)
     model = nn.Sequential(layer(), nn.Linear(16, 1))
-    spec = Spec(epochs=10, batchsize=8, seqsize=50, overlap=overlap, burn_in=lag, clip=1.0)
-    opt = partial(torch.optim.Adam, lr=3e-3)
-    est = Estimator(model, None, opt, spec, random_state=0).fit(*random_signs(lag, 32, 0))
+    spec = Spec(epochs=epochs, batchsize=8, seqsize=50, overlap=lag, burn_in=lag, clip=1.0)
+    opt = partial(torch.optim.Adam, lr=lr)
+    est = Estimator(model, None, opt, spec, random_state=0).fit(*random_signs(lag, n_series, 0))
     x, y = random_signs(lag, 16, 1)
-    assert low <= float(((est.predict(x) - y)[:, :, lag:] ** 2).mean()) < high
+    assert float(((est.predict(x) - y)[:, :, lag:] ** 2).mean()) < 0.1
     window = x[:, :, 250:300]  # without the state that was carried to it
     assert float(((est.predict(window) - y[:, :, 250:300]) ** 2).mean()) > 0.9
