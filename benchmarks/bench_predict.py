@@ -31,7 +31,7 @@ def by_hand(x: np.ndarray, model: nn.Module, shape: Shape) -> np.ndarray:
     out = np.empty((xs.shape[0], xs.shape[1], 1), np.float32)
     state = None
     with torch.inference_mode():
-        for rows, steps in shape.indices:
+        for rows, steps in shape.places:
             y, state = by_window(lstm, head, xs[steps, rows], None if steps.start == 0 else state)
             out[steps, rows] = y.numpy()
     return out.transpose(2, 1, 0)

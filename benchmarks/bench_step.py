@@ -22,18 +22,19 @@ from work import SHAPES, Shape, make, time_major, window_loss
 
 import fluxutils_py.training.window_step as step
 from fluxutils_py import Estimator, Spec
+from fluxutils_py.parallel.gradient_vector import GradientVector
+from fluxutils_py.training.gradient_step import GradientStep
 from fluxutils_py.training.hooks import Hooks
 from fluxutils_py.training.tensor_batches import TensorBatches
-from fluxutils_py.training.window_step import WindowStep
 
 PARTS = {
     "window cut and converted": [(TensorBatches, "_load")],
     "forward and loss": [(step, "window_loss")],
     "loss and norm read": [(torch.Tensor, "item")],
     "backward": [(torch.Tensor, "backward")],
-    "gradient vector and its norm": [(step, "pack"), (torch.linalg, "vector_norm")],
-    "optimizer": [(WindowStep, "_apply")],
-    "hooks": [(Hooks, "run"), (Hooks, "run_together")],
+    "gradient vector and its norm": [(GradientVector, "pack"), (torch.linalg, "vector_norm")],
+    "optimizer": [(GradientStep, "_apply")],
+    "hooks": [(Hooks, "run")],
 }
 
 
@@ -71,7 +72,7 @@ class Clocks:
 def of_fit(shape: Shape) -> dict[str, float]:
     """Microseconds per step, by part, and all together."""
     x, y, model = make(shape)
-    clocks, n_steps = Clocks(), len(shape.indices)
+    clocks, n_steps = Clocks(), len(shape.places)
 
     def second_epoch(loop: Any) -> None:
         if loop.step == n_steps:
@@ -93,7 +94,7 @@ def of_loop(shape: Shape) -> dict[str, float]:
         clocks, began, state = Clocks(), time.perf_counter(), None
         forward, backward = (clocks.around(part, f) for part, f in PASSES.items())
         update = clocks.around("optimizer", opt.step)
-        for rows, steps in shape.indices:
+        for rows, steps in shape.places:
             if steps.start == 0:
                 state = None
             loss, state = forward(lstm, head, xs[steps, rows], ys[steps, rows], state)
@@ -102,7 +103,7 @@ def of_loop(shape: Shape) -> dict[str, float]:
             update()
             state = (state[0].detach(), state[1].detach())
         clocks.seconds["all"] = time.perf_counter() - began
-    return {part: 1e6 * seconds / len(shape.indices) for part, seconds in clocks.seconds.items()}
+    return {part: 1e6 * seconds / len(shape.places) for part, seconds in clocks.seconds.items()}
 
 
 PASSES: dict[str, Callable[..., Any]] = {"forward and loss": window_loss, "backward": torch.Tensor.backward}

@@ -30,7 +30,7 @@ class Windows(Dataset):
 
     def __init__(self, x: np.ndarray, y: np.ndarray, shape: Shape) -> None:
         self.xs, self.ys = time_major(x, y)
-        self.indices = shape.indices
+        self.indices = shape.places
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -57,7 +57,7 @@ class Carrying(nn.Module):
 def by_skorch(x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape) -> Tensor:
     from skorch import NeuralNet
 
-    starts = [steps.start == 0 for _, steps in shape.indices]
+    starts = [steps.start == 0 for _, steps in shape.places]
 
     class Net(NeuralNet):
         n_batches = 0
@@ -87,7 +87,7 @@ def by_lightning(x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape) -
     import lightning
     from lightning.pytorch.plugins.environments import LightningEnvironment
 
-    starts = [steps.start == 0 for _, steps in shape.indices]
+    starts = [steps.start == 0 for _, steps in shape.places]
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:

@@ -129,7 +129,7 @@ def by_hand(
     xs, ys = (v.to(device) if upfront else v for v in time_major(x, y))
     for _ in range(shape.epochs):
         state = None
-        for rows, steps in shape.indices:
+        for rows, steps in shape.places:
             window = (v[steps, rows].to(device) for v in (xs, ys))
             error, state = loss(lstm, head, *window, None if steps.start == 0 else state)
             opt.zero_grad()

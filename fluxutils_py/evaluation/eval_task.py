@@ -20,6 +20,9 @@ class EvalTask:
     Examples
     --------
     >>> from dataclasses import dataclass
+    >>> import torch
+    >>> from torch import nn
+    >>> from fluxutils_py.evaluation import eval_batches
     >>> @dataclass(frozen=True)
     ... class Errors(EvalResults):
     ...     squares: float = 0.0

@@ -59,6 +59,7 @@ class RunEval:
     Examples
     --------
     >>> import torch
+    >>> from fluxutils_py.evaluation import EvalTask
     >>> from fluxutils_py.training import InMemory, Loop, Trainer
     >>> @dataclass(frozen=True)
     ... class Loss(EvalResults):
