@@ -136,7 +136,7 @@ class TCN(nn.Module):
     n_in, n_out : int
         Features of the input; channels of every block.
     n_levels : int
-        Blocks of two convolutions each, with dilations 1, 2, 4, ...; an output sees :attr:`receptive_field` steps.
+        Blocks of two convolutions each, with dilations 1, 2, 4, ...; an output sees ``receptive_field`` steps.
     kernel_size : int
     dropout : float
         Probability of dropping an output of a convolution, in training.
