@@ -19,7 +19,7 @@ NAME = "fluxutils_py"
 PACKAGE = Path(__file__).resolve().parents[1] / NAME
 FILES = sorted(PACKAGE.rglob("*.py"))
 TESTS = Path(__file__).resolve().parent
-MAX_LINES = 460
+MAX_LINES = 400
 MAX_NAMES = {"": 40}  # in an ``__all__``, of the top level; of any other package:
 MAX_NAMES_OF_A_PACKAGE = 25
 
@@ -178,7 +178,6 @@ def find_cycle(sources: dict[str, str]) -> list[str]:
     return []
 
 
-@pytest.mark.skip(reason="for now")
 def test_no_modules_import_each_other():
     assert find_cycle({f.relative_to(PACKAGE).as_posix(): f.read_text("utf-8") for f in FILES}) == []
 
@@ -201,7 +200,6 @@ def test_no_two_files_have_one_name():
     assert {name: paths for name, paths in by_name.items() if len(paths) > 1} == {}
 
 
-@pytest.mark.skip(reason="for now")
 def test_every_module_has_a_test_file_that_names_it():
     # by the file's name, at the same place in the tree, or by naming the module in what it imports
     texts = {f: f.read_text("utf-8") for f in TESTS.rglob("*.py")}

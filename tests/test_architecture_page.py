@@ -4,8 +4,6 @@ import importlib.util
 import re
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fluxutils_py"
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
@@ -27,7 +25,6 @@ def test_every_file_that_it_names_exists():
     assert [path for path in named if not (PACKAGE / path).exists() and not (ROOT / path).exists()] == []
 
 
-@pytest.mark.skip(reason="for now")
 def test_the_list_of_files_is_that_of_the_package():
     spec = importlib.util.spec_from_file_location("rooms", ROOT / "docs" / "rooms.py")
     rooms = importlib.util.module_from_spec(spec)
@@ -35,7 +32,6 @@ def test_the_list_of_files_is_that_of_the_package():
     assert section("Files").strip() == rooms.rooms().strip(), "run python docs/rooms.py"
 
 
-@pytest.mark.skip(reason="for now")
 def test_the_walk_of_fit_goes_forward_through_six_files():
     paths = [cells[0].strip("`") for cells in rows("From `est.fit(x, y)` to `optimizer.step()`")]
     assert len(paths) <= 6

@@ -44,7 +44,6 @@ def rows_of(page):
 
 
 ROWS = [row for page in PAGES for row in rows_of(page)]
-NOT_YET = set((Path(__file__).parent / "migration_not_yet.txt").read_text().split("\n")) - {
     ""
 }  # calls that do not run yet
 
@@ -64,11 +63,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("pages")
 
 
-@pytest.mark.parametrize(
-    "row",
-    [pytest.param(r, marks=[pytest.mark.xfail(strict=False)] * (r.call in NOT_YET)) for r in ROWS],
-    ids=lambda row: f"{row.page.stem}-{row.number}",
-)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.page.stem}-{row.number}")
 def test_the_call_of_a_row_runs(row, folder, monkeypatch):
     monkeypatch.chdir(folder)
     names = dict(defined(row.page, row.programs, folder))
