@@ -1,15 +1,10 @@
-<<<<<<< HEAD
 """Data sets kept in memory, and their mean and scale."""
-=======
-"""Examples in memory, against NumPy's own draws and moments."""
->>>>>>> 7a28ff6 (All rows of the migration pages run; the rules of the house hold)
 
 import numpy as np
 import pytest
 import torch
 
 from fluxutils_py.errors import DataError
-<<<<<<< HEAD
 from fluxutils_py.training.dataset import Take
 from fluxutils_py.training.in_memory import InMemory, normalization
 from fluxutils_py.training.minibatch import Minibatch
@@ -53,34 +48,3 @@ def test_mean_and_scale_are_those_of_numpy():
     np.testing.assert_allclose(std, X.std(0), rtol=1e-13)
     with pytest.raises(DataError, match="has no batches: there is no mean"):
         normalization(Take(InMemory(X, batchsize=5), 0))
-=======
-from fluxutils_py.training.in_memory import InMemory, normalization
-
-X = torch.from_numpy(np.random.default_rng(0).normal(3, 2, size=(37, 5)))
-
-
-def test_drawing_with_replacement_is_numpys():
-    data = InMemory(X, torch.arange(37), batchsize=8, shuffle=True, replacement=True, random_state=1)
-    rng = np.random.default_rng(1)
-    for _ in range(2):
-        drawn = torch.cat([batch.labels[0] for batch in data])
-        np.testing.assert_array_equal(drawn, rng.integers(37, size=37))
-    with pytest.raises(ValueError, match=r"^replacement=True draws examples at random: set shuffle=True too$"):
-        InMemory(X, batchsize=8, replacement=True)
-
-
-def test_a_dataset_is_kept():
-    source = InMemory(X, torch.arange(37), batchsize=8, kind="a")
-    kept = InMemory.from_dataset(source, batchsize=37)
-    (batch,) = kept
-    assert batch.inputs[0].equal(X)
-    assert batch.kind == "a"
-    with pytest.raises(DataError, match="must have batches of one kind"):
-        InMemory.from_dataset([(X, 1), (X, 2)][:0], batchsize=8)
-
-
-def test_normalization_over_batches_is_that_of_the_whole():
-    mean, std = normalization(InMemory(X, batchsize=8))
-    torch.testing.assert_close(mean, X.mean(0), rtol=0, atol=1e-12)
-    torch.testing.assert_close(std, X.std(0, correction=0), rtol=0, atol=1e-12)
->>>>>>> 7a28ff6 (All rows of the migration pages run; the rules of the house hold)
