@@ -44,8 +44,6 @@ def rows_of(page):
 
 
 ROWS = [row for page in PAGES for row in rows_of(page)]
-    ""
-}  # calls that do not run yet
 
 
 @functools.cache

@@ -62,15 +62,14 @@ class GradientStep:
     optimizer : torch.optim.Optimizer or None
         None: gradients are computed and observed, nothing is updated.
     model : nn.Module, optional
-        Whose recurrent layers are reset and truncated, and whose buffers begin as on rank 0.
+        Its recurrent layers are reset and truncated, and its buffers start as on rank 0.
     params : iterable of Tensor, optional
         Whose gradients are taken; by default those of the optimizer.
     comm : "auto", None, communicator or RankGroup
         The ranks that train together; ``"auto"``: those of the launcher (``mpirun``, ``srun``, ``torchrun``).
     batches : {"same", "per_rank"}
-        What several ranks are given. ``"same"``: the same batches, of which each takes its share of the observations,
-        so that a script does the same under any number of ranks. ``"per_rank"``: each rank batches of its own, which
-        together make up the batch of a step; ranks may have unequally many.
+        The batches of several ranks. ``"same"``: all get the same batches, and each takes its part of the observations.
+        ``"per_rank"``: each has separate batches, possibly unequally many, which together make up the batch of a step.
     shard : callable, optional
         ``shard(batch, rank, size)`` gives a rank's share of a batch, None if that is empty. By default all arrays of
         the batch are cut along their first axis.
