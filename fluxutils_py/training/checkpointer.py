@@ -53,7 +53,7 @@ class Checkpointer:
 
     exclude : sequence of str
         Parameters and buffers of modules that are neither saved nor restored, such as ``"model.embedding.*"``: the
-        name under which the module is tracked, then the name in it, with the wildcards of :mod:`fnmatch`.
+        name under which the module is tracked, then the name in it, with the wildcards of ``fnmatch``.
 
     Notes
     -----
