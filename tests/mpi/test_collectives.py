@@ -43,6 +43,54 @@ def test_a_script_that_fails_on_one_rank_ends_on_all(mpirun, tmp_path, accident,
     assert told in err
 
 
+@pytest.mark.parametrize(
+    ("end", "status", "told"),
+    [
+        (
+            "sys.exit(0)",
+            0,
+            "RankError: ranks call different things: predict on rank 0, the end of the program on rank 1",
+        ),
+        ("raise ValueError('between steps')", 1, "RemoteError: rank 1: ValueError: between steps"),
+    ],
+)
+def test_a_rank_that_ends_the_program_between_steps_is_waited_for_by_none(mpirun, tmp_path, end, status, told):
+    program = tmp_path / "script.py"
+    program.write_text(
+        textwrap.dedent(f"""
+        import sys
+        import numpy as np
+        import torch
+        from fluxutils_py import Estimator
+        from fluxutils_py.parallel import get_communicator
+        from fluxutils_py.training import TrainTask
+
+        class Squares(TrainTask):
+            def compute_loss(self, model, batch, *, step, rng):
+                return model(batch).square().mean()
+
+        rank = get_communicator("auto").rank
+        x = np.zeros((1, 4, 6))
+        est = Estimator(spec=dict(epochs=1, batchsize=2, seqsize=3)).fit(x, x)
+        task = Squares(torch.nn.Linear(2, 1))
+        step_fn = task.make_training_step_fn(batches="per_rank")
+        state = task.initialize_train_state(0, torch.optim.SGD)
+        try:
+            for _ in range(4 - rank):
+                state, _ = step_fn(state, torch.ones(3, 2), 0)
+            if rank == 1:
+                {end}
+            est.predict(x)
+        except Exception as error:
+            if rank == 1:
+                raise
+            print(type(error).__name__ + ":", error)
+        """)
+    )
+    out, _ = mpirun(program, 2, status=status)
+    assert out.startswith(told)
+
+
 def test_a_signal_to_mpirun_ends_training_on_all_ranks_after_a_whole_step(mpirun_command, tmp_path):
     program = tmp_path / "script.py"
     program.write_text(
