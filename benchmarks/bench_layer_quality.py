@@ -21,7 +21,7 @@ from functools import partial
 from pydoc_data.topics import topics
 from typing import Any
 
-import bench_etth1 as etth1
+import etth1_windows as etth1
 import numpy as np
 import torch
 from common import Report, Table, parse, parser
