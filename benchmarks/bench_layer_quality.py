@@ -34,7 +34,7 @@ from fluxutils_py.training import StopTraining
 N_SERIES, N_ROWS = 64, 32
 N_TEXTS = 4  # parts that the text is read in side by side, in windows of 512 characters
 SMALL, WIDE = 32, 64  # units
-LR_TEXT = 5e-3, 1e-2  # of blocks, of a layer alone: each the best of 3e-3, 5e-3, 7e-3 and 1e-2
+LR_TEXT = 5e-3, 1e-2  # of blocks, of a layer alone
 
 Make = Callable[[int, int], nn.Module]
 
