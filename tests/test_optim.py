@@ -303,7 +303,7 @@ def test_a_transform_of_ones_own_is_not_stored(tmp_path):
     est.save(tmp_path / "est")
     loaded = Estimator.load(tmp_path / "est")
     assert np.array_equal(loaded.predict(X), est.predict(X))
-    with pytest.raises(ValueError, match=r"does not hold its opt \(fluxutils_py.optim.Chain\)"):
+    with pytest.raises(ValueError, match=r"does not hold its opt \(fluxutils_py.optim.ChainFactory\)"):
         loaded.fit(X, Y)
 
 

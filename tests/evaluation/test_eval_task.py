@@ -1,5 +1,6 @@
 """A task as bobbin's programs write it."""
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +48,11 @@ def test_results_go_to_a_directory_for_each_dataset(tmp_path):
     action = SquaredOutput().make_cron_action(BATCHES, tensorboard_root_path=tmp_path)
     assert isinstance(action, RunEval)
     result = action(state, step_info=None)["dev"]
-    (event,) = EventAccumulator(str(tmp_path / "dev")).Reload().Scalars("loss")
+    deadline = time.monotonic() + 30  # a thread of its own writes the file
+    while "loss" not in (events := EventAccumulator(str(tmp_path / "dev")).Reload()).Tags()["scalars"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (event,) = events.Scalars("loss")
     assert (event.step, event.value) == (0, torch.tensor(result.total / result.n).item())
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 import torch
 
@@ -18,6 +19,12 @@ def series(kind, n, rng):
         "negative": -50 + 3 * np.sin(2 * np.pi * t / 7) + rng.normal(size=n),
         "large": 1e6 * (2 + np.cos(2 * np.pi * t / 7)),
     }[kind]
+
+
+@pytest.fixture(scope="session")
+def to_polars():
+    """A frame of pandas as one of polars, missing values as null; without pyarrow, which pl.from_pandas asks for."""
+    return lambda df: pl.DataFrame(df.to_dict("list")).fill_nan(None)
 
 
 LENGTHS = {"wave": (60, 41, 1, 2, 8, 15), "constant": (37, 3), "zero": (29,), "negative": (52, 5), "large": (44, 1)}

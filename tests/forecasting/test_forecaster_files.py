@@ -2,7 +2,6 @@
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pytest
 from torch import nn
 
@@ -14,14 +13,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than
 
 
 @pytest.mark.parametrize("kind", ["pandas", "polars", "zone", "integer", "array"])
-def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, tmp_path, kind):
+def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, to_polars, tmp_path, kind):
     df = panel
     if kind == "zone":
         df = df.assign(ds=df.ds.dt.tz_localize("Europe/Berlin"))
     if kind == "integer":
         df = df.assign(ds=(df.ds - df.ds.min()).dt.days.astype("int32"), unique_id=pd.factorize(df.unique_id)[0])
     if kind == "polars":
-        df = pl.from_pandas(df)
+        df = to_polars(df)
     if kind == "array":
         df = np.random.default_rng(0).normal(size=(2, 3, 40))
     fc = Forecaster(4, n_models=2, quantiles=(0.3,), **small).fit(df)

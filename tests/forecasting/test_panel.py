@@ -2,7 +2,6 @@
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pytest
 
 from fluxutils_py.errors import DataError
@@ -15,8 +14,8 @@ def split(panel, name="y"):
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars"])
-def test_rows_in_any_order_lie_on_a_grid_with_nan_where_there_are_none(panel, library):
-    found = read_panel(panel if library == "pandas" else pl.from_pandas(panel), Columns(), "D")
+def test_rows_in_any_order_lie_on_a_grid_with_nan_where_there_are_none(panel, to_polars, library):
+    found = read_panel(panel if library == "pandas" else to_polars(panel), Columns(), "D")
     assert found.backend == library
     assert found.ids.tolist() == sorted(panel.unique_id.unique())
     values = split(found)

@@ -307,7 +307,7 @@ def test_batch_normalisation_is_refused_before_anything_is_learnt(task):
     with pytest.raises(ValueError) as error:  # noqa: PT011  the whole message is compared
         fit(task, 2, model=Norm(nn.BatchNorm1d(7)))
     assert str(error.value) == (
-        "'norm' (BatchNorm1d) normalises over all series of a minibatch, which are divided over threads: train with "
+        "'norm' (BatchNorm1d) normalises over the whole minibatch, which is divided over threads: train with "
         "n_jobs=1, or take nn.LayerNorm or nn.GroupNorm"
     )
     frozen = Norm(Frozen(7))

@@ -6,20 +6,22 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn.sizes import check_features, check_probability, check_size
+from fluxutils_py.nn.sizes import check_features, check_probability, set_sizes
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
 def test_integers_of_any_library_are_sizes(value):
-    assert check_size(nn.Tanh(), "n_in", value) == 3
-    assert type(check_size(nn.Tanh(), "n_in", value)) is int
+    layer = nn.Tanh()
+    set_sizes(layer, n_in=value, n_out=2)
+    assert (layer.n_in, layer.n_out) == (3, 2)
+    assert type(layer.n_in) is int
 
 
 @pytest.mark.parametrize(("value", "error"), [(True, TypeError), (2.0, TypeError), ("2", TypeError), (0, ValueError)])
 def test_the_error_names_layer_and_argument(value, error):
     with pytest.raises(error) as caught:
-        check_size(nn.Tanh(), "n_in", value)
-    assert str(caught.value) == f"Tanh: n_in must be an integer of 1 or more, got {value!r}"
+        set_sizes(nn.Tanh(), n_in=value)
+    assert str(caught.value) == f"Tanh: n_in must be a positive integer, got {value!r}"
 
 
 def test_probabilities_lie_between_0_and_1():
