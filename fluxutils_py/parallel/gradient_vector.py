@@ -12,13 +12,13 @@ from torch import Tensor
 from fluxutils_py.nn.vectors import dense_gradients, flatten_into
 from fluxutils_py.parallel.rank_group import RankGroup
 
-FLAGS = 6  # numbers: weight, weight * loss, data, ranks with a batch, that failed, that wish to stop
-DIGEST = 24  # bits of a batch's digest, each a number of its own: their sums are exact in float32
+FLAGS = 6  # numbers: weight, weight * loss, data, and counts of ranks with a batch, with an error, with a wish to stop
+DIGEST = 24  # bits of a batch's digest, one number each: their sums are exact in float32
 NONE, DENSE, SPARSE = range(3)  # layouts of a parameter's gradient
 
 
 class Totals(NamedTuple):
-    """Sums over ranks: of weights, of weighted losses, of data, of ranks with a batch, and of further numbers."""
+    """Sums over ranks: weights, weighted losses, data, ranks with a batch, and further numbers."""
 
     weight: float
     loss: float
@@ -29,14 +29,14 @@ class Totals(NamedTuple):
 
 
 class GradientVector:
-    """The gradients of some parameters as one vector, in ``net2vec`` order, which ranks add up in one collective.
+    """Gradients of parameters as one vector in ``net2vec`` order, which ranks sum in one collective.
 
     Parameters
     ----------
     params : sequence of nn.Parameter
     ranks : RankGroup
     n_numbers : int
-        How many further numbers each rank has for :meth:`reduce`.
+        Number of further values per rank for :meth:`reduce`.
 
     Attributes
     ----------
@@ -55,25 +55,25 @@ class GradientVector:
         dtype = torch.promote_types(first.dtype, torch.float32)
         self._buffer = torch.zeros(n + n_params + FLAGS + DIGEST + n_numbers, dtype=dtype, device=device)
         self._sum = self._buffer[:n]
-        self._host = self._buffer[n:].cpu()  # itself, if it is there
+        self._host = self._buffer[n:].cpu()  # the same memory, if on the CPU
         self._layouts, self._tail = self._host.numpy()[:n_params], self._host.numpy()[n_params:]
         self._staged = first.device != device or first.dtype != dtype
         self.values = first.new_empty(n, requires_grad=False) if self._staged else self._sum
 
     def pack(self) -> Tensor:
-        """Copy the gradients of the parameters into the vector, zeros where there is none."""
+        """Copy the gradients of the parameters into the vector, with zeros for missing ones; return it."""
         return flatten_into(dense_gradients(self.params), self.values)
 
     def layouts(self) -> list[int]:
-        """NONE, DENSE or SPARSE, for the gradient of each parameter; after :meth:`reduce`, on any of the ranks."""
+        """Return NONE, DENSE or SPARSE per parameter's gradient; with several ranks, after :meth:`reduce`."""
         if self.ranks.is_single:
             return [_layout(p) for p in self.params]
         return [NONE if not n else DENSE if n <= self.ranks.size else SPARSE for n in self._layouts.tolist()]
 
     def assign(self, layouts: Sequence[int]) -> None:
-        """Make the vector the gradients of the parameters, as views of it where that is possible.
+        """Set the gradients of the parameters from the vector, as views where possible.
 
-        A parameter of layout NONE has no gradient afterwards: optimizers pass it over.
+        Parameters with layout NONE get no gradient, so optimizers skip them.
         """
         for p, view, layout in zip(self.params, self._views, layouts, strict=True):
             if layout == NONE:
@@ -98,26 +98,25 @@ class GradientVector:
         has_batch: bool = True,
         digest: int = 0,
     ) -> Totals:
-        """Add up over ranks what one step gave; errors and wishes to stop go with it.
+        """Sum the results of one step over ranks, together with errors and wishes to stop.
 
         Parameters
         ----------
         weight, loss : float
-            Of this rank's loss among those of the others, and the loss. The vector becomes the sum of weights times
-            gradients.
+            This rank's loss, and its weight among the ranks. The vector becomes the sum of weights times gradients.
         n_live : float
-            How many data they are of. If 0, this rank adds nothing.
+            Amount of this rank's data. If 0, this rank adds nothing.
         numbers : sequence of float
-            Means over this rank's data; added up times ``n_live``.
+            Means over this rank's data; summed after multiplying by ``n_live``.
         has_batch : bool
             Whether this rank has a batch.
         digest : int
-            Of the batch, where all ranks must have the same.
+            Digest of the batch, if all ranks must have the same batch.
 
         Returns
         -------
         Totals
-            If ``ranks.stopped`` is set now, they mean nothing.
+            Meaningless if ``ranks.stopped`` is set now.
         """
         failed, stop = self.ranks.flags()
         tail = self._tail

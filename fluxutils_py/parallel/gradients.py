@@ -23,15 +23,15 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def tree_reduce(items: Sequence[T], op: Callable[[T, T], T]) -> T:
-    """Combine items pairwise: both halves first, then what they gave.
+    """Combine items pairwise: first each half, then the two results.
 
-    The order depends on the number of items alone, so that sums of floats are the same in every run; rounding errors
-    grow with its logarithm. Source: the reduction of PrayTools.jl.
+    The order depends only on the number of items, so sums of floats are the same in every run. Rounding errors grow
+    with the logarithm of this number. Source: the reduction of PrayTools.jl.
 
     Parameters
     ----------
     items : sequence, not empty
-    op : callable of two
+    op : callable with two arguments
 
     Examples
     --------
@@ -45,20 +45,20 @@ def tree_reduce(items: Sequence[T], op: Callable[[T, T], T]) -> T:
 
 
 def addgrad(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Gradients:
-    """The sums of two gradients, parameter by parameter, as new tensors; None counts as zero.
+    """Return the sum of two gradients, parameter by parameter, as new tensors; None counts as zero.
 
-    Source: ``addgrad!`` of PrayTools.jl, which changes the first.
+    Source: ``addgrad!`` of PrayTools.jl, which changes its first argument.
     """
     return tuple(g if h is None else h if g is None else g + h for g, h in zip(a, b, strict=True))
 
 
 def as_scalar(loss: Any) -> Tensor:
-    """A loss as a tensor without axes.
+    """Return a loss as a tensor without axes.
 
     Raises
     ------
     TypeError, ValueError
-        If it is no tensor, or has several elements.
+        If it is not a tensor, or has several elements.
     """
     if not isinstance(loss, Tensor):
         raise TypeError(f"the loss must return a scalar tensor, got {type(loss).__name__}")
@@ -70,7 +70,7 @@ def as_scalar(loss: Any) -> Tensor:
 
 
 def require_gradient(loss: Tensor) -> None:
-    """Raise ValueError unless a loss depends on something that is trained."""
+    """Raise ValueError unless a loss depends on a trained parameter."""
     if not loss.requires_grad:
         raise ValueError(
             "the loss does not depend on the model's parameters: compute it from the model's output, without "
@@ -79,10 +79,10 @@ def require_gradient(loss: Tensor) -> None:
 
 
 def value_and_gradient(loss: Any, params: Sequence[Tensor]) -> tuple[float, Gradients]:
-    """A loss as a number, and its gradient, one entry per parameter: None where there is none.
+    """Return a loss as a number, and its gradient with one entry per parameter, None if there is none.
 
-    Nothing is left on the parameters, so that threads may share them: ``backward()`` from several threads adds to the
-    same ``.grad`` in the order of chance.
+    Does not write to ``.grad``, so threads may share the parameters: ``backward()`` in several threads would add to
+    the same ``.grad`` in random order.
     """
     value = as_scalar(loss)
     require_gradient(value)
@@ -91,7 +91,7 @@ def value_and_gradient(loss: Any, params: Sequence[Tensor]) -> tuple[float, Grad
 
 
 def sum_gradients(parts: Sequence[tuple[float, Gradients]]) -> tuple[float, Gradients]:
-    """Losses and gradients, each summed by :func:`tree_reduce`."""
+    """Return the sum of losses and the sum of gradients, by :func:`tree_reduce`."""
     return tree_reduce(parts, lambda a, b: (a[0] + b[0], addgrad(a[1], b[1])))
 
 
@@ -103,38 +103,38 @@ def pgradient(
     *,
     threads: Threads | None = None,
 ) -> tuple[float, Gradients]:
-    """Mean of a loss over several samples and its gradient, each sample in a thread of its own.
+    """Compute the mean of a loss over several samples and its gradient, each sample in a separate thread.
 
-    Bit-identical from run to run, and to the same computation in one thread.
+    Results are bit-identical from run to run, and to the same computation in one thread.
 
     Parameters
     ----------
     loss : callable
-        ``loss(*sample)`` gives a scalar tensor. It may be running in several threads at a time.
+        ``loss(*sample)`` returns a scalar tensor. It may run in several threads at once.
     params : nn.Module or iterable of Tensor
     samples : sequence of tuples
-        Such as :func:`fluxutils_py.data.parts.dividebatch` makes of a minibatch.
+        For example the parts of a minibatch from :func:`fluxutils_py.data.parts.dividebatch`.
     weights : sequence of float, optional
-        Of each sample in the mean; the sizes of the samples give the gradient of the whole minibatch. None: all alike.
+        Weights of the samples in the mean; pass their sizes for the gradient of the whole minibatch. None: equal.
     threads : Threads, optional
-        Threads that are at work already; by default they are started for this call, one per sample.
+        Running threads to use; by default this call starts one per sample.
 
     Returns
     -------
     loss : float
     gradients : tuple of Tensor or None
-        One per parameter; None for those that the loss does not depend on.
+        One per parameter; None if the loss does not depend on it.
 
     Raises
     ------
     ValueError
         If several threads would change the model at once: its recurrent state, or the statistics of batch
-        normalisation. Only a module given as ``params`` can be looked at; such models train with
+        normalisation. This is checked only if ``params`` is a module. Train recurrent models with
         ``Estimator(n_jobs=...)``.
 
     Notes
     -----
-    Random numbers (dropout) are reproducible, but not those that one thread draws: see :class:`Threads`. Source:
+    Random numbers (dropout) are reproducible, but differ from the numbers in one thread: see :class:`Threads`. Source:
     ``pgradient`` of PrayTools.jl, which takes the plain mean.
 
     Examples
@@ -175,11 +175,11 @@ def tgradient(
     *,
     threads: Threads | None = None,
 ) -> tuple[float, Gradients]:
-    """As :func:`pgradient`, of ``n`` samples that the threads prepare themselves; all weigh alike.
+    """Compute a mean loss and gradient like :func:`pgradient`, over ``n`` samples that the threads prepare.
 
-    By default there are as many as torch has threads. ``preparesamples()`` is called in every thread and must be
-    thread-safe. What it draws from torch's default generator is the same in every run; a NumPy generator that the
-    threads share is not. Source: ``tgradient`` of PrayTools.jl.
+    By default ``n`` is torch's number of threads; samples have equal weight. ``preparesamples()`` runs in every thread
+    and must be thread-safe. Numbers that it draws from torch's default generator are the same in every run; numbers
+    from a NumPy generator that the threads share are not. Source: ``tgradient`` of PrayTools.jl.
     """
     n = (threads.n if threads else torch.get_num_threads()) if n is None else n
     with nullcontext(threads) if threads else Threads(n) as at_work:
@@ -187,14 +187,14 @@ def tgradient(
 
 
 def require_thread_safe(model: Any, way_out: str = "use one thread, or Estimator(n_jobs=...)") -> None:
-    """Raise ValueError if a module changes itself as it runs, which several threads would do at once.
+    """Raise ValueError if a module changes its state as it runs, which is not safe in several threads.
 
     Parameters
     ----------
     model : Any
-        What is no module is not looked at.
+        Not checked if it is not a module.
     way_out : str
-        For the message.
+        Advice for the error message.
     """
     if not isinstance(model, nn.Module):
         return
@@ -207,7 +207,7 @@ def require_thread_safe(model: Any, way_out: str = "use one thread, or Estimator
 
 
 def require_no_batch_norm(model: nn.Module, workers: str, way_out: str) -> None:
-    """Raise ValueError if a model in training mode normalises over the batch, which is divided over workers."""
+    """Raise ValueError if a model in training mode normalises over a batch that workers divide."""
     for name, module in model.named_modules():
         if isinstance(module, BATCH_NORMS) and module.training:
             raise ValueError(
@@ -217,7 +217,7 @@ def require_no_batch_norm(model: nn.Module, workers: str, way_out: str) -> None:
 
 
 def as_params(params: nn.Module | Iterable[Tensor]) -> list[Tensor]:
-    """The parameters of a module, or a list of those given."""
+    """Return the parameters of a module, or the given parameters, as a list."""
     return list(params.parameters() if isinstance(params, nn.Module) else params)
 
 
@@ -231,33 +231,33 @@ def parallelization_stats(
     *,
     axis: int | str = 0,
 ) -> list[dict[str, Any]]:
-    """How long the gradient of a minibatch takes, divided into more and more parts, each in a thread.
+    """Measure how long the gradient of a minibatch takes for several numbers of parts, each in a thread.
 
-    Nothing is trained: the parameters stay as they are.
+    The parameters stay unchanged.
 
     Parameters
     ----------
     loss, params
-        As for :func:`pgradient`.
+        See :func:`pgradient`.
     prepare_minibatch : callable
-        Called once.
+        Returns a minibatch; called once.
     minibatch_size : int
-        Observations in a minibatch.
+        Number of observations in a minibatch.
     steps : int
-        Gradients to take the mean over, after one that does not count.
+        Number of gradients to average the time over, after one warm-up.
     try_parts : sequence of int, optional
-        By default the powers of two up to ``minibatch_size``, to the nearest.
+        Numbers of parts; by default the powers of two up to ``minibatch_size``, rounded to the nearest.
     axis : int or str
-        Of the observations, as for :func:`fluxutils_py.data.parts.dividebatch`.
+        Axis of the observations, see :func:`fluxutils_py.data.parts.dividebatch`.
 
     Returns
     -------
     list of dict
-        ``parts`` and ``time``, seconds per gradient. The first row is the minibatch undivided, on torch's own threads.
+        ``parts`` and ``time``, in seconds per gradient. The first row is the undivided minibatch on torch's threads.
 
     Notes
     -----
-    Source: ``paralelization_stats`` of PrayTools.jl, under whose name it is known here too.
+    Source: ``paralelization_stats`` of PrayTools.jl; this name works here too.
     """
     if minibatch_size < 1 or steps < 1:
         raise ValueError(f"minibatch_size and steps must be at least 1, got {minibatch_size} and {steps}")

@@ -24,23 +24,23 @@ from fluxutils_py.parallel.comm import get_communicator
 from fluxutils_py.parallel.communicator import Communicator, Link, SingleProcessComm, describe_by_rank, name_ranks
 
 T = TypeVar("T")
-SIGNAL_GRACE = 0.5  # seconds to wait for a signal that another rank has had
+SIGNAL_GRACE = 0.5  # seconds to wait for a signal that another rank got
 END = "the end of the program"
 
 
-_thread = threading.local()  # its group: the innermost one that is entered, if it has several ranks
+_thread = threading.local()  # group: the innermost entered group of several ranks
 
 
 class RankGroup:
-    """The ranks that run one call together, as a context manager; one rank alone pays nothing for it.
+    """Context manager for the ranks that run one call together. A single rank has no overhead.
 
     Every collective carries errors. :meth:`guard` and the end of the ``with`` block keep an error of one rank until the
-    next collective, and there all ranks raise, in the same step: the rank that failed raises its own error, the others
-    :class:`RemoteError` (or ``FloatingPointError``, if that is what it was). SIGINT and SIGTERM are kept in the same
-    way. So every rank takes part in every collective, whatever happened to it, and none waits forever.
+    next collective, where all ranks raise in the same step: the failed rank raises the original error, the others raise
+    :class:`RemoteError`, or ``FloatingPointError`` if the error is one. SIGINT and SIGTERM are kept in the same way. So
+    every rank takes part in every collective, whatever happens on it, and no rank waits forever.
 
-    Collectives are of two kinds: the sum over ranks in a training step, and all the others, which begin with an
-    ``allgather``; so a rank that failed knows what the next one is. Entering a group again inside its ``with`` block
+    There are two kinds of collectives: the sum over ranks in a training step, and all others, which begin with an
+    ``allgather``. So a failed rank knows which collective comes next. Entering a group again inside its ``with`` block
     changes nothing.
 
     Parameters
@@ -48,17 +48,17 @@ class RankGroup:
     comm : Communicator, optional
         None: this process alone.
     call : str
-        The name of the call, for errors and warnings when other ranks call something else, or nothing.
+        Name of the call, for errors and warnings when other ranks call something else, or nothing.
 
     Attributes
     ----------
     rank, size : int
     is_single : bool
-        Whether there is one rank only.
+        Whether there is only one rank.
     stopped : bool
-        Whether all ranks know that training is to stop.
+        Whether all ranks know that training must stop.
     error_is_shared : bool
-        Whether all ranks know of the error that is being raised.
+        Whether all ranks know of the current error.
     """
 
     def __init__(self, comm: Communicator | None = None, call: str = "fit") -> None:
@@ -67,21 +67,21 @@ class RankGroup:
         self.rank, self.size = self.comm.rank, self.comm.size
         self.is_single = self.size == 1
         self._link = Link.of(self.comm)
-        self.error: BaseException | None = None  # of this rank; the others do not know of it yet
+        self.error: BaseException | None = None  # of this rank; unknown to the others so far
         self.error_is_shared = self.stopped = False
         self._wants_stop = self._has_met = self._is_broken = self._is_interrupt = self._all_left = False
         self._signal: int | None = None
         self._error_is_signal = False
-        self._depth = self._n_guarded = 0  # with blocks, and functions under guard, that are running
+        self._depth = self._n_guarded = 0  # running with blocks, and functions under guard
         self._outer: RankGroup | None = None
         self._handlers: dict[int, Any] = {}
 
     @classmethod
     def from_comm(cls, comm: Any, call: str, *, allow_nested: bool = True) -> RankGroup:
-        """The ranks that a ``comm`` argument stands for; see :func:`get_communicator`. A RankGroup stays itself.
+        """Return the ranks for a ``comm`` argument, see :func:`get_communicator`; return a RankGroup unchanged.
 
-        Inside another call of several ranks, such as in a callback of ``fit``, which a rank may leave by an error, it
-        is this process alone; or a RuntimeError, if ``allow_nested`` is false.
+        Inside another call of several ranks, such as in a callback of ``fit``, where a rank may fail and leave, the
+        group is this process alone. If ``allow_nested`` is false, this raises RuntimeError instead.
         """
         if isinstance(comm, RankGroup):
             return comm
@@ -101,14 +101,14 @@ class RankGroup:
             return self
         self._depth += 1
         if self._depth == 1:
-            if self.error_is_shared:  # of an earlier run
+            if self.error_is_shared:  # from an earlier run
                 self.error = None
                 self.error_is_shared = self._error_is_signal = self._is_interrupt = False
             self._has_met = False
             self._outer, _thread.group = getattr(_thread, "group", None), self
             if threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGINT, signal.SIGTERM):
-                    if signal.getsignal(number) is not None:  # else it is not Python's to restore
+                    if signal.getsignal(number) is not None:  # else Python cannot restore it
                         self._handlers[number] = signal.signal(number, self._on_signal)
         return self
 
@@ -130,10 +130,10 @@ class RankGroup:
                     os.kill(os.getpid(), number)
 
     def guard(self, f: Callable[..., T], *args: Any, collective: bool = False) -> T | None:
-        """``f(*args)``; with several ranks, an error is kept for the next collective, and None returned.
+        """Return ``f(*args)``. With several ranks, keep an error for the next collective and return None.
 
-        Unless ``collective`` says that all ranks call ``f`` together, collectives in it are a RuntimeError: a rank that
-        fails earlier would be missing.
+        Set ``collective`` if all ranks call ``f`` together. Otherwise collectives in ``f`` raise RuntimeError, since a
+        rank that fails earlier would be missing.
         """
         if self.is_single:
             return f(*args)
@@ -150,31 +150,31 @@ class RankGroup:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether this rank has an error or the wish to stop to tell, which makes further work pointless."""
+        """Whether this rank has an error or a stop request to report, so that further work is pointless."""
         return self.error is not None or self._wants_stop
 
     def stop(self) -> None:
-        """Ask all ranks to stop after the step that is under way; they do so once they have heard of it."""
+        """Ask all ranks to stop after the current step. They stop when the request has reached them."""
         self._wants_stop = True
         self.stopped = self.stopped or self.is_single
 
     def clear_stop(self) -> None:
-        """Forget that training was to stop."""
+        """Withdraw the request to stop."""
         self.stopped = self._wants_stop = False
 
     # -- training steps ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def step(self, take_part: Callable[[], Any]) -> Iterator[None]:
-        """The body of a training step; in it is the sum over ranks, which carries :meth:`flags`.
+        """Enclose a training step, whose sum over ranks carries :meth:`flags`.
 
-        In a loop of the user's own, a rank may have fewer batches than others, or end the program. Before its next
-        collective of any other kind, and at the end of the program, it then calls ``take_part()``, a step without a
-        batch, until all ranks have left: Horovod calls this ``join``.
+        In a user-written loop, a rank may have fewer batches than others, or end the program. Before its next
+        collective of another kind, and at the end of the program, it then calls ``take_part()``, a step without a
+        batch, until all ranks have left. Horovod calls this ``join``.
         """
         if self._link.group is not self:
             self._link.leave_steps()
-        if self.is_single or self._depth:  # a loop that has entered the group keeps ranks in step by itself
+        if self.is_single or self._depth:  # a loop that has entered the group keeps ranks in step
             yield
             return
         try:
@@ -186,14 +186,14 @@ class RankGroup:
         self._link.group, self._link.take_part = self, None if self._all_left else take_part
 
     def flags(self) -> tuple[float, float]:
-        """Whether this rank failed, and whether it wants to stop: numbers for a step to sum over ranks."""
+        """Return as numbers, to sum over ranks, whether this rank failed and whether it wants to stop."""
         self._keep_signal()
         return float(self.error is not None), float(self._wants_stop)
 
     def check_flags(self, n_failed: float, n_stopping: float, n_batches: float = 1) -> None:
-        """Act on the sums of :meth:`flags`, and on how many ranks had a batch.
+        """React to the sums of :meth:`flags`, and to the number of ranks that had a batch.
 
-        Raises on every rank if one failed; sets ``stopped`` if one wants to stop.
+        Raise on every rank if a rank failed; set ``stopped`` if a rank wants to stop.
         """
         if n_failed:
             self.allgather()
@@ -202,7 +202,7 @@ class RankGroup:
         self._all_left = self.stopped or not n_batches
 
     def call_comm(self, collective: Callable[..., T], *args: Any) -> T:
-        """Call a method of the communicator. If it fails, no further collective is tried."""
+        """Call a method of the communicator. If it fails, try no further collectives."""
         if self._n_guarded:
             raise RuntimeError(
                 f"{self.call} is for all ranks, but called in a hook or function that each rank runs by itself: a rank "
@@ -224,7 +224,7 @@ class RankGroup:
     # -- collectives ---------------------------------------------------------------------------------
 
     def allgather(self, value: Any = None) -> list[Any]:
-        """The values of all ranks, in their order; small plain data. Raises if a rank failed."""
+        """Return the values of all ranks in rank order; values are small plain data. Raise if a rank failed."""
         if self.is_single:
             return [value]
         answers = self._exchange(value)
@@ -242,7 +242,7 @@ class RankGroup:
         return [value for *_, value in answers]
 
     def require_equal(self, fields: Mapping[str, Any]) -> None:
-        """Raise :class:`RankError` on every rank unless all have the same fields; values are compared as text."""
+        """Raise :class:`RankError` on every rank unless all have the same fields. Compare values as text."""
         if self.is_single:
             return
         answers = self.allgather({name: str(value) for name, value in fields.items()})
@@ -257,7 +257,7 @@ class RankGroup:
                 )
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite tensors of any types with those of rank 0, bit by bit."""
+        """Overwrite tensors of any types with the tensors of rank 0, bit by bit."""
         tensors = list(tensors)
         if self.is_single or not tensors:
             return
@@ -269,14 +269,14 @@ class RankGroup:
                 t.copy_(part.clone().view(t.dtype).view(t.shape))
 
     def broadcast_parameters(self, named: Mapping[str, Tensor]) -> None:
-        """:meth:`broadcast` parameters and buffers by name, after checking that all ranks have the same ones."""
+        """Check that all ranks have the same named parameters and buffers, then :meth:`broadcast` them."""
         self.require_equal(
             {f"parameter {i}": f"{name} {tuple(t.shape)} {t.dtype}" for i, (name, t) in enumerate(named.items())}
         )
         self.broadcast(named.values())
 
     def average(self, tensors: Sequence[Tensor], weight: float) -> None:
-        """Make tensors alike: floating ones that differ become the weighted mean, integers those of rank 0."""
+        """Make tensors equal: floats that differ become the weighted mean, integers take the values of rank 0."""
         if self.is_single or not tensors:
             return
         floating = [t for t in tensors if t.is_floating_point()]
@@ -294,18 +294,18 @@ class RankGroup:
     # -- errors --------------------------------------------------------------------------------------
 
     def raise_on_all(self, error: BaseException) -> NoReturn:
-        """Raise an error that every rank raises here, since all have decided it on the same numbers."""
+        """Raise an error that every rank raises here, since all ranks decide on the same numbers."""
         self.error_is_shared = True
         raise error
 
     def is_interrupt(self, error: BaseException) -> bool:
-        """Whether an error is the user's wish to end the call; alike on all ranks if they share the error."""
+        """Return whether the user interrupted the call; the same on all ranks if they share the error."""
         return self._is_interrupt if self.error_is_shared else isinstance(error, KeyboardInterrupt)
 
     def resynchronize(self, model: nn.Module, optimizer: torch.optim.Optimizer, n_updates: int) -> int:
-        """After a shared error: replace what a rank may have left half done by what the others have.
+        """Make model and optimizer the same on all ranks after a shared error, which may leave one half updated.
 
-        Given the updates that this rank has made; returns those that the model has had, now the same on all ranks.
+        Takes the number of updates on this rank; returns the number of updates of the model, the same on all ranks.
         """
         if self.is_single or not self.error_is_shared:
             return n_updates
@@ -326,7 +326,7 @@ class RankGroup:
         self._is_interrupt = any(name in ("signal", "KeyboardInterrupt") for name, _ in failed.values())
         deadline = time.monotonic() + SIGNAL_GRACE
         while self.error is None and "signal" in dict(failed.values()) and time.monotonic() < deadline:
-            time.sleep(0.01)  # a launcher sends it to all ranks: one that comes later would end this process
+            time.sleep(0.01)  # a launcher signals all ranks: a later signal would end this process
             self._keep_signal()
         if self.error is not None:
             raise self.error
@@ -336,7 +336,7 @@ class RankGroup:
         raise RemoteError(text)
 
     def _exchange(self, value: Any) -> list[tuple[str, tuple[str, str] | None, bool, Any]]:
-        """The call, the error, the wish to stop and the value of every rank."""
+        """Return the call, the error, the wish to stop and the value of every rank."""
         if self._link.group is not self or not self._depth:
             try:
                 self._link.leave_steps()
@@ -375,7 +375,7 @@ class RankGroup:
 
 
 def _end_program() -> None:
-    """Tell ranks that wait for this one that it has gone, and whether by an error."""
+    """Tell ranks that wait for this rank that it has ended, and whether with an error."""
     if "mpi4py.run" in sys.modules:  # which ends the other ranks if this one failed
         return
     error = getattr(sys, "last_value", None)

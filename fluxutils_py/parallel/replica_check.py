@@ -13,7 +13,7 @@ from fluxutils_py.tree import as_tensor, named_leaves, tree_map
 
 __all__ = ["gather_from_jax_processes"]
 
-PIECE = 1 << 22  # values that are compared together
+PIECE = 1 << 22  # values per comparison
 
 
 def assert_replica_integrity(tree: Any, *, atol: float = 1e-5, rtol: float = 1e-5, comm: Any = "auto") -> None:
@@ -24,7 +24,7 @@ def assert_replica_integrity(tree: Any, *, atol: float = 1e-5, rtol: float = 1e-
     tree : Any
         A model, or nested lists, tuples and dicts of tensors, arrays and other values.
     atol, rtol : float
-        Tolerance against the numbers of rank 0, as for ``numpy.testing.assert_allclose``. With 0, numbers must be equal
+        Tolerance against the numbers of rank 0, as in ``numpy.testing.assert_allclose``. With 0, numbers must be equal
         to the last bit, except for the sign of zeros. NaN equals NaN.
     comm : "auto", "mpi", "torch", None or Communicator
         The processes; see :class:`fluxutils_py.Estimator`.
@@ -32,13 +32,13 @@ def assert_replica_integrity(tree: Any, *, atol: float = 1e-5, rtol: float = 1e-
     Raises
     ------
     AssertionError
-        If values differ; it names ranks, path and shape of the first one.
+        If values differ; the message names ranks, path and shape of the first difference.
     RuntimeError
         In a callback of a ``fit`` on several ranks.
 
     Notes
     -----
-    Rank 0 sends its values piece by piece; no rank gets the values of all. Source: ``assert_replica_integrity`` of
+    Rank 0 sends its values piece by piece; no rank collects all values. Source: ``assert_replica_integrity`` of
     bobbin.
 
     Examples
@@ -63,12 +63,12 @@ def assert_replica_integrity(tree: Any, *, atol: float = 1e-5, rtol: float = 1e-
 
 
 def gather_from_processes(tree: Any, *, comm: Any = "auto") -> list[Any]:
-    """Return the values of all ranks, as a list in their order, on every rank. All ranks must call it.
+    """Return a list of the values of all ranks, in rank order, on every rank. All ranks must call it.
 
     Parameters
     ----------
     tree : Any
-        Any value that can be pickled. Tensors come back detached, in main memory.
+        Any picklable value. Tensors come back detached, on the CPU.
     comm : "auto", "mpi", "torch", None or Communicator
 
     Notes

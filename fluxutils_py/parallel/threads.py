@@ -45,15 +45,16 @@ def n_threads(n_jobs: Any) -> int:
 
 
 class Threads:
-    """The calling thread and ``n - 1`` others that wait for work while a ``with`` block lasts.
+    """The calling thread and ``n - 1`` worker threads, which run during a ``with`` block.
 
-    Meanwhile torch uses one core in each of them, the calling one included: a thread pool of torch that has just worked
-    keeps spinning on cores that the others need (two threads then took as long as one, on two cores). At the end, even
-    after an error, torch has its threads back and the others have ended. With ``n=1``, nothing is started or set.
+    Within the block torch uses one core in each thread, the calling one included. Otherwise torch's thread pool keeps
+    spinning after its work on cores that the workers need (on two cores, two threads took as long as one). At the end,
+    even after an error, the workers stop and torch gets its number of threads back. ``n=1`` starts and sets nothing.
 
     Parameters
     ----------
     n : int
+        Number of threads, at least 1.
 
     Examples
     --------
@@ -67,12 +68,12 @@ class Threads:
             raise ValueError(f"there must be at least 1 thread, got {n}")
         self.n = n
         self._pool: ThreadPoolExecutor | None = None
-        self._own_generators = False  # whether each call draws from a generator of its own
+        self._own_generators = False  # whether each call draws from a separate generator
 
     def __enter__(self) -> Threads:
         self._torch_threads = torch.get_num_threads()
         if self.n > 1:
-            torch.set_num_threads(1)  # of this thread; new ones take the number set last
+            torch.set_num_threads(1)  # for this thread; new threads take the number set last
             self._pool = ThreadPoolExecutor(self.n - 1, "fluxutils", torch.set_num_threads, (1,))
         return self
 
@@ -89,13 +90,13 @@ class Threads:
         """Compute ``[fn(item) for item in items]``, ``n`` items at a time.
 
         The calling thread takes the first item and every ``n``-th after it. All threads use its gradient mode and
-        autocast. Errors are raised when all threads have stopped: that of the calling thread, else the first of the
-        others.
+        autocast. Errors are raised after all threads have stopped: an error of the calling thread first, else the first
+        error of a worker.
 
-        When ``fn`` draws random numbers from torch's default CPU generator, each item gets its own generator, seeded
-        from that one. So the numbers are the same in every run, whichever thread is faster, but they differ from those
-        of one thread. This slows every operation a little. If ``idempotent`` says that ``fn`` may be called twice for
-        an item, the cost arises only once numbers are drawn.
+        If ``fn`` draws random numbers from torch's default CPU generator, each item gets a separate generator, seeded
+        from the default one. So the numbers are the same in every run, whichever thread is faster, but they differ from
+        the numbers in one thread. This slows every operation a little. Set ``idempotent`` if ``fn`` may run twice for
+        an item; then the cost arises only after ``fn`` draws numbers.
 
         Raises
         ------
@@ -112,7 +113,7 @@ class Threads:
         results = self._distribute(fn, items)
         if torch.equal(before, torch.get_rng_state()):
             return results
-        torch.set_rng_state(before)  # numbers were drawn, who got which is a matter of chance: once more, and in order
+        torch.set_rng_state(before)  # threads drew numbers in random order: repeat with one generator per item
         self._own_generators = True
         return self.map(fn, items)
 
@@ -137,7 +138,7 @@ class Threads:
 
 
 def _modes() -> list[Callable[[], AbstractContextManager]]:
-    """Return contexts that set torch's per-thread modes, such as autocast, as they are in this thread."""
+    """Return contexts that copy torch's per-thread modes, such as autocast, from this thread."""
     found: list[Callable[[], AbstractContextManager]] = [partial(torch.set_grad_enabled, torch.is_grad_enabled())]
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
@@ -159,7 +160,7 @@ def _seeded(call: tuple[Callable[[T], R], T, int]) -> R:
 
 
 class _SeededGenerator(TorchDispatchMode):
-    """Give this thread its own generator for random numbers, in place of torch's default one, which all share."""
+    """Use a separate random generator in this thread, in place of torch's default one, which all threads share."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()

@@ -34,17 +34,17 @@ def tpmap(
         Returns a tensor, array or number, or nested lists, tuples and dicts of them. It runs in several threads at the
         same time.
     axis_name : str
-        Of the axis of devices; it has no effect, and may be left out.
+        Name of the axis of devices. It has no effect, and you can leave it out.
     argtypes : sequence of str
-        What each device gets of each positional argument. ``"static"``: the argument itself. ``"broadcast"``: a copy on
-        the device. ``"shard"``: an equal part of its leading axis. ``"thru"``: entry ``i`` of its leading axis, whose
+        How to pass each positional argument to device ``i``. ``"static"``: the argument itself. ``"broadcast"``: a copy
+        on the device. ``"shard"``: an equal part of its leading axis. ``"thru"``: entry ``i`` of its leading axis, whose
         length is the number of devices. ``"rng"``: a generator seeded from the given ``torch.Generator``.
     kwargtypes : mapping of str to str, optional
         The same for keyword arguments, by name.
     devices : int or sequence of devices
         The number of threads on the CPU, or torch devices to move tensors to.
     wrap_return : callable, optional
-        Applied to the result, whose leading axis is that of the devices.
+        Applied to the result, whose leading axis is the axis of devices.
 
     Returns
     -------
@@ -54,13 +54,13 @@ def tpmap(
     Raises
     ------
     TypeError
-        When called with other positional or keyword arguments than there are types for.
+        When called with arguments that do not match the types.
     ValueError
         If a type is unknown, or the number of devices does not divide a leading axis.
 
     Notes
     -----
-    There are no collectives between the calls. Source: ``tpmap`` of bobbin, over ``jax.pmap``.
+    The calls cannot use collectives among themselves. Source: ``tpmap`` of bobbin, built on ``jax.pmap``.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def tpmap(
 
 
 def _divide(kind: str, value: Any, where: list[torch.device]) -> list[Any]:
-    """What each device gets."""
+    """Return the part of an argument for each device."""
     n = len(where)
     if kind == "static":
         return [value] * n

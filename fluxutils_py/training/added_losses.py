@@ -14,19 +14,19 @@ _losses: ContextVar[list[Tensor] | None] = ContextVar("losses added in this step
 
 
 def add_loss(loss: Tensor) -> None:
-    """Add a term to the loss of the step under way: to what is optimized, and to what is reported.
+    """Add a term to the loss of the current step, both to the optimized and to the reported loss.
 
-    Called from the ``forward`` of a model, as often as it likes. Evaluation adds it too.
+    Call it in the ``forward`` of a model, any number of times. Evaluation includes the term too.
 
     Parameters
     ----------
     loss : Tensor
-        Of any shape; its mean is added.
+        Term of any shape; its mean is added.
 
     Raises
     ------
     RuntimeError
-        Outside a step of a :class:`Trainer`, where nobody would notice it; also in a thread that the model started.
+        Outside a step of a :class:`Trainer`, where it would have no effect; also in a thread that the model started.
 
     Notes
     -----
@@ -47,14 +47,14 @@ def add_loss(loss: Tensor) -> None:
 
 
 def get_losses() -> Tensor | None:
-    """The sum of what :func:`add_loss` has added in the step under way; None if that is nothing."""
+    """Return the sum of the losses added by :func:`add_loss` in the current step; None without any."""
     added = _losses.get()
     return sum(added[1:], added[0]) if added else None
 
 
 @contextmanager
 def collected_losses() -> Iterator[None]:
-    """A step: :func:`add_loss` and :func:`get_losses` work within, and know nothing of other steps."""
+    """Begin a step in which :func:`add_loss` and :func:`get_losses` work, apart from other steps."""
     token = _losses.set([])
     try:
         yield

@@ -38,35 +38,35 @@ def train(
     axis: int = 0,
     **settings: Any,
 ) -> None:
-    """Train: at each iteration prepare a minibatch, compute the gradient of its loss, and let the optimizer step.
+    """Train: in each iteration prepare a minibatch, compute the gradient of its loss, and step the optimizer.
 
     Parameters
     ----------
     loss : callable
-        ``loss(*sample)`` gives a scalar tensor, a mean over observations.
+        ``loss(*sample)`` returns a scalar tensor, a mean over observations.
     params : nn.Module or iterable of Tensor
-        What to train. Recurrent layers are reset and truncated only if it is the module.
+        Parameters to train. Recurrent layers are reset and truncated only if you pass the module.
     preparesamples : callable
-        Returns the arguments of ``loss`` as a tuple. ``StopIteration`` ends training; a
-        :class:`fluxutils_py.data.BackgroundDataLoader` will do.
-    opt : torch.optim.Optimizer, or a class or callable that makes one of the parameters
+        Returns the arguments of ``loss`` as a tuple. ``StopIteration`` ends training. A
+        :class:`fluxutils_py.data.BackgroundDataLoader` works too.
+    opt : torch.optim.Optimizer, or a class or callable that makes one from the parameters
         None: ``AdamW``.
     iterations : int
     axis : int
-        Of the observations, along which several ranks divide a minibatch.
+        Axis of the observations, along which several ranks divide a minibatch.
     **settings
-        ``cb``: a function without arguments, or a sequence of such, called after each iteration;
-        :class:`StopTraining` ends training. ``cby``: called after ``cb`` with the loss. ``comm``, ``batches``,
-        ``clip``, ``accumulate``, ``stateful``: as for :class:`GradientStep`.
+        ``cb``: a function without arguments, or a sequence of functions, called after each iteration;
+        :class:`StopTraining` ends training. ``cby``: called with the loss after ``cb``. ``comm``, ``batches``,
+        ``clip``, ``accumulate``, ``stateful``: see :class:`GradientStep`.
 
     Raises
     ------
     FloatingPointError
-        If a loss or gradient is NaN or infinite; the parameters are as before that iteration.
+        If a loss or gradient is NaN or infinite. That iteration leaves the parameters unchanged.
 
     Notes
     -----
-    Runs on the :class:`Loop` that estimators run on. Source: ``train!`` of PrayTools.jl.
+    Uses the same :class:`Loop` as the estimators. Source: ``train!`` of PrayTools.jl.
 
     Examples
     --------
@@ -98,24 +98,24 @@ def ptrain(
     axis: int = 0,
     **settings: Any,
 ) -> None:
-    """:func:`train`, with each minibatch divided over threads.
+    """Train like :func:`train`, with each minibatch divided over threads.
 
-    ``loss`` must be a mean over observations; then the result is that of :func:`train`, to rounding, and bit-identical
-    from run to run.
+    ``loss`` must be a mean over observations. Then the result equals that of :func:`train` up to rounding, and is
+    bit-identical from run to run.
 
     Parameters
     ----------
     loss, params, preparesamples, opt, iterations, **settings
-        As for :func:`train`. ``preparesamples`` gives the whole minibatch and is called in one thread, the caller's.
+        See :func:`train`. ``preparesamples`` returns the whole minibatch and runs in the calling thread only.
     bs : int, "auto" or None
-        How many parts, each with a thread. "auto": as many as torch has threads. None: ``preparesamples`` returns a
-        tuple of samples, divided already.
+        Number of parts; each part has a thread. "auto": as many as torch has threads. None: ``preparesamples``
+        returns a tuple of samples, already divided.
     axis : int or {"series", "time"}
-        Of the observations, as for :func:`fluxutils_py.data.parts.dividebatch`.
+        Axis of the observations, see :func:`fluxutils_py.data.parts.dividebatch`.
 
     Notes
     -----
-    Parts count by their number of observations. About random numbers and models that change as they run, see
+    Each part is weighted by its number of observations. For random numbers and models that change as they run, see
     :func:`fluxutils_py.parallel.gradients.pgradient`. Source: ``ptrain!`` of PrayTools.jl, which takes plain means.
     """
     n = torch.get_num_threads() if bs is None or bs == "auto" else int(bs)
@@ -142,17 +142,17 @@ def ttrain(
     n: int | None = None,
     **settings: Any,
 ) -> None:
-    """:func:`train` on the mean over ``n`` samples, each prepared in a thread of its own.
+    """Train like :func:`train`, on the mean over ``n`` samples; a separate thread prepares each sample.
 
     Parameters
     ----------
     loss, params, opt, iterations, **settings
-        As for :func:`train`.
+        See :func:`train`.
     preparesamples : callable
-        Returns the sample of one thread. It is called in several at a time and must be thread-safe; the numbers that it
+        Returns the sample of one thread. It runs in several threads at once and must be thread-safe. Numbers that it
         draws from torch's default generator are the same in every run.
     n : int, optional
-        How many threads; by default as many as torch has. Several ranks with the same batches divide the samples.
+        Number of threads; by default as many as torch has. Several ranks with the same batches divide the samples.
 
     Notes
     -----
@@ -180,17 +180,17 @@ def itrain(
     tau: float = 0.5,
     **settings: Any,
 ) -> None:
-    """:func:`train` on several environments, of whose gradients only that counts which they agree on (AND-mask).
+    """Train like :func:`train` on several environments, using only gradient entries they agree on (AND-mask).
 
     Parameters
     ----------
     loss, params, opt, iterations, **settings
-        As for :func:`train`. Several ranks are given the same environments, and each computes all of them.
+        See :func:`train`. All ranks get the same environments, and each rank computes all of them.
     preparesamples : callable
-        Returns one sample per environment, as a tuple of tuples. Environments weigh alike, whatever their sizes.
+        Returns one sample per environment, as a tuple of tuples. Environments have equal weight, whatever their sizes.
     tau : float
-        How far the signs of gradients must agree, see :func:`fluxutils_py.parallel.and_mask.signalign`; 0 takes the
-        plain mean.
+        Required agreement of the signs of gradients, see :func:`fluxutils_py.parallel.and_mask.signalign`; 0 takes
+        the plain mean.
 
     Notes
     -----
@@ -225,16 +225,16 @@ def autotrain(
     comm: Any = "auto",
     **settings: Any,
 ) -> None:
-    """:func:`ptrain` in as many parts as are found to be fastest; on rank 0, if there are several.
+    """Train like :func:`ptrain`, with the number of parts that is fastest; with several ranks, rank 0 measures it.
 
     Parameters
     ----------
     loss, params, opt, iterations, axis, comm, **settings
-        As for :func:`ptrain`.
+        See :func:`ptrain`.
     prepare_minibatch, minibatch_size, steps, try_parts
-        As for :func:`fluxutils_py.parallel.gradients.parallelization_stats`. One minibatch is prepared for it.
+        See :func:`fluxutils_py.parallel.gradients.parallelization_stats`. Measuring takes one extra minibatch.
     stats : list of dict, optional
-        What that gave earlier, in place of measuring now.
+        An earlier result of that function, to use instead of measuring now.
 
     Notes
     -----
@@ -250,12 +250,12 @@ def autotrain(
 
 
 def as_sample(sample: Any) -> Sample:
-    """What a user's function has prepared, if it is a sample.
+    """Return a sample that a user's function has prepared, after checking it.
 
     Raises
     ------
     TypeError
-        If it is no tuple.
+        If it is not a tuple or list.
     """
     if not isinstance(sample, tuple | list):
         raise TypeError(
@@ -266,7 +266,7 @@ def as_sample(sample: Any) -> Sample:
 
 
 def share_samples(samples: Sequence[Sample], rank: int, size: int) -> Sequence[Sample] | None:
-    """A rank's share of the samples that make up a minibatch."""
+    """Return a rank's share of the samples of a minibatch."""
     return samples[array_split_slice(len(samples), size, rank)] or None
 
 
@@ -282,7 +282,7 @@ def _run(
     cby: Callable[[float], Any] | None = None,
     **settings: Any,
 ) -> None:
-    """Let the optimizer step on one minibatch after another."""
+    """Step the optimizer on one minibatch after another."""
     model, tensors = params if isinstance(params, nn.Module) else None, as_params(params)
     optimizer = make_optimizer(opt, [p for p in tensors if p.requires_grad])
     step = GradientStep(
@@ -304,7 +304,7 @@ def _run(
 
 
 def _samples(prepare: Callable[[], Any]) -> Iterator[Any]:
-    """What a function returns, call after call, until it raises StopIteration."""
+    """Yield the results of a function, call after call, until it raises StopIteration."""
     while True:
         try:
             sample = prepare()

@@ -25,20 +25,20 @@ __all__ = ["BatchLoss", "GradientStep"]
 
 
 class BatchLoss(NamedTuple):
-    """The loss of a batch, or of this rank's part of it.
+    """Loss of a batch, or of this rank's part of it.
 
     Attributes
     ----------
     loss : Tensor or float
-        A scalar tensor, whose gradient is taken; a number if ``gradients`` are given.
+        Scalar tensor to differentiate; a number if ``gradients`` are given.
     n_live : float
-        How many data it is a mean over: its weight in means over batches and ranks.
+        Amount of data that the loss is a mean over: its weight in means over batches and ranks.
     weight : float, optional
-        Its weight among the ranks, if that is not ``n_live``.
+        Weight of the loss among the ranks, if it differs from ``n_live``.
     gradients : tuple, optional
-        One per parameter, None for those without, if threads have computed them.
+        Gradients that threads have computed, one per parameter; None for parameters without a gradient.
     numbers : sequence of float
-        Further means over the same data, to be joined with those of the other ranks.
+        Further means over the same data, to average over ranks.
     """
 
     loss: Any
@@ -49,69 +49,69 @@ class BatchLoss(NamedTuple):
 
 
 class GradientStep:
-    """Turn the losses of batches into steps of an optimizer, the same for every way to train.
+    """Turn the losses of batches into optimizer steps; all training functions and classes use it.
 
     The order within a step: forward, check that the loss is finite, backward, sum over ranks, check that the gradient
-    is finite, clip, optimizer. With ``accumulate`` the optimizer steps after so many batches, on the mean of their
-    gradients weighted by ``n_live``, and at :meth:`flush`.
+    is finite, clip, optimizer. With ``accumulate > 1`` the optimizer steps after every ``accumulate`` batches and at
+    :meth:`flush`, on the mean of their gradients weighted by ``n_live``.
 
     Parameters
     ----------
     compute : callable
         ``compute(batch)`` returns a :class:`BatchLoss`, or None if there is nothing to learn from the batch.
     optimizer : torch.optim.Optimizer or None
-        None: gradients are computed and observed, nothing is updated.
+        None: compute and observe gradients without updating.
     model : nn.Module, optional
-        Its recurrent layers are reset and truncated, and its buffers start as on rank 0.
+        Model whose recurrent layers to reset and truncate. Its buffers start with the values of rank 0.
     params : iterable of Tensor, optional
-        Whose gradients are taken; by default those of the optimizer.
+        Parameters to differentiate; by default the parameters of the optimizer.
     comm : "auto", None, communicator or RankGroup
-        The ranks that train together; ``"auto"``: those of the launcher (``mpirun``, ``srun``, ``torchrun``).
+        Ranks that train together. ``"auto"``: all ranks of the launcher (``mpirun``, ``srun``, ``torchrun``).
     batches : {"same", "per_rank"}
-        The batches of several ranks. ``"same"``: all get the same batches, and each takes its part of the observations.
-        ``"per_rank"``: each has separate batches, possibly unequally many, which together make up the batch of a step.
+        Batches of several ranks. ``"same"``: all get the same batches, and each takes its part of the observations.
+        ``"per_rank"``: each has separate batches, possibly of unequal number, which together form the batch of a step.
     shard : callable, optional
-        ``shard(batch, rank, size)`` gives a rank's share of a batch, None if that is empty. By default all arrays of
-        the batch are cut along their first axis.
+        ``shard(batch, rank, size)`` returns a rank's share of a batch, None if it is empty. By default it cuts all
+        arrays of the batch along their first axis.
     clip : float, optional
-        Largest norm of the gradient of all parameters together; a larger one is scaled down to it.
+        Largest norm of the gradient of all parameters together; larger gradients are scaled down to it.
     accumulate : int
-        Batches per step of the optimizer.
+        Number of batches per optimizer step.
     reduction : {"mean", "sum"}
-        Whether the loss of a batch is the mean of those of the ranks, by their weights, or their sum.
+        How to combine the losses of ranks: mean by their weights, or sum.
     n_numbers : int
-        How many ``numbers`` each :class:`BatchLoss` has.
+        Number of ``numbers`` in each :class:`BatchLoss`.
     stateful : bool
-        Whether recurrent layers go on from the batch before if a batch does not say, by an attribute ``first``, whether
-        it begins a series. By default such a batch begins anew. After each batch states are detached.
+        Whether recurrent layers continue from the state of the previous batch when a batch has no attribute ``first``.
+        By default they then start from zero. States are detached after each batch.
     defer : bool, optional
-        Whether losses are read one step late, so that a GPU need not wait for Python. A loss or gradient that is not
-        finite is then an error one step later; meanwhile the optimizer, which must be a fused one of torch, changes
-        nothing. None: on a GPU, where that is possible: on one process, with ``accumulate=1``.
+        Whether to read losses one step late, so that a GPU need not wait for Python. A loss or gradient that is not
+        finite then raises one step later; until then the optimizer, which must be a fused one of torch, changes
+        nothing. None: True where possible: on a GPU, in a single process, with ``accumulate=1``.
     describe : callable, optional
-        ``describe(batch)`` says where in the data a batch is, for errors: ``" at step 3"``.
+        ``describe(batch)`` returns the place of a batch in the data for error messages, such as ``" at step 3"``.
     observe : callable, optional
-        Called with the gradient of each update as a vector, before clipping.
+        Called with the gradient vector of each update, before clipping.
 
     Attributes
     ----------
     ranks : RankGroup
     n_updates : int
-        Steps of the optimizer so far.
+        Number of optimizer steps so far.
     numbers : list of float
-        Of the last batch, joined over ranks.
+        The ``numbers`` of the last batch, averaged over ranks.
 
     Raises
     ------
     FloatingPointError
-        In a step, if the loss or the gradient is NaN or infinite; on every rank. The parameters are as before it.
+        In a step, on every rank, if the loss or the gradient is NaN or infinite. The parameters stay unchanged.
     RankError
-        In a step, on every rank, if parameters differ in shape, or batches that must be the same are not.
+        In a step, on every rank, if parameters differ in shape, or batches that must be the same differ.
     TypeError, ValueError
-        If the loss is no scalar tensor, or does not depend on the parameters.
+        If the loss is not a scalar tensor, or does not depend on the parameters.
     """
 
-    ends_together = True  # see Loop: a rank without a batch goes on calling it
+    ends_together = True  # see Loop: a rank without a batch still calls it
 
     def __init__(
         self,
@@ -149,22 +149,22 @@ class GradientStep:
         self.bind()
 
     def bind(self) -> None:
-        """Take the parameters as they are now: again, if they were moved to another device."""
+        """Build the vector for the current parameters. Call it again after moving them to another device."""
         self.vector = GradientVector(self.params, self.ranks, len(self.numbers))
         values, self._synchronized = self.vector.values, self.ranks.is_single
         possible = self.ranks.is_single and self.accumulate == 1 and supports_found_inf(self.optimizer)
         self.defer = possible and (values.is_cuda if self._defer is None else self._defer)
-        self._not_finite = torch.zeros((), dtype=torch.float32, device=values.device)  # 1 after a step that was not
-        self._sum = torch.zeros_like(values) if self.accumulate > 1 else values  # of gradients that are waiting
+        self._not_finite = torch.zeros((), dtype=torch.float32, device=values.device)  # 1 after a bad step
+        self._sum = torch.zeros_like(values) if self.accumulate > 1 else values  # of waiting gradients
         self._layouts = [0] * len(self.params)
 
     # -- one batch -----------------------------------------------------------------------------------
 
     def __call__(self, batch: Any) -> StepInfo | None:
-        """Learn from a batch; None for a rank that has no more of them.
+        """Train on one batch; pass None on a rank that has no more batches.
 
-        Returns the loss of the whole batch, over all ranks (a loss of None: there was nothing to learn); or None, if
-        ranks agreed to stop or none of them has a batch: then the step does not count.
+        Returns the loss of the whole batch over all ranks; its loss is None if there was nothing to learn. Returns
+        None if ranks agreed to stop or no rank has a batch: then the step does not count.
         """
         self._clear_gradients()
         if self._layers and batch is not None and begins_series(batch, self.stateful):
@@ -181,25 +181,25 @@ class GradientStep:
                 layer.truncate()
 
     def flush(self) -> None:
-        """Update with the gradients that are waiting for more batches; at the end of a pass over the data."""
+        """Update with the gradients that wait for more batches. Call it at the end of a pass over the data."""
         if self._n_waiting:
             self._update(None)
             self._clear_gradients()
 
     def finish_epoch(self) -> None:
-        """At the end of a pass over the data: :meth:`flush`; the next pass begins with a state of zero."""
+        """Finish a pass over the data: :meth:`flush`, and let the next pass begin with a zero state."""
         self.flush()
         for layer in self._layers:
             layer.reset()
 
     def discard(self) -> None:
-        """After an error: forget gradients that are waiting."""
+        """Forget waiting gradients, after an error."""
         self._n_waiting, self._live_waiting = 0, 0.0
         self._not_finite.zero_()
         self._clear_gradients()
 
     def _learn(self, batch: Any, found: tuple[Any, float] | None) -> StepInfo | None:
-        """The update, once loss and gradient of the whole batch are there."""
+        """Update with the loss and gradient of the whole batch."""
         if found is None:
             return None
         loss, n_live = found
@@ -214,7 +214,7 @@ class GradientStep:
         return StepInfo(self._pending(loss, norm, batch) if self.defer else loss, n_live)
 
     def _alone(self, batch: Any) -> tuple[Any, float] | None:
-        """Loss and number of data; the gradient is then in the vector."""
+        """Return the loss and the amount of data; write the gradient into the vector."""
         if batch is None:
             return None
         loss, part = self._backward(batch)
@@ -225,7 +225,7 @@ class GradientStep:
         return loss, part.n_live
 
     def _with_ranks(self, batch: Any) -> tuple[Any, float] | None:
-        """The same over all ranks. Every one comes here, also one that failed or has no batch."""
+        """Do what ``_alone`` does over all ranks. Every rank calls it, even if it failed or has no batch."""
         ranks, vector = self.ranks, self.vector
         if not self._synchronized:
             self._synchronize()
@@ -249,14 +249,14 @@ class GradientStep:
         return totals.loss / divisor, totals.n_live
 
     def _own_part(self, batch: Any) -> tuple[int, float, BatchLoss | None]:
-        """The digest of the batch, and what :meth:`_backward` gives for this rank's part of it."""
+        """Return the digest of the batch, and the result of :meth:`_backward` for this rank's part of it."""
         if batch is None or self._shard is None:
             return 0, *((0.0, None) if batch is None else self._backward(batch))
         part = self._shard(batch, self.ranks.rank, self.ranks.size)
         return digest(batch), *((0.0, None) if part is None else self._backward(part))
 
     def _backward(self, batch: Any) -> tuple[Any, BatchLoss | None]:
-        """The loss, as a number unless it is read late, and what else is known; gradients are on the parameters."""
+        """Compute the parameters' gradients; return the loss (a number unless deferred) and the BatchLoss."""
         # mixed precision: torch.autocast around compute, GradScaler.scale around the loss, its unscale_ before the norm
         part = self._compute(batch)
         if part is None:
@@ -288,7 +288,7 @@ class GradientStep:
         self._live_waiting += n_live
 
     def _update(self, batch: Any, loss: Any = None) -> Any:
-        """Change the parameters by the gradient in the vector, or the mean of those waiting; its norm."""
+        """Update with the gradient in the vector, or the mean of waiting gradients; return its norm."""
         values = self.vector.values
         if self._n_waiting:
             torch.div(self._sum, self._live_waiting, out=values)
@@ -301,7 +301,7 @@ class GradientStep:
         return norm
 
     def _norm(self, batch: Any, loss: Any) -> Any:
-        """The norm of the vector: a number known to be finite, or a tensor if it is read late."""
+        """Return the norm of the vector: a finite number, or a tensor if deferred."""
         norm: Any = torch.linalg.vector_norm(self.vector.values)
         if self.defer:
             bad = ~(norm.isfinite() & loss.isfinite())
@@ -337,7 +337,7 @@ class GradientStep:
 
         def check(loss: float, norm: float) -> None:
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                self.n_updates = before  # nor did later steps change anything
+                self.n_updates = before  # later steps changed nothing either
                 self._require_finite("loss", loss, batch)
                 self._require_finite("gradient norm", norm, batch)
 
@@ -360,10 +360,10 @@ class GradientStep:
         where = describe_by_rank(bad).partition("True on ")[2].partition(",")[0] if any(bad) else "no rank by itself"
         self.ranks.raise_on_all(not_finite(f"gradient norm on {where}", norm))
 
-    # -- ranks, and going on in another process ------------------------------------------------------
+    # -- ranks, and resuming in another process ------------------------------------------------------
 
     def _synchronize(self) -> None:
-        """Begin with the parameters and buffers of rank 0."""
+        """Copy the parameters and buffers of rank 0 to all ranks."""
         self._synchronized = True
         named = {f"parameter {i}": p for i, p in enumerate(self.params)}
         if self.model is not None:
@@ -375,12 +375,12 @@ class GradientStep:
         self.ranks.broadcast_parameters({name: t.detach() for name, t in named.items()})
 
     def state_dict(self) -> dict[str, Any]:
-        """The gradients that are waiting, and the number of updates, as plain data."""
+        """Return the waiting gradients and the number of updates as plain data."""
         waiting = (self._n_waiting, self._live_waiting, self._sum, self._layouts) if self._n_waiting else None
         return {"n_updates": self.n_updates, "waiting": waiting}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Restore the state that :meth:`state_dict` returned."""
         self.n_updates = state["n_updates"]
         self._synchronized = True  # buffers of ranks differ until they are averaged
         self._n_waiting = 0
@@ -391,7 +391,7 @@ class GradientStep:
 
 
 def not_finite(what: str, value: float, where: str = "") -> FloatingPointError:
-    """The error of a loss or gradient that is NaN or infinite."""
+    """Return the error for a loss or gradient that is NaN or infinite."""
     return FloatingPointError(
         f"{what} is {value}{where}; the parameters are as before this step. Lower the learning rate, set clip, or look "
         "for extreme values in the data"

@@ -14,18 +14,18 @@ from fluxutils_py.optim import Transform
 
 
 def make_optimizer(opt: Any, params: Sequence[Tensor]) -> torch.optim.Optimizer:
-    """An optimizer of parameters.
+    """Make an optimizer for parameters.
 
     Parameters
     ----------
     opt : optimizer class, functools.partial, callable, torch.optim.Optimizer or None
-        A class or callable is called with the parameters, an instance is returned as it is. None is AdamW.
+        A class or callable is called with the parameters; an instance is returned unchanged. None: AdamW.
     params : sequence of Tensor
 
     Raises
     ------
     TypeError
-        If ``opt`` is none of these, or makes no optimizer.
+        If ``opt`` has another type, or does not return an optimizer.
     ValueError
         If there are no parameters, or the optimizer runs the model itself (``LBFGS``).
     """
@@ -55,12 +55,12 @@ def make_optimizer(opt: Any, params: Sequence[Tensor]) -> torch.optim.Optimizer:
 
 
 def make_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optimizer | None) -> Any:
-    """A learning-rate scheduler of an optimizer, of a function that makes it.
+    """Return ``scheduler(optimizer)``, after checking that it is a learning-rate scheduler.
 
     Raises
     ------
     TypeError
-        If it makes none, or one that goes by a loss (``ReduceLROnPlateau``).
+        If it is not a scheduler, or needs a loss (``ReduceLROnPlateau``).
     """
     if not callable(scheduler) or optimizer is None:
         raise TypeError(f"scheduler must make a torch learning-rate scheduler of the optimizer, got {scheduler!r}")
@@ -71,7 +71,7 @@ def make_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optim
 
 
 def adamw(params: Any, lr: float = 1e-3, **settings: Any) -> torch.optim.Optimizer:
-    """AdamW, fused where torch has that for the device and type."""
+    """Return AdamW, fused if torch supports it for the device and type."""
     try:
         return torch.optim.AdamW(params, lr, fused=True, **settings)
     except RuntimeError:
@@ -79,7 +79,7 @@ def adamw(params: Any, lr: float = 1e-3, **settings: Any) -> torch.optim.Optimiz
 
 
 def with_python_numbers(f: Any) -> Any:
-    """A function, with Python's numbers in place of NumPy's if it is a partial: torch takes these only."""
+    """Return ``f``; in a partial, replace NumPy numbers by Python numbers, since torch takes only these."""
     if not isinstance(f, functools.partial):
         return f
     arguments = [v.item() if isinstance(v, np.generic) else v for v in f.args]

@@ -16,15 +16,15 @@ from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.tensors import to_tensor
 
-MAX_ACTIVATION_BYTES = 1 << 23  # bytes that the outputs of a model's layers may take, for one window
-SMALL_INPUT = 128  # series times steps that need no look at the size of the model
-MIN_SERIES = 64  # series of a window, if need be of fewer steps: they keep vectors and threads busy
-MANY_SERIES_STEPS = 64  # of a window of many series: what a call costs beyond its steps is then small
+MAX_ACTIVATION_BYTES = 1 << 23  # bytes for the outputs of a model's layers, per window
+SMALL_INPUT = 128  # series times steps up to which the size of the model does not matter
+MIN_SERIES = 64  # least series per window, even with fewer steps: they keep vectors and threads busy
+MANY_SERIES_STEPS = 64  # steps per window of many series: the overhead of a call is then small
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Outputs for some series and steps: ``y`` of shapes (S, B, G), NaN at steps without input."""
+    """Outputs for some series and steps: arrays ``y`` of shape (S, B, G), NaN at steps without input."""
 
     y: tuple[np.ndarray, ...]
     series: slice
@@ -34,21 +34,21 @@ class Prediction:
 class Predictor:
     """Predict window by window.
 
-    Windows are as large as is good for speed, in bounded memory. Models that must see windows (``takes_windows =
-    True``) see those that they were trained on, of ``seqsize`` steps.
+    The size of windows is chosen for speed within bounded memory. Models with ``takes_windows = True`` get the same
+    windows as in training, of ``seqsize`` steps.
 
     Parameters
     ----------
     model : nn.Module
-        Left as it is: a copy that shares its parameters does the work.
+        Not changed; a copy that shares its parameters predicts.
     windows : SequenceWindows
-        The inputs; its ``batchsize``, ``seqsize`` and ``overlap`` are used for models that must see windows.
+        Inputs. Its ``batchsize``, ``seqsize`` and ``overlap`` apply to models that take windows.
     state : list of Tensor, optional
-        Of all series, see :class:`InferenceSession`. None is the zero state.
+        Initial state of all series, see :class:`InferenceSession`. None is the zero state.
     part : slice, optional
-        The series to predict, perhaps none; the others are left to other ranks. By default all.
+        Series to predict, possibly none; other ranks predict the rest. By default all.
     keep_state : bool
-        Whether :meth:`state` will be called.
+        Whether to keep the final states for :meth:`state`.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Predictor:
             self._require_equal_history()
 
     def __iter__(self) -> Iterator[Prediction]:
-        """The predictions, group by group of series, forward in time."""
+        """Yield predictions, one group of series after the other, forward in time."""
         self._states = []
         for begin in range(self.part.start, self.part.stop, self._batch):
             yield from self._group(slice(begin, min(begin + self._batch, self.part.stop)))
 
     def state(self, comm: RankGroup | None = None) -> list[Tensor]:
-        """The state of each series after its own last step in the last iteration, on all ranks of ``comm``."""
+        """Return the state of each series after its last step in the last iteration, on all ranks of ``comm``."""
         if (comm is None or comm.is_single) and len(self._states) == 1:
             return self._states[0]
         found = (RankGroup() if comm is None else comm).allgather((self._states, self.session.batch_dims))
@@ -115,11 +115,11 @@ class Predictor:
         self._states.append(kept)
 
     def _stop(self, start: int, ends: list[int]) -> int:
-        """Where the window ends that begins at a step: no later than the next of the ends."""
+        """Return the end of the window that begins at ``start``: no later than the next of ``ends``."""
         return min([start + self._chunk, self.n_steps, *(end for end in ends if end > start)])
 
     def _keep(self, kept: list[Tensor], over: np.ndarray) -> list[Tensor]:
-        """The states as they are now, but of series that were over before, those that were kept."""
+        """Return the current states, but the kept states for series that ended before."""
         now = self.session.state
         if not kept:
             return now
@@ -139,7 +139,7 @@ class Predictor:
         return [self._tensor(v) for v in self.windows.cut(self.windows.segments[:4], 0, min(3, self.n_steps))[0]]
 
     def _window_size(self, model: nn.Module) -> tuple[int, int]:
-        """Series and steps of a window."""
+        """Return the numbers of series and steps of a window."""
         if self.session.mode == "windows":
             return self.windows.batchsize, self.windows.seqsize
         if self.n_series * self.n_steps <= SMALL_INPUT:
@@ -150,7 +150,7 @@ class Predictor:
         return n_series, max(1, cells // n_series)
 
     def _require_equal_history(self) -> None:
-        """Raise where the state could not say how many inputs each series has seen: integers have no NaN."""
+        """Raise if the state cannot tell how many inputs each series has seen: integers have no NaN."""
         lengths = self.windows.segments.length
         if any(x.kind == "int" for x in self.windows.x) and lengths.min() < min(self.windows.overlap, lengths.max()):
             raise ShapeError(
@@ -163,5 +163,5 @@ class Predictor:
 
 
 def _pad_history(inputs: list[Tensor], n: int) -> list[Tensor]:
-    """The last ``n`` inputs (k, B, F) of some series, NaN where those saw fewer."""
+    """Return the last ``n`` inputs (n, B, F) of some series, NaN where they have fewer."""
     return [torch.cat([x.new_full((n - x.shape[0], *x.shape[1:]), torch.nan), x]) if len(x) < n else x for x in inputs]

@@ -13,26 +13,26 @@ from fluxutils_py.nn.losses import require_equal_shapes
 
 __all__ = ["EMAMetric", "MeanMetric", "binary_accuracy", "binary_logits_accuracy", "sparse_categorical_accuracy"]
 
-Measure = Callable[..., Any]  # of a prediction and a target, or of whatever update() is given; returns a number
+Measure = Callable[..., Any]  # takes a prediction and a target, or the arguments of update(); returns a number
 
 
 class MeanMetric:
-    """The mean of a number over steps, each weighed by how many data it is of.
+    """Mean of a number over steps, each weighted by its amount of data.
 
     Parameters
     ----------
     measure : callable, optional
-        ``measure(prediction, target)`` returns a number or a tensor, whose mean is taken. None: :meth:`update` is given
+        ``measure(prediction, target)`` returns a number, or a tensor whose mean is taken. None: :meth:`update` takes
         the number itself.
     name, short_name : str, optional
-        By default that of the measure.
+        By default the name of the measure.
     metric_type : str
-        What kind of number it is, such as ``"loss"`` or ``"accuracy"``: metrics of one kind share a plot.
+        Kind of number, such as ``"loss"`` or ``"accuracy"``. Metrics of one kind share a plot.
 
     Notes
     -----
-    Anything with ``update(prediction, target)``, ``compute()`` and ``reset()``, such as a metric of torchmetrics, does
-    where this does, and weighs by rules of its own. Source: ``NewMeanMetric`` of gomlx.
+    Instead of a MeanMetric you can use any object with ``update(prediction, target)``, ``compute()`` and ``reset()``,
+    such as a torchmetrics metric, which applies different weights. Source: ``NewMeanMetric`` of gomlx.
 
     Examples
     --------
@@ -57,24 +57,24 @@ class MeanMetric:
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Forget all steps."""
         self.sum = self.weight = 0.0
 
     def update(self, *values: Any, weight: float = 1.0) -> None:
-        """Take in one step, a mean over ``weight`` data. One of weight 0 leaves no trace, whatever its value."""
+        """Add one step, a mean over ``weight`` data. A step of weight 0 has no effect, whatever its value."""
         if weight:
             self.add(self.measured(*values), float(weight))
 
     @torch.no_grad()
     def measured(self, *values: Any) -> float:
-        """What the measure comes to, without taking it in."""
+        """Return the value of the measure without adding it."""
         if self.measure is None:
             return _number(values[0])
         require_equal_shapes(self.measure, *values[:2])
         return _number(self.measure(*values))
 
     def pretty_print(self, value: float) -> str:
-        """A value as text, a share of hits as a percentage."""
+        """Format a value as text; an accuracy as a percentage."""
         return f"{value:.2%}" if self.metric_type == "accuracy" else f"{value:.4g}"
 
     def add(self, value: float, weight: float) -> None:
@@ -82,30 +82,30 @@ class MeanMetric:
         self.weight += weight
 
     def compute(self) -> float | None:
-        """The number so far; None before the first step."""
+        """Return the value so far; None before the first step."""
         return self.sum / self.weight if self.weight else None
 
     def state_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the sums as plain data."""
         return {"sum": self.sum, "weight": self.weight}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Restore the state that :meth:`state_dict` returned."""
         self.sum, self.weight = state["sum"], state["weight"]
 
 
 class EMAMetric(MeanMetric):
-    """An exponential moving average of a number over steps, for what changes while it is measured.
+    """Exponential moving average of a number over steps, for numbers that change while they are measured.
 
-    The ``n``-th step counts ``max(new_example_weight, 1 / n)``, all before it the rest: the plain mean at first. Steps
-    count alike, however many data they are of.
+    The ``n``-th step has weight ``max(new_example_weight, 1 / n)``, and all earlier steps share the rest, so it starts
+    as the plain mean. The amount of data in a step does not matter.
 
     Parameters
     ----------
     measure, name, short_name, metric_type
-        As for :class:`MeanMetric`.
+        See :class:`MeanMetric`.
     new_example_weight : float
-        In (0, 1].
+        Weight of a new step, in (0, 1].
 
     Notes
     -----
@@ -135,7 +135,7 @@ class EMAMetric(MeanMetric):
         super().__init__(measure, name, short_name, metric_type=metric_type)
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Forget all steps."""
         self.value, self.count = 0.0, 0
 
     def add(self, value: float, weight: float) -> None:
@@ -144,15 +144,15 @@ class EMAMetric(MeanMetric):
         self.value = (1 - new) * self.value + new * value
 
     def compute(self) -> float | None:
-        """The number so far; None before the first step."""
+        """Return the value so far; None before the first step."""
         return self.value if self.count else None
 
     def state_dict(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the value and the count as plain data."""
         return {"value": self.value, "count": self.count}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Restore the state that :meth:`state_dict` returned."""
         self.value, self.count = state["value"], state["count"]
 
 
@@ -164,18 +164,18 @@ def _number(value: Any) -> float:
 
 
 def metric_name(metric: Any) -> str:
-    """What a metric is called: its ``name``, or that of its class."""
+    """Return the ``name`` of a metric, or the name of its class."""
     return getattr(metric, "name", None) or type(metric).__name__
 
 
 def compute_all(metrics: Iterable[Any]) -> dict[str, Any]:
-    """What metrics come to, by name; scalars as numbers."""
+    """Return the values of metrics by name; scalars as numbers."""
     values = {metric_name(metric): metric.compute() for metric in metrics}
     return {name: v.item() if isinstance(v, Tensor) and v.numel() == 1 else v for name, v in values.items()}
 
 
 def n_elements(prediction: Any, weight: float | Tensor | None) -> float:
-    """How many data the mean over a batch is of: as its weight says, else all but the last axis of the prediction."""
+    """Return the amount of data in a batch: by its weight, else the prediction's size over all axes but the last."""
     if isinstance(weight, Tensor):
         return int((weight != 0).sum())
     if weight is not None:
@@ -187,7 +187,7 @@ def n_elements(prediction: Any, weight: float | Tensor | None) -> float:
 
 
 def weighted_mean(loss: Any, weight: float | Tensor | None) -> Tensor:
-    """A loss as a scalar."""
+    """Return the mean of a loss as a scalar, weighted if there is a weight."""
     if not isinstance(loss, Tensor):
         raise TypeError(f"the loss must be a tensor, got {type(loss).__name__}")
     if not isinstance(weight, Tensor):
@@ -205,7 +205,7 @@ def weighted_mean(loss: Any, weight: float | Tensor | None) -> Tensor:
 
 
 def binary_accuracy(prediction: Tensor, target: Tensor) -> Tensor:
-    """How often a probability is on the side of its label, 0 or 1. One of exactly 0.5 is a miss, as in gomlx.
+    """Share of probabilities on the side of their label, 0 or 1. Exactly 0.5 is a miss, as in gomlx.
 
     >>> binary_accuracy(torch.tensor([0.9, 0.6, 0.5, 0.1]), torch.tensor([1, 0, 1, 0])).item()
     0.5
@@ -214,7 +214,7 @@ def binary_accuracy(prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def binary_logits_accuracy(prediction: Tensor, target: Tensor) -> Tensor:
-    """:func:`binary_accuracy` of logits; one of exactly 0 is a miss."""
+    """Accuracy of logits, see :func:`binary_accuracy`; a logit of exactly 0 is a miss."""
     if prediction.squeeze().shape != target.squeeze().shape:
         raise ShapeError(f"predictions {tuple(prediction.shape)} and labels {tuple(target.shape)} differ in shape")
     target = target.reshape(prediction.shape)  # (B,) with (B, 1), as gomlx
@@ -224,16 +224,16 @@ def binary_logits_accuracy(prediction: Tensor, target: Tensor) -> Tensor:
 def sparse_categorical_accuracy(
     prediction: Tensor, target: Tensor, weights: Tensor | None = None, mask: Tensor | None = None
 ) -> Tensor:
-    """How often the largest score is that of the label. A label that shares the largest with another is a miss.
+    """Share of labels that have the largest score. A label that ties with another class is a miss.
 
     Parameters
     ----------
     prediction : Tensor of shape (..., classes)
     target : Tensor of int, shape (...) or (..., 1)
     weights : Tensor, optional
-        What each counts: the result is the weighted mean.
+        Weights of the labels; the result is the weighted mean.
     mask : Tensor of bool, optional
-        False: does not count.
+        Labels where it is False do not count.
     """
     target = target.reshape(prediction.shape[:-1]).long()
     score = prediction.gather(-1, target.unsqueeze(-1))

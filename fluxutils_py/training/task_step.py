@@ -23,20 +23,20 @@ Seed = int | torch.Generator
 
 
 class TaskStep:
-    """The training step of a task: for a :class:`Loop`, or called by hand as ``step(state, batch, rng)``.
+    """Training step of a task, for a :class:`Loop` or to call directly as ``step(state, batch, rng)``.
 
     Parameters
     ----------
     task : BaseTrainTask
     state : TrainState, optional
-        Is changed; the loop counts on from its step. A :class:`Loop` needs it.
+        State to train in place; a :class:`Loop` requires it, and counts steps from ``state.step``.
     seed : int
-        Each step has random numbers that depend on this and its number alone: to resume exactly, no generator is saved.
+        The random numbers of a step depend only on the seed and the step number, so resuming needs no saved generator.
     comm
-        As for :class:`GradientStep`.
+        See :class:`GradientStep`.
     **settings
-        ``batches``, ``clip``, ``accumulate``, ``stateful``, ``defer``: as for :class:`GradientStep`. Several ranks
-        divide a batch by :meth:`BaseTrainTask.shard_batch`; their parts count by :meth:`BaseTrainTask.batch_weight`.
+        ``batches``, ``clip``, ``accumulate``, ``stateful``, ``defer``: see :class:`GradientStep`. Several ranks
+        divide a batch with :meth:`BaseTrainTask.shard_batch`, and :meth:`BaseTrainTask.batch_weight` weights the parts.
 
     Attributes
     ----------
@@ -44,8 +44,8 @@ class TaskStep:
 
     Notes
     -----
-    To go on exactly in another process, track ``Checkpointer(dir).track(**state.parts(), loop=loop, data=data)``, and
-    ``restore()`` before the run; recurrent states are saved with the loop.
+    To resume exactly in another process, call ``Checkpointer(dir).track(**state.parts(), loop=loop, data=data)``, and
+    ``restore()`` before the run. The loop's part of the checkpoint includes recurrent states.
     """
 
     name, priority, ends_together = "task", -math.inf, True
@@ -66,21 +66,21 @@ class TaskStep:
 
     @property
     def model(self) -> nn.Module:
-        """That of the state."""
+        """Model of the state."""
         return self.state.model
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """That of the state."""
+        """Optimizer of the state."""
         return self.state.opt
 
     @property
     def step(self) -> int:
-        """That of the state."""
+        """Step number of the state."""
         return self.state.step
 
     def __call__(self, state: TrainState, batch: Any, rng: Seed) -> tuple[TrainState, StepInfo]:
-        """Take a step; the state is the one given, changed. See :meth:`BaseTrainTask.make_training_step_fn`."""
+        """Take one step, changing the given state in place. See :meth:`BaseTrainTask.make_training_step_fn`."""
         if self._bound != (state.model, state.opt):
             self._bind(state)
         self.state = state
@@ -88,12 +88,12 @@ class TaskStep:
         return state, StepInfo(None, 0) if info is None else info
 
     def train_step(self, batch: Any) -> StepInfo | None:
-        """Learn from one batch; None for a rank that has no more of them.
+        """Train on one batch; pass None on a rank that has no more batches.
 
         Returns
         -------
         StepInfo or None
-            None: ranks agreed to stop, or none of them has a batch; the step does not count.
+            None if ranks agreed to stop or no rank has a batch; such a step does not count.
         """
         return self._take(batch, self.seed)
 
@@ -116,7 +116,7 @@ class TaskStep:
         return replace(info, metrics=self._metrics)
 
     def _loss(self, batch: Any) -> BatchLoss | None:
-        """The loss of a batch; with random numbers of this step and rank."""
+        """Return the loss of a batch, with the random numbers of this step and rank."""
         state, n = self.state, self.task.batch_weight(batch)
         if not n:
             return None
@@ -133,19 +133,19 @@ class TaskStep:
         return BatchLoss(loss, n)
 
     def on_start(self, loop: Any) -> None:
-        """The loop may have been put back to a checkpoint."""
+        """Begin a run, perhaps from a restored checkpoint."""
         self.state.step = loop.step
 
     def on_epoch(self, loop: Any) -> None:
-        """A pass over the data is over."""
+        """Finish a pass over the data."""
         self._step.finish_epoch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Recurrent states and waiting gradients; model and optimizer are saved by themselves."""
+        """Return recurrent states and waiting gradients; model and optimizer are saved separately."""
         return {"states": snapshot(self.model), "step": self._step.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Restore the state that :meth:`state_dict` returned."""
         restore(self.model, state["states"])
         self._step.load_state_dict(state["step"])
 
@@ -155,17 +155,17 @@ def _detach(value: Any) -> Any:
 
 
 def as_generator(rng: Seed, step: int, rank: int = 0) -> torch.Generator:
-    """The generator of a step and a rank, which depends on nothing but them and the seed; a generator is itself."""
+    """Return a generator that depends only on seed, step and rank; a generator given as ``rng`` is returned itself."""
     if isinstance(rng, torch.Generator):
         return rng
     return generator(np.random.SeedSequence(rng, spawn_key=(step, rank)))
 
 
 def draw(rng: Seed) -> int:
-    """A seed: the one given, or one that a generator draws."""
+    """Return the given seed, or draw one from the given generator."""
     return int(torch.randint(2**63 - 1, (), generator=rng)) if isinstance(rng, torch.Generator) else int(rng)
 
 
 def generator(seed: np.random.SeedSequence) -> torch.Generator:
-    """A torch generator that starts from a NumPy seed."""
+    """Return a torch generator seeded from a NumPy seed sequence."""
     return torch.Generator().manual_seed(int(seed.generate_state(1, np.uint64)[0] >> np.uint64(1)))

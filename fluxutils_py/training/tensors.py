@@ -8,25 +8,25 @@ from torch import Tensor
 
 from fluxutils_py.nn.kernels import library, n_threads
 
-SMALL_COPY = 4096  # values that NumPy copies sooner than anything else is asked
+SMALL_COPY = 4096  # values up to which plain NumPy copies are fastest
 _FLOATS = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}  # as csrc/kernels.h numbers them
 
 
 def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device, *, background: bool = False) -> Tensor:
-    """A contiguous tensor with a copy of a window ``(S, B, F)`` of any memory order.
+    """Copy a window ``(S, B, F)`` of any memory order to a contiguous tensor.
 
-    Never shares memory with ``values``, so that a model that works in place cannot change the user's data. Windows
-    whose features are not neighbours in memory are transposed by the native kernels where these are at hand, else
-    gathered in the order of their memory and then transposed by torch (benchmarks/bench_windows.py).
+    The tensor never shares memory with ``values``, so a model that works in place cannot change the user's data. If
+    features are not neighbours in memory, the native kernels transpose the window; without them, NumPy gathers it in
+    memory order and torch transposes it (benchmarks/bench_windows.py).
 
     Parameters
     ----------
     values : ndarray
-        Integers become int64, all else ``dtype``.
+        Integers become int64, all other types ``dtype``.
     dtype : torch.dtype
     device : torch.device
     background : bool
-        Whether this goes on beside training: then one core does it, where it would take all.
+        Whether this runs beside training: then it uses one core instead of all.
     """
     if values.dtype.kind in "iu":
         dtype = torch.int64
@@ -40,25 +40,25 @@ def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device, *, b
     scattered = values.strides[-1] != values.itemsize
     if not (scattered and copy_window(out.numpy(), values, threads=1 if background else None)):
         _copy(out, gathered(values) if scattered else values, background)
-    # from pinned memory a copy to a GPU waits for nothing; torch keeps the memory until it is done
+    # a copy from pinned memory to a GPU does not block; torch keeps the memory until it is done
     return out if device.type == "cpu" else out.to(device, non_blocking=on_gpu)
 
 
 def copy_window(out: np.ndarray, values: np.ndarray, threads: int | None = None) -> bool:
-    """Copy a window whose memory runs along its steps or its series to contiguous memory, if the library can.
+    """Copy a window whose memory runs along its steps or series to contiguous memory, if the kernels support it.
 
     Parameters
     ----------
     out : ndarray of shape (S, B, F), C order, float32 or float64
     values : ndarray of shape (S, B, F)
-        float32 or, also for an ``out`` of float32, float64; of any strides, one of which is that of neighbours.
+        float32 or float64, the latter also for a float32 ``out``. One axis must have neighbours in memory.
     threads : int, optional
-        By default as many as recurrent layers use.
+        Number of threads; by default as many as recurrent layers use.
 
     Returns
     -------
     bool
-        Whether it was done; if not, ``out`` is as it was.
+        True if it copied; if False, ``out`` is unchanged.
     """
     codes, size, loaded = (_FLOATS.get(out.dtype), _FLOATS.get(values.dtype)), values.itemsize, library()
     if loaded is None or None in codes or values.ndim != 3 or not values.size:
@@ -86,10 +86,10 @@ def _copy(out: Tensor, values: np.ndarray, background: bool) -> None:
 
 
 def gathered(values: np.ndarray) -> np.ndarray:
-    """A window (S, B, F) copied from where it lies scattered, in the order of its memory.
+    """Gather a window (S, B, F) into one piece of memory, in memory order; return one that is in one piece uncopied.
 
-    Runs of the memory stay innermost, features come next: then a transposition to (S, B, F) stays in the cache, with up
-    to five times the speed that it has from a copy in the order of the memory (benchmarks/bench_windows.py).
+    Runs of the memory stay innermost and features come next. Transposing to (S, B, F) then stays in the cache, and is
+    up to five times as fast as from a plain copy in memory order (benchmarks/bench_windows.py).
     """
     apart = ((n - 1) * abs(stride) for n, stride in zip(values.shape, values.strides, strict=True))
     if values.ndim != 3 or sum(apart) + values.itemsize == values.nbytes:  # in one piece already
@@ -100,13 +100,13 @@ def gathered(values: np.ndarray) -> np.ndarray:
 
 
 def _torch_takes(values: np.ndarray) -> bool:
-    """Whether there can be a tensor of this memory: strides neither negative nor between two values."""
+    """Return whether torch can view this memory: no stride is negative or a fraction of a value."""
     size = values.itemsize
     return size <= 8 and all(s >= 0 and s % size == 0 for s in values.strides)
 
 
 class _Writable:
-    """The memory of a read-only array as if it could be written to, for torch, which warns of what only reads."""
+    """Present the memory of a read-only array as writable, since torch warns about read-only arrays."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values  # keeps the memory alive

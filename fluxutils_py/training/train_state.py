@@ -16,20 +16,20 @@ from fluxutils_py.optim import load_optimizer_state
 
 @dataclass
 class TrainState:
-    """A model, its optimizer, and the number of steps that they have made.
+    """A model, its optimizer, and the number of training steps so far.
 
-    Parameters are torch's, changed in place: a state that a training step returns is the one that it was given.
+    Training steps change the parameters in place and return the same state object that they got.
 
     Attributes
     ----------
     step : int
-        Steps made.
+        Number of training steps so far.
     model : nn.Module
     opt : torch.optim.Optimizer
 
     Notes
     -----
-    Source: ``TrainState`` of bobbin, where parameters and the state of the optimizer are fields; here they are views.
+    Source: ``TrainState`` of bobbin, which stores parameters and optimizer state as fields; here they are views.
 
     Examples
     --------
@@ -45,17 +45,17 @@ class TrainState:
 
     @property
     def params(self) -> dict[str, nn.Parameter]:
-        """The parameters by name, themselves; one that is shared has one name."""
+        """Parameters by name, not copied; a shared parameter has one name."""
         return dict(self.model.named_parameters())
 
     @property
     def extra_vars(self) -> dict[str, Tensor]:
-        """The buffers by name, themselves: what a model keeps that is not learnt, such as a running mean."""
+        """Buffers by name, not copied: tensors of the model that are not trained, such as a running mean."""
         return dict(self.model.named_buffers())
 
     @property
     def model_vars(self) -> dict[str, Tensor]:
-        """Parameters and buffers."""
+        """Parameters and buffers by name, not copied."""
         return {**self.params, **self.extra_vars}
 
     @property
@@ -66,7 +66,7 @@ class TrainState:
     def apply_fn(self, model_vars: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> Any:
         """Call the model with other parameters and buffers, such as ``{**state.model_vars, "weight": w}``.
 
-        Its own are as before, and so is the state of its recurrent layers. Gradients flow to those given.
+        The model's parameters, buffers and recurrent state stay unchanged. Gradients flow to ``model_vars``.
         """
         kept = snapshot(self.model)
         try:
@@ -75,15 +75,15 @@ class TrainState:
             restore(self.model, kept)
 
     def parts(self) -> dict[str, Any]:
-        """What a :class:`Checkpointer` is to track: ``Checkpointer(dir).track(**state.parts())``."""
+        """Return the parts that a :class:`Checkpointer` tracks: ``Checkpointer(dir).track(**state.parts())``."""
         return {"model": self.model, "optimizer": self.opt}
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as plain data and tensors: those of the model and the optimizer themselves, not copies."""
+        """Return the whole state as plain data and tensors; tensors of model and optimizer are not copied."""
         return {"step": self.step, "model": self.model.state_dict(), "opt": self.opt.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Restore the state that :meth:`state_dict` returned."""
         self.model.load_state_dict(state["model"])
         load_optimizer_state(self.opt, state["opt"])
         self.step = state["step"]

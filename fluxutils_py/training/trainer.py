@@ -32,40 +32,40 @@ from fluxutils_py.tree import tree_map
 
 
 class Trainer:
-    """Take training steps and evaluate: model, loss, optimizer and metrics, for batches of any kind.
+    """Train and evaluate a model with a loss, an optimizer and metrics, on batches of any kind.
 
-    A :class:`Loop` goes through the data: ``Loop(trainer).run_epochs(dataset, 10)``. The order within a step is that of
-    :class:`GradientStep`; then come per-step updates, the scheduler and metrics.
+    A :class:`Loop` goes through the data: ``Loop(trainer).run_epochs(dataset, 10)``. A step does what
+    :class:`GradientStep` does, then applies the per-step updates, the scheduler and the metrics, in this order.
 
     Parameters
     ----------
     model : nn.Module
         Called ``model(*inputs)``. It may call :func:`add_loss`.
     loss_fn : callable, optional
-        ``loss_fn(prediction, label)``, in torch's order; tuples of them if there are several. What is no scalar is
-        averaged: over all elements, or with weights as a tensor, the sum of weight times loss divided by the number of
-        elements whose weight is not 0. None: only what :func:`add_loss` adds.
-    opt : torch.optim.Optimizer, or a class or callable that makes one of the parameters, optional
-        None: no training, only evaluation.
+        ``loss_fn(prediction, label)``, in torch's order; several predictions or labels come as tuples. A result that
+        is not a scalar is averaged over all elements. With a tensor of weights, the loss is the sum of weight times
+        loss, divided by the number of nonzero weights. None: only the losses that :func:`add_loss` adds.
+    opt : torch.optim.Optimizer, or a class or callable that makes one from the parameters, optional
+        None: evaluation only.
     train_metrics, eval_metrics : sequence of metrics
-        Given predictions and labels; see :class:`MeanMetric`. For training, moving averages make sense.
+        Updated with predictions and labels; see :class:`MeanMetric`. For training, use moving averages.
     comm, batches, clip, accumulate
-        As for :class:`GradientStep`. Under several ranks a :class:`MeanMetric` is one of all ranks; other metrics are
-        of this rank's part.
+        See :class:`GradientStep`. With several ranks, a :class:`MeanMetric` covers all ranks; other metrics cover
+        this rank's part only.
     axis : int
-        Along which several ranks divide a batch: 0, batch first; 1 for time-major ``(S, B, F)``. Windows know theirs.
+        Axis along which ranks divide a batch: 0 for batch first, 1 for time-major ``(S, B, F)``. Ignored for windows.
     scheduler : callable, optional
-        Makes a learning-rate scheduler of the optimizer; it steps after each update. Those of ``torch.optim`` are
-        composed by ``SequentialLR``, say of a ``LinearLR`` (warm-up) and a ``CosineAnnealingLR``.
+        ``scheduler(optimizer)`` returns a learning-rate scheduler, which steps after each update. To combine several,
+        such as ``LinearLR`` (warm-up) and ``CosineAnnealingLR``, use ``SequentialLR`` of ``torch.optim``.
     stateful : bool
-        Whether recurrent layers go on from the batch before, detached, where a batch does not say by its ``first``
-        whether it begins a series. By default each such batch begins anew.
+        Whether recurrent layers continue from the detached state of the previous batch when a batch has no ``first``.
+        By default they then start from zero.
     max_kinds : int
-        How many executors there may be, one for each pair of ``kind`` and mode.
+        Largest number of executors; there is one for each pair of ``kind`` and mode.
     takes_kind : bool
-        Call ``model(kind, *inputs)``.
+        Whether to call ``model(kind, *inputs)``.
     compile : bool or callable
-        Compile each executor: True with ``torch.compile``, else with ``compile(fn)``.
+        True compiles each executor with ``torch.compile``; a callable compiles it with ``compile(fn)``.
 
     Attributes
     ----------
@@ -73,27 +73,27 @@ class Trainer:
     scheduler : learning-rate scheduler or None
     ranks : RankGroup
     train_metrics, eval_metrics : list
-        Those that are always there, then those given. In training: ``batch_loss``, the loss of the step; ``ema_loss``,
-        its moving average (0.01); ``ema_loss_fn``, that of ``loss_fn`` alone, if there is one. In evaluation: ``loss``
-        and ``loss_fn``, means over the data. Names are those in ``StepInfo.metrics`` and in what :meth:`eval` returns.
+        The built-in metrics, then the given ones. Training has ``batch_loss``, the loss of the step; ``ema_loss``, its
+        moving average (0.01); and ``ema_loss_fn``, the moving average of ``loss_fn`` alone, if given. Evaluation has
+        ``loss`` and ``loss_fn``, means over the data. ``StepInfo.metrics`` and :meth:`eval` use the same names.
 
     Raises
     ------
     FloatingPointError
-        In a training step, if the loss or the gradient is NaN or infinite. The parameters are then as before it.
+        In a training step, if the loss or the gradient is NaN or infinite. The step leaves the parameters unchanged.
     ShapeError
-        In a step, if a criterion of torch is given a prediction and a label of different shapes.
+        In a step, if a torch criterion gets a prediction and a label of different shapes.
     ValueError
-        In a step: for a batch without inputs, with an input that is None, or with another number of inputs or labels
-        than earlier ones of the same ``kind``; if nothing gives a loss, or it does not depend on the parameters.
+        In a step, if a batch has no inputs, an input that is None, or not as many inputs or labels as earlier batches
+        of the same ``kind``; if nothing gives a loss, or the loss does not depend on the parameters.
     RuntimeError
-        In a step: at one kind too many.
+        In a step, if there are more than ``max_kinds`` executors.
 
     Notes
     -----
-    :meth:`eval` leaves the state of recurrent layers, and the mode of every module, as they were.
+    :meth:`eval` preserves the state of recurrent layers and the mode of every module.
 
-    Source: ``Trainer`` of gomlx ``train``, where a loss function is given labels first, and kinds are called specs.
+    Source: ``Trainer`` of gomlx ``train``, whose loss functions take labels first, and which calls kinds specs.
 
     Examples
     --------
@@ -167,36 +167,36 @@ class Trainer:
         self.ranks = self._step.ranks
 
     def on_exec_creation(self, handler: Callable[[Executor, Mode], Any]) -> Trainer:
-        """Have ``handler(executor, mode)`` called when a kind is met for the first time in a mode. Returns self."""
+        """Call ``handler(executor, mode)`` when a kind first occurs in a mode. Returns self."""
         self._executors.handlers.append(handler)
         return self
 
     def add_per_step_update(self, fn: Callable[[nn.Module], Any], name: str | None = None) -> Trainer:
-        """Have ``fn(model)`` called after each step of the optimizer, without gradients, as for constraints.
+        """Call ``fn(model)`` without gradients after each optimizer step, for example to apply constraints.
 
-        The loss of that step does not know of it. One of the same name, by default the function's own, is replaced.
-        Returns self.
+        It does not affect the loss of that step. It replaces an earlier function of the same ``name``, by default
+        the name of the function. Returns self.
         """
         self._updates[name or str(getattr(fn, "__name__", repr(fn)))] = fn
         return self
 
     def to(self, device: Any) -> Trainer:
-        """Move the model, and what the optimizer remembers of it. Batches follow it. Returns self."""
+        """Move the model and the optimizer's state to a device. Later batches follow. Returns self."""
         self.model.to(device)
         if self.optimizer is not None:
-            self.optimizer.load_state_dict(self.optimizer.state_dict())  # which moves moments to their parameters
+            self.optimizer.load_state_dict(self.optimizer.state_dict())  # moves moments to their parameters
         self._step.bind()
         return self
 
     # -- training ------------------------------------------------------------------------------------
 
     def train_step(self, batch: Any) -> StepInfo | None:
-        """Learn from one batch: what :func:`as_minibatch` takes, or None for a rank that has no more of them.
+        """Train on one batch: anything that :func:`as_minibatch` takes, or None if this rank has no more batches.
 
         Returns
         -------
         StepInfo or None
-            None: ranks agreed to stop, or none of them has a batch; the step does not count.
+            None if ranks agreed to stop or no rank has a batch; such a step does not count.
         """
         if self.optimizer is None:
             raise ValueError("this Trainer has no optimizer: give it opt to train")
@@ -221,7 +221,7 @@ class Trainer:
         return BatchLoss(total, n_elements(prediction, batch.weight), numbers=numbers)
 
     def _shard(self, batch: Minibatch, rank: int, size: int) -> Minibatch | None:
-        """This rank's share of the examples of a batch."""
+        """Return this rank's share of the examples of a batch."""
         return batch.shard(rank, size, self.axis)
 
     def _finish_step(self, info: StepInfo, updated: bool) -> None:
@@ -244,36 +244,36 @@ class Trainer:
                     metric.update(*self._predicted)
 
     def reset_train_metrics(self) -> None:
-        """Begin the metrics of training anew."""
+        """Reset the training metrics."""
         for metric in self.train_metrics:
             metric.reset()
 
     def on_start(self, loop: Any) -> None:
-        """A run begins: with new metrics, unless it goes on where it was interrupted."""
+        """Begin a run; reset the metrics unless the run continues an interrupted one."""
         if loop.step == loop.start_step:
             self.reset_train_metrics()
 
     def on_epoch(self, loop: Any) -> None:
-        """A pass over the data is over."""
+        """Finish a pass over the data."""
         self._step.finish_epoch()
 
     # -- evaluation ----------------------------------------------------------------------------------
 
     def eval_step(self, batch: Any) -> dict[str, Any]:
-        """Take one batch into the metrics of evaluation; what they come to so far."""
+        """Update the evaluation metrics with one batch; return their values so far by name."""
         with evaluating(self.model):
             return self._eval_step(batch)
 
     def eval(self, dataset: Iterable[Any]) -> dict[str, Any]:
-        """Means of loss and metrics over a finite dataset, from its beginning.
+        """Return the means of loss and metrics over a finite dataset, from its beginning.
 
-        With ``batches="per_rank"`` all ranks call it, and a :class:`MeanMetric` is over the data of all; other metrics
-        are of this rank's data.
+        With ``batches="per_rank"`` all ranks must call it. A :class:`MeanMetric` then covers the data of all ranks;
+        other metrics cover this rank's data only.
 
         Raises
         ------
         ValueError
-            If it is empty.
+            If the dataset is empty.
         """
         data, n_batches = as_dataset(dataset), 0
         data.reset()
@@ -310,7 +310,7 @@ class Trainer:
     # -- both ----------------------------------------------------------------------------------------
 
     def _checked(self, batch: Minibatch, mode: Mode) -> Minibatch:
-        """The batch, on the device of the model, with what its kind must have."""
+        """Check a batch against its kind, and move it to the device of the model."""
         index = batch.index
         if index is not None and (index.n_overlap or index.next_start is not None or not index.has_loss):
             raise DataError("windows with overlap or burn_in need a WindowStep, which an Estimator trains with")
@@ -332,7 +332,7 @@ class Trainer:
         return replace(batch, inputs=inputs, labels=labels, weight=_to(batch.weight, first.device))
 
     def _losses(self, prediction: Any, batch: Minibatch) -> tuple[Tensor, float | None]:
-        """The loss, and the part of it that is of ``loss_fn``."""
+        """Return the loss, and the part of it that ``loss_fn`` gave."""
         added, own = get_losses(), None
         if self.loss_fn is not None:
             label = _single(batch.labels)
@@ -345,7 +345,7 @@ class Trainer:
         return own if added is None else own + added, own.item()
 
     def state_dict(self) -> dict[str, Any]:
-        """What training remembers beside the model and the optimizer, which are saved by themselves."""
+        """Return the training state without model and optimizer, which are saved separately."""
         return {
             "metrics": {metric_name(m): m.state_dict() for m in self.train_metrics if hasattr(m, "state_dict")},
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
@@ -354,7 +354,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`."""
+        """Restore the state that :meth:`state_dict` returned."""
         for metric in self.train_metrics:
             if metric_name(metric) in state["metrics"]:
                 metric.load_state_dict(state["metrics"][metric_name(metric)])

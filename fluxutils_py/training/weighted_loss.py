@@ -13,33 +13,33 @@ from fluxutils_py.nn.losses import require_equal_shapes, unreduced
 
 
 class WeightedLoss:
-    """A torch criterion as a ``loss_fn`` of a :class:`Trainer` whose batches may have weights or a mask as labels.
+    """Adapt a torch criterion to a :class:`Trainer` whose batches have weights or a mask among the labels.
 
     Parameters
     ----------
     loss : callable
-        ``loss(prediction, target)``: a loss of ``torch.nn`` or ``torch.nn.functional``, whatever its reduction, or a
+        ``loss(prediction, target)``: a loss of ``torch.nn`` or ``torch.nn.functional`` with any reduction, or a
         function that returns one value per element.
 
     Returns
     -------
     Tensor
-        When called with a prediction and a target, or a tuple of a target and extras: the loss of each element, times
-        its weight, 0 where the mask is False. An extra of bool is the mask, one of floats the weights, each of the
-        shape of the loss: that of the target, for cross-entropy as for squares.
+        When called with a prediction and a target, or a tuple of a target and extras: the loss of each element times
+        its weight, and 0 where the mask is False. A bool extra is the mask, a float extra the weights. Both must have
+        the shape of the unreduced loss, which is the shape of the target (for cross-entropy: of its class indices).
 
     Raises
     ------
     DataError
-        When called, for an extra that is neither, or a second one of a kind.
+        When called, if an extra is neither bool nor float, or there are two masks or two weights.
     ShapeError
-        When called, for an extra of another shape than the loss.
+        When called, if the shape of an extra differs from the shape of the loss.
 
     Notes
     -----
-    The trainer's mean is over **all** elements, also those that are masked: a mask that is half False halves a
-    constant loss. The weights of a :class:`Minibatch` divide by the number of those that count instead. A float target
-    may be NaN where the mask is False or the weight 0: no gradient comes from there. Source: ``losses`` of gomlx.
+    The trainer takes the mean over **all** elements, masked ones included: a mask that is half False halves a constant
+    loss. With the weights of a :class:`Minibatch` it divides by the number of nonzero weights instead. A float target
+    may be NaN where the mask is False or the weight 0; no gradient comes from there. Source: ``losses`` of gomlx.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class WeightedLoss:
             built = f"; build it first: {loss.__name__}()" if isinstance(loss, type) else ""
             raise TypeError(f"WeightedLoss takes a loss(prediction, target), got {loss!r}{built}")
         self.loss = loss
-        self.__name__ = getattr(loss, "__name__", None) or type(loss).__name__  # what a metric of it is called
+        self.__name__ = getattr(loss, "__name__", None) or type(loss).__name__  # the name of a metric of it
 
     def __call__(self, prediction: Any, labels: Any) -> Tensor:
         target, *extras = labels if isinstance(labels, tuple | list) else (labels,)
@@ -73,7 +73,7 @@ class WeightedLoss:
 
 
 def _shares(extras: list[Any]) -> Tensor | None:
-    """Weight times mask of the labels behind the first."""
+    """Return weight times mask, from the labels after the first."""
     found: dict[str, Tensor] = {}
     for extra in extras:
         dtype = getattr(extra, "dtype", None)
