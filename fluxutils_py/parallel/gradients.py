@@ -246,7 +246,7 @@ def parallelization_stats(
     steps : int
         Number of gradients to average the time over, after one warm-up.
     try_parts : sequence of int, optional
-        Numbers of parts; by default the powers of two up to ``minibatch_size``, rounded to the nearest.
+        Numbers of parts; by default the powers of two up to the one nearest to ``minibatch_size``.
     axis : int or str
         Axis of the observations, see :func:`fluxutils_py.data.parts.dividebatch`.
 

@@ -97,7 +97,7 @@ def _first_difference(told: list[list[tuple[str, str]]]) -> list[str]:
 
 
 def _distance(t: torch.Tensor, ranks: RankGroup, atol: float, rtol: float) -> float | None:
-    """Return the distance of this rank's values from those of rank 0; None if within the tolerance."""
+    """Return the distance of this rank's values from rank 0's values; None if within the tolerance."""
     worst, flat = None, t.reshape(-1)
     for piece in flat.split(PIECE):
         first = piece.clone()

@@ -54,7 +54,6 @@ class Threads:
     Parameters
     ----------
     n : int
-        Number of threads, at least 1.
 
     Examples
     --------

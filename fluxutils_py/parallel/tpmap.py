@@ -26,7 +26,7 @@ def tpmap(
     devices: int | Sequence[Any] = 1,
     wrap_return: Callable[[Any], Any] | None = None,
 ) -> Callable[..., Any]:
-    """Wrap a function so that it runs once per device, each in its own thread, on a part of the arguments.
+    """Wrap a function so that it runs once per device, each in a separate thread, on a part of the arguments.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ def tpmap(
         Name of the axis of devices. It has no effect, and you can leave it out.
     argtypes : sequence of str
         How to pass each positional argument to device ``i``. ``"static"``: the argument itself. ``"broadcast"``: a copy
-        on the device. ``"shard"``: an equal part of its leading axis. ``"thru"``: entry ``i`` of its leading axis, whose
-        length is the number of devices. ``"rng"``: a generator seeded from the given ``torch.Generator``.
+        on the device. ``"shard"``: an equal part of its leading axis. ``"thru"``: entry ``i`` of its leading axis,
+        whose length is the number of devices. ``"rng"``: a generator seeded from the given ``torch.Generator``.
     kwargtypes : mapping of str to str, optional
         The same for keyword arguments, by name.
     devices : int or sequence of devices

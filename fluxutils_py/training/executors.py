@@ -15,29 +15,29 @@ Executor = Callable[[tuple[Any, ...]], Any]
 
 
 class Mode(Enum):
-    """What a step is for."""
+    """Purpose of a step."""
 
     TRAIN = "train"
     EVAL = "eval"
 
 
 class Executors:
-    """How a :class:`Trainer` calls its model: for each kind of batches and mode a function, compiled if that is wanted.
+    """Functions with which a :class:`Trainer` calls its model, one per kind of batch and mode, optionally compiled.
 
     Parameters
     ----------
     model : nn.Module
     max_kinds : int
-        How many there may be.
+        Largest number of executors.
     takes_kind : bool
-        Call ``model(kind, *inputs)``.
+        Whether to call ``model(kind, *inputs)``.
     compile : bool or callable
-        True: with ``torch.compile``; else with ``compile(fn)``.
+        True compiles with ``torch.compile``, a callable with ``compile(fn)``.
 
     Attributes
     ----------
     handlers : list of callable
-        ``handler(executor, mode)`` is called for each new one.
+        ``handler(executor, mode)`` is called for each new executor.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Executors:
         self._executors: dict[tuple[Any, Mode], Executor] = {}
 
     def __call__(self, kind: Any, mode: Mode) -> Executor:
-        """The executor for a kind of batches; a RuntimeError at one too many."""
+        """Return the executor for a kind of batch; raise RuntimeError if there are more than ``max_kinds``."""
         key = kind_key(kind), mode
         if key not in self._executors:
             if len(self._executors) >= self.max_kinds:
@@ -71,7 +71,7 @@ class Executors:
 
 
 def kind_key(kind: Any) -> Any:
-    """Something hashable that stands for a kind of batches."""
+    """Return a hashable key for a kind of batch."""
     try:
         hash(kind)
     except TypeError:

@@ -22,19 +22,19 @@ class Minibatch:
     Attributes
     ----------
     inputs, labels : tuple of Tensor
-        Always tuples, also of one. Labels may be none.
+        Always tuples, even of one tensor. Labels may be empty.
     kind : hashable or anything with a repr, optional
-        What kind of batch it is, for models that treat kinds apart. A :class:`Trainer` keeps one executor for each.
+        Kind of batch, for models that treat kinds differently. A :class:`Trainer` keeps one executor for each.
     weight : float or Tensor, optional
-        How much the batch counts in means over several, or what its elements weigh (0: not at all); the latter can be
-        broadcast to an unreduced loss. Of a window ``(S, B, 1)``, or ``(S, B, G)`` where single outputs are missing.
+        Float: weight of the batch in means over several. Tensor: weights of its elements, broadcastable to an unreduced
+        loss; 0 excludes an element. For windows ``(S, B, 1)``, or ``(S, B, G)`` if single outputs are missing.
     first : bool, optional
-        Whether it begins a group of series, so that recurrent layers forget their state before it. None: it does not
-        say, see ``stateful`` of :class:`GradientStep`.
+        Whether it begins a group of series, so that recurrent layers forget their state before it. None: see
+        ``stateful`` of :class:`GradientStep`.
     index : WindowIndex, optional
-        Of a window: where it lies. Its tensors are ``(S, B, F)``.
+        For windows: the place in the data. Tensors of windows are ``(S, B, F)``.
     n_live : float
-        Of a window: steps that count.
+        For windows: number of steps that count.
     """
 
     inputs: tuple[Any, ...]
@@ -47,16 +47,16 @@ class Minibatch:
 
     @property
     def x(self) -> Any:
-        """The inputs as a loss over windows wants them: a tuple only for several."""
+        """Inputs as a loss over windows takes them: one tensor, or a tuple of several."""
         return self.inputs[0] if len(self.inputs) == 1 else self.inputs
 
     @property
     def y(self) -> Any:
-        """The labels in the same way."""
+        """Labels as a loss over windows takes them: one tensor, or a tuple of several."""
         return self.labels[0] if len(self.labels) == 1 else self.labels
 
     def shard(self, rank: int, size: int, axis: int = 0) -> Minibatch | None:
-        """A rank's share of the examples or series, see :func:`shard`; None if that is none."""
+        """Return a rank's share of the examples or series, see :func:`shard`; None if it is empty."""
         axis = axis if self.index is None else 1
         weight = self.weight if isinstance(self.weight, Tensor) else None
         whole = self.inputs, self.labels, weight
@@ -74,20 +74,20 @@ class Minibatch:
 
 
 def as_minibatch(item: Any, kind: Any = None) -> Minibatch:
-    """A :class:`Minibatch` of what an iterable gives.
+    """Convert an item of a dataset to a :class:`Minibatch`.
 
     Parameters
     ----------
     item : Minibatch, Tensor, tuple or list
-        A pair is inputs and labels, a triple inputs, labels and weight, each of the first two a tensor or a tuple of
-        them; anything else, such as a tensor or a mapping, is an input without labels.
+        A tuple or list is ``(inputs,)``, ``(inputs, labels)`` or ``(inputs, labels, weight)``: tensors or tuples of
+        tensors. Anything else, such as a tensor or a mapping, is an input without labels.
     kind : hashable, optional
-        Of what is no minibatch yet.
+        Kind of the batch; ignored for a Minibatch.
 
     Raises
     ------
     DataError
-        For a tuple of another length.
+        If a tuple has another length.
     """
     if isinstance(item, Minibatch):
         return item
@@ -103,11 +103,11 @@ def as_minibatch(item: Any, kind: Any = None) -> Minibatch:
 
 
 def begins_series(batch: Any, stateful: bool = False) -> bool:
-    """Whether recurrent layers forget their state before a batch: as its ``first`` says, else unless ``stateful``."""
+    """Return whether recurrent layers forget their state before a batch: its ``first``, else ``not stateful``."""
     first = getattr(batch, "first", None)
     return first if isinstance(first, bool) else not stateful
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """A tuple or list as a tuple, anything else as a tuple of one."""
+    """Return a tuple or list as a tuple, anything else as a tuple of one."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)

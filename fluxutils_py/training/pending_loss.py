@@ -9,17 +9,17 @@ from torch import Tensor
 
 
 class PendingLoss:
-    """The loss of a step that may not be computed yet; ``float`` waits for it.
+    """Loss of a step that may not be computed yet; ``float`` waits for it.
 
-    Reading a number from a GPU at every step would let it stand still until the next step has been prepared. This takes
-    the copy to main memory in line behind the step's work, and lets whoever needs the number wait.
+    Reading a number from a GPU in every step leaves it idle until Python has prepared the next step. This class queues
+    the copy to main memory behind the work of the step, and waits only when the number is needed.
 
     Parameters
     ----------
     numbers : sequence of Tensor
         Scalars on one device, the loss first.
     check : callable
-        Is given the numbers when they are there; raises if they are not as they should be.
+        Called with the numbers once they are there; raises if they are invalid.
     """
 
     def __init__(self, numbers: Sequence[Tensor], check: Callable[..., None]) -> None:
@@ -46,7 +46,7 @@ class PendingLoss:
 
 
 def supports_found_inf(optimizer: torch.optim.Optimizer | None) -> bool:
-    """Whether an optimizer does nothing in a step that is told, on the device, that something is not finite."""
+    """Return whether an optimizer skips a step if ``found_inf``, a flag on the device, is set."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False)) and all(
         group.get("fused")
         for group in optimizer.param_groups  # type: ignore[union-attr]  # None has no attribute

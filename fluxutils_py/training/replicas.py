@@ -24,7 +24,7 @@ SIMPLE_TYPES = frozenset({bool, int, float, str, type(None)})
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some series of a window, for one replica."""
+    """Series of a window for one replica."""
 
     index: int
     series: slice
@@ -33,20 +33,20 @@ class _Part:
     w: Tensor | None
     n_overlap: int
     memories: list[Memory]
-    divisors: list[float] | None  # of all series
+    divisors: list[float] | None  # for all series
 
 
 class Replicas:
-    """Divide the series of each window over threads, and add up what they find.
+    """Divide the series of each window over threads, and sum losses and gradients.
 
-    Each thread has a replica of the model that shares its parameters and buffers; the first has the model itself.
-    Before a window each replica takes up what the model remembers of its series, and what has changed among the model's
-    numbers, flags and strings; afterwards the model remembers all. Between windows the model is thus as one thread
-    would have left it, and fewer series than threads are no special case.
+    Each thread has a replica of the model that shares its parameters and buffers; the first thread has the model
+    itself. Before a window, each replica copies the state of its series and the numbers, flags and strings of the
+    model. Afterwards the model gets the state of all series, so that between windows it is as after a run in one
+    thread. There may be fewer series than threads.
 
-    The loss must be a mean over the live steps of its window, which those of :func:`fluxutils_py.seqloss` that are not
-    (sums, class weights) are made into. Then the sums over the parts, each weighted by its live steps and always added
-    up in the same order, are loss and gradient of the whole, bit-identical from run to run.
+    The loss must be a mean over the live steps of its window. Losses of :func:`fluxutils_py.seqloss` that are not means
+    (sums, class weights) are rescaled. The sum of the parts, weighted by live steps and added in a fixed order, is the
+    loss and gradient of the whole window, bit-identical from run to run.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Replicas:
     loss : callable
         ``loss(model, xs, ys)`` or ``loss(model, xs, ys, ws)``, thread-safe.
     threads : Threads
-        At work when :meth:`gradient` is called.
+        Must be running when you call :meth:`gradient`.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, threads: Threads) -> None:
@@ -63,7 +63,7 @@ class Replicas:
         self._models: list[nn.Module] = []  # made for the first window
 
     def gradient(self, batch: Minibatch, ws: Tensor | None) -> tuple[float, Gradients]:
-        """The loss over a window and its gradient, by parameter; the state of the model moves on, detached.
+        """Return the loss over a window and its gradient by parameter; advance the model's state, detached.
 
         Raises
         ------
@@ -89,7 +89,7 @@ class Replicas:
                 layers[0].join_series([layer.memory() for layer in layers])
         finally:
             for model in self._models[1:]:
-                reset(model)  # and let go of the graph
+                reset(model)  # and release the graph
         return sum_gradients(found)
 
     def _divide(self, batch: Minibatch, ws: Tensor | None) -> list[_Part]:
@@ -116,7 +116,7 @@ class Replicas:
             assert own is not None
             factors = [mine / all_ if all_ else 0.0 for mine, all_ in zip(own, part.divisors, strict=True)]
         model = self._models[part.index]
-        if factors is not None and not any(factors):  # the state moves on, nothing is learnt
+        if factors is not None and not any(factors):  # advance the state without training
             with torch.no_grad():
                 window_loss(self.loss, model, part.x, part.y, part.w, part.n_overlap)
             return 0.0, (None,) * len(self._params)
@@ -129,14 +129,14 @@ class Replicas:
     # -- replicas ------------------------------------------------------------------------------------
 
     def _build(self, batch: Minibatch) -> None:
-        if isinstance(self.loss, SeqLoss):  # threads would try it out all at once
+        if isinstance(self.loss, SeqLoss):  # otherwise all threads would try it at once
             takes_windows(self.model, batch.x if isinstance(batch.x, tuple) else (batch.x,))
         self._models = [self.model, *(replica(self.model) for _ in range(1, self.threads.n))]
         self._layers = [recurrent_layers(model) for model in self._models]
         self._modules = list(zip(*(model.modules() for model in self._models), strict=True))
 
     def _follow(self) -> None:
-        """Have the replicas do as the model does now: a hook may have changed a dropout rate, or frozen a layer."""
+        """Copy the model's settings to the replicas: a hook may have changed a dropout rate, or frozen a layer."""
         require_no_batch_norm(self.model, "threads", "train with n_jobs=1, or take nn.LayerNorm or nn.GroupNorm")
         for original, *copies in self._modules:
             plain = {name: value for name, value in vars(original).items() if type(value) in SIMPLE_TYPES}

@@ -14,28 +14,28 @@ from fluxutils_py.data.parts import array_split_slice
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.tree import named_leaves, tree_map
 
-SAMPLE = 4096  # values of an array that its digest looks at
+SAMPLE = 4096  # values of an array that its digest reads
 
 
 def shard(batch: Any, rank: int, size: int, axis: int = 0) -> Any:
-    """A rank's share of the observations of a batch; None if that is none.
+    """Return a rank's share of the observations of a batch; None if it is empty.
 
     Parameters
     ----------
     batch : tree of arrays and tensors
-        All with equally many observations along the axis; one of length 1 there, or without it, goes to every rank.
+        All with the same length along the axis. Every rank gets the whole of arrays of length 1, or without this axis.
     rank, size : int
     axis : int
 
     Returns
     -------
     tree
-        Views, of consecutive observations.
+        Views of consecutive observations.
 
     Raises
     ------
     ShapeError
-        If arrays differ in their number of observations, or there are none.
+        If arrays differ in their number of observations, or no array has any.
     """
     n = n_observations(batch, axis)
     if not n:
@@ -51,12 +51,12 @@ def shard(batch: Any, rank: int, size: int, axis: int = 0) -> Any:
 
 
 def n_observations(batch: Any, axis: int = 0) -> int:
-    """How many observations the arrays of a batch have along an axis; 0 if there are no arrays.
+    """Return the number of observations of a batch's arrays along an axis; 0 if there are no arrays.
 
     Raises
     ------
     ShapeError
-        If they differ; arrays of one observation go with any number.
+        If the numbers differ; arrays of one observation match any number.
     """
     lengths = {leaf.shape[axis] for _, leaf in named_leaves(batch) if _is_array(leaf) and leaf.ndim > axis}
     n = max(lengths, default=0)
@@ -69,7 +69,7 @@ def n_observations(batch: Any, axis: int = 0) -> int:
 
 
 def digest(batch: Any) -> int:
-    """A number of 24 bits that different batches hardly share; of a large array it looks at some evenly spaced values.
+    """Return a 24-bit hash of a batch; of a large array it reads only some evenly spaced values.
 
     >>> digest((np.ones(3), "a")) == digest((np.ones(3), "a")), digest(np.ones(3)) == digest(np.zeros(3))
     (True, False)

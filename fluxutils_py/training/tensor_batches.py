@@ -20,21 +20,21 @@ from fluxutils_py.training.tensors import to_tensor
 
 
 class TensorBatches:
-    """The windows of one pass as :class:`Minibatch`; each read when it is asked for.
+    """Iterate over the windows of one pass as :class:`Minibatch`, reading each on demand.
 
-    From what is not in memory, and for another device than the CPU, each is read one ahead, in a thread of its own.
+    For data that is not in memory, or a device other than the CPU, a background thread reads one window ahead.
 
     Parameters
     ----------
     windows : SequenceWindows
     dtype : torch.dtype
-        Floating data are converted to it. Integers become int64, booleans ``dtype``.
+        Type for floating data and booleans. Integers become int64.
     device : torch.device
     rng : numpy.random.Generator, optional
-        Shuffle the rows, anew for each pass.
+        Shuffles the rows for each pass. None: no shuffling.
     rank, size : int
-        Which of how many equal parts of every window to take, of consecutive rows; a part may have none, whose
-        batches hold nothing but their index. All ranks have equally many batches.
+        Which of ``size`` equal parts of every window to take, of consecutive rows. A part may have no rows; its
+        batches then hold only their index. All ranks have the same number of batches.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TensorBatches:
     ) -> None:
         self.windows, self.dtype, self.device, self.rng = windows, dtype, device, rng
         self.rank, self.size = rank, size
-        self._began: dict[str, Any] | None = None  # the generator at the beginning of the last pass
+        self._began: dict[str, Any] | None = None  # generator state at the start of the last pass
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -57,9 +57,9 @@ class TensorBatches:
         return self.skip(0)
 
     def skip(self, n: int) -> Iterator[Minibatch]:
-        """A pass without its first ``n`` batches, which are not read.
+        """Iterate over a pass without its first ``n`` batches, which are not read.
 
-        With ``n`` above 0 it is the last pass once more, of which :meth:`state_dict` tells another process.
+        With ``n > 0`` this repeats the last pass, also in another process that has loaded :meth:`state_dict`.
         """
         if self.rng is not None:
             self._began = start_epoch_order(self.rng, self._began, n)
@@ -74,18 +74,18 @@ class TensorBatches:
         stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
 
         def load_ahead(index: WindowIndex) -> Minibatch:
-            with torch.cuda.stream(stream):  # that of the training, in whose order copies and kernels then run
+            with torch.cuda.stream(stream):  # the training stream, so copies and kernels run in order
                 return self._load(index, background=True)
 
-        with BackgroundDataLoader.map(load_ahead, indices, n=1) as ahead:  # reads the next while one is worked on
+        with BackgroundDataLoader.map(load_ahead, indices, n=1) as ahead:  # reads the next during training on one
             yield from ahead
 
     def state_dict(self) -> dict[str, Any]:
-        """The order of the rows in this pass and those to come: the generator as it is, and as it was."""
+        """Return the order of rows, now and in later passes: the generator's state now and at the pass's start."""
         return {"rng": None if self.rng is None else get_generator_state(self.rng), "began": self._began}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`, with batches of the same data."""
+        """Restore the state that :meth:`state_dict` returned, for the same data."""
         if (self.rng is None) != (state["rng"] is None):
             raise LoadError("one of the state and these batches is shuffled, the other is not")
         if self.rng is not None:
@@ -96,7 +96,7 @@ class TensorBatches:
         return replace(index, segments=index.segments[array_split_slice(len(index.segments), self.size, self.rank)])
 
     def _prefetched(self, indices: Iterator[WindowIndex]) -> Iterator[WindowIndex]:
-        """Each index, when the pages of the next are being fetched."""
+        """Yield each index after starting to fetch the pages of the next."""
         following = self._prefetch(next(indices, None))
         while (index := following) is not None:
             following = self._prefetch(next(indices, None))

@@ -21,12 +21,12 @@ def window_loss(
     n_overlap: int = 0,
     factors: list[float] | None = None,
 ) -> Tensor:
-    """The loss over a window, whose first ``n_overlap`` steps carry none, though gradients flow through them.
+    """Return the loss over a window without its first ``n_overlap`` steps, through which gradients still flow.
 
-    A recurrent model walks through them before the loss is called. A model that needs its context in the same call has
-    them put before whatever window the loss gives to it, and cut off from its outputs: a loss of the user's own is
-    always given the window alone. ``factors`` multiply the loss: one for each output of a :class:`SeqLoss`, one for any
-    other.
+    A recurrent model runs through these steps before the loss is called. For a model that needs its context in the same
+    call, they are put before each window that the loss passes to it, and cut off from its outputs. So a user's loss
+    always gets the window without them. ``factors`` multiply the loss: one for each output of a :class:`SeqLoss`, one
+    for any other loss.
     """
     if n_overlap:
         before, xs = _steps(xs, slice(0, n_overlap)), _steps(xs, slice(n_overlap, None))
@@ -43,7 +43,7 @@ def window_loss(
 
 
 def call_loss(loss: Loss, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None) -> Tensor:
-    """A loss over a window, checked to be a scalar tensor."""
+    """Return the loss over a window, after checking that it is a scalar tensor."""
     return as_scalar(loss(model, xs, ys) if ws is None else loss(model, xs, ys, ws))
 
 

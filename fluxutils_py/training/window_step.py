@@ -23,10 +23,10 @@ from fluxutils_py.training.window_loss import window_loss
 
 
 class WindowStep:
-    """Train a model on one window after another, its state carried from each to the next.
+    """Train a model on one window after another, carrying its state from each window to the next.
 
-    Within a step, state is forgotten if a group of series begins; then comes what :class:`GradientStep` does; at last
-    the state is detached.
+    A step forgets the state if a group of series begins, then does what :class:`GradientStep` does, and then detaches
+    the state.
 
     Parameters
     ----------
@@ -34,21 +34,21 @@ class WindowStep:
     loss : callable
         ``loss(model, xs, ys)`` or ``loss(model, xs, ys, ws)``, returning a scalar.
     optimizer : torch.optim.Optimizer or None
-        None: only gradients are computed, see :meth:`mean_gradient`.
+        None: only compute gradients, see :meth:`mean_gradient`.
     threads : Threads, optional
-        Threads at work, over which each window's series are divided.
+        Running threads, over which to divide the series of each window.
     comm, clip, accumulate, defer
-        As for :class:`GradientStep`. Each rank is given its part of every window, as :class:`TensorBatches` cut it.
+        See :class:`GradientStep`. Each rank gets its part of every window from :class:`TensorBatches`.
 
     Attributes
     ----------
     n_updates : int
-        Steps of the optimizer so far.
+        Number of optimizer steps so far.
 
     Raises
     ------
     FloatingPointError
-        If a loss or a gradient is NaN or infinite. The parameters are then as before the window.
+        If a loss or a gradient is NaN or infinite. That window leaves the parameters unchanged.
     TypeError, ValueError
         If the loss is not a scalar tensor, or does not depend on the parameters.
     """
@@ -91,7 +91,7 @@ class WindowStep:
         self.start_epoch()
 
     def __call__(self, batch: Minibatch | None) -> StepInfo | None:
-        """Learn from one window, or this rank's part of it. None: the ranks agreed to stop, it does not count."""
+        """Train on one window, or this rank's part of it. Return None, without counting it, if ranks agreed to stop."""
         self._live_part = 0.0
         info = self._step(batch)
         if info is not None:
@@ -109,21 +109,21 @@ class WindowStep:
     # -- one epoch -----------------------------------------------------------------------------------
 
     def start_epoch(self) -> None:
-        """Begin a new mean of the gradients."""
+        """Start a new mean of gradients."""
         self._gradient_sum = torch.zeros_like(self._step.vector.values)
         self._n_gradients, self._n_live, self._live_part = 0, 0.0, 0.0
 
     def flush(self) -> None:
-        """At the end of an epoch: apply gradients that are still waiting, and make buffers alike on all ranks."""
+        """Finish an epoch: apply waiting gradients, and make buffers equal on all ranks."""
         self._step.flush()
         self.ranks.average(list(self.model.buffers()), self._n_live)
 
     def mean_gradient(self) -> Tensor:
-        """Mean over the epoch's optimizer steps of the gradient, before clipping, in ``net2vec`` order."""
+        """Return the mean gradient over the epoch's optimizer steps, before clipping, in ``net2vec`` order."""
         return self._gradient_sum / max(self._n_gradients, 1)
 
     def discard(self) -> None:
-        """After an error: forget states and waiting gradients, so that the model can be used."""
+        """Forget states and waiting gradients, so that the model can be used after an error."""
         reset(self.model)
         self._step.discard()
 
@@ -131,10 +131,10 @@ class WindowStep:
         self._gradient_sum += gradient
         self._n_gradients += 1
 
-    # -- going on in another process -----------------------------------------------------------------
+    # -- resuming in another process -----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What is carried from window to window, as plain data: recurrent state and gradients, of this rank."""
+        """Return this rank's recurrent state and gradients, which pass from window to window, as plain data."""
         return {
             "step": self._step.state_dict(),
             "gradients": (self._n_gradients, self._gradient_sum),
@@ -144,7 +144,7 @@ class WindowStep:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`, with a model of the same parameters and layers."""
+        """Restore the state that :meth:`state_dict` returned, for a model with the same parameters and layers."""
         n_gradients, gradient_sum = state["gradients"]
         saved = len(state["states"]), gradient_sum.numel()
         expected = self._n_layers, self._gradient_sum.numel()
@@ -166,16 +166,16 @@ class WindowStep:
     # -- one window ----------------------------------------------------------------------------------
 
     def run_window(self, batch: Minibatch) -> BatchLoss | None:
-        """Go through a window; its loss, if it has one."""
+        """Run the model over a window; return the loss, or None if no step of the window has one."""
         index, model = batch.index, self.model
         assert index is not None
-        if not len(index.segments):  # of a rank
+        if not len(index.segments):  # this rank has no series
             return None
-        if index.n_overlap and not index.first:  # from the state that its first step had when it was last computed
+        if index.n_overlap and not index.first:  # start from the last computed state of its first step
             restore(model, self._next_states)
         if index.next_start is not None:
             mark(model, index.next_start - index.start)
-        if not index.has_loss or batch.n_live == 0:  # the state moves on, nothing is learnt
+        if not index.has_loss or batch.n_live == 0:  # advance the state without training
             with torch.no_grad():
                 run_window(model, batch.x)
             found = None
@@ -209,12 +209,12 @@ class WindowStep:
 
 
 def is_sum(loss: Loss) -> bool:
-    """Whether the loss of a window is a sum over its series, not a mean."""
+    """Return whether the loss of a window is a sum over its series, not a mean."""
     return isinstance(loss, SeqLoss) and loss.divisors(()) is None
 
 
 def describe_window(batch: Minibatch) -> str:
-    """Where in the data a window lies, for errors."""
+    """Describe the place of a window in the data, for error messages."""
     index = batch.index
     if index is None or not len(index.segments):
         return ""
@@ -223,9 +223,9 @@ def describe_window(batch: Minibatch) -> str:
 
 
 def loss_weight(loss: Loss, batch: Minibatch, n_live: float) -> float:
-    """What the loss of some series of a window weighs among those of the others: as a rule, their live steps.
+    """Return the weight of the loss of some series of a window among the other series: usually their live steps.
 
-    Of several cross-entropies, which divide by numbers of their own, it is the live steps too.
+    Several cross-entropies, which divide by different numbers, also get the live steps.
     """
     divisors = loss.divisors(batch.y, batch.weight) if isinstance(loss, SeqLoss) and not loss.is_mean else None
     return divisors[0] if divisors is not None and len(divisors) == 1 else float(n_live)
@@ -234,9 +234,9 @@ def loss_weight(loss: Loss, batch: Minibatch, n_live: float) -> float:
 def evaluate_windows(
     model: nn.Module, loss: Loss, batches: Iterable[Minibatch], comm: Any = None, *, gradient: bool = False
 ) -> tuple[float, Tensor | None]:
-    """The loss of a model on data that it is not trained on, in evaluation mode.
+    """Compute the loss of a model in evaluation mode, without training on the data.
 
-    The training state, the mode, and the gradients of the model are as before.
+    The training state, the mode and the gradients of the model stay unchanged.
 
     Parameters
     ----------
@@ -253,10 +253,10 @@ def evaluate_windows(
     loss : float
         Mean over the live steps of all ranks; NaN if there are none.
     gradient : Tensor or None
-        Mean over the windows of their gradients, as :meth:`WindowStep.mean_gradient`.
+        Mean gradient over the windows, as in :meth:`WindowStep.mean_gradient`.
     """
     step = WindowStep(model, loss, None, comm=comm)
-    losses: list[tuple[float, float, float]] = []  # of each window: loss, weight among the ranks, live steps
+    losses: list[tuple[float, float, float]] = []  # per window: loss, weight among the ranks, live steps
     kept = [p.grad for p in model.parameters()]
     with evaluating(model), torch.set_grad_enabled(gradient):
         for batch in batches:
