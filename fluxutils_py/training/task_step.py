@@ -31,7 +31,7 @@ class TaskStep:
     state : TrainState, optional
         State to train in place; a :class:`Loop` requires it, and counts steps from ``state.step``.
     seed : int
-        The random numbers of a step depend only on the seed and the step number, so resuming needs no saved generator.
+        Seed, step number and rank determine the random numbers of a step, so resuming needs no saved generator.
     comm
         See :class:`GradientStep`.
     **settings

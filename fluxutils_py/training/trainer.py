@@ -268,7 +268,7 @@ class Trainer:
         """Return the means of loss and metrics over a finite dataset, from its beginning.
 
         With ``batches="per_rank"`` all ranks must call it. A :class:`MeanMetric` then covers the data of all ranks;
-        other metrics cover this rank's data only.
+        other metrics, subclasses included, cover this rank's data only.
 
         Raises
         ------

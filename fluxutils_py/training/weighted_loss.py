@@ -26,7 +26,7 @@ class WeightedLoss:
     Tensor
         When called with a prediction and a target, or a tuple of a target and extras: the loss of each element times
         its weight, and 0 where the mask is False. A bool extra is the mask, a float extra the weights. Both must have
-        the shape of the unreduced loss, which is the shape of the target (for cross-entropy: of its class indices).
+        the shape of the unreduced loss, which is the shape of the target (for cross-entropy, of the class indices).
 
     Raises
     ------
