@@ -41,12 +41,12 @@ from fluxutils_py.validation import check_integer, check_positive
 
 
 def attention(n_in: int, n_out: int) -> SlidingWindowAttention:
-    """Make attention with four heads, or as many as divide ``n_out``."""
+    """Make attention with four heads, or fewer where four do not divide ``n_out``."""
     return SlidingWindowAttention(n_in, n_out, math.gcd(n_out, 4))
 
 
 def tcn(n_in: int, n_out: int, num_layers: int, dropout: float) -> TCN:
-    """Make a TCN with six levels, so that an output sees 253 steps, and one more for each layer beyond the first."""
+    """Make a TCN with ``num_layers + 5`` levels; with six, an output sees 253 steps."""
     return TCN(n_in, n_out, num_layers + 5, dropout=dropout)
 
 
@@ -58,12 +58,12 @@ CELLS: dict[str, Callable[..., nn.Module]] = {
     "tcn": tcn,
     "attention": partial(SequenceStack, attention),
 }
-# Classes that are called otherwise than as cell(n_in, n_out, num_layers, dropout).
+# Classes with a signature other than cell(n_in, n_out, num_layers, dropout).
 CLASSES = {MinGRU: "mingru", MinLSTM: "minlstm", LRU: "lru", TCN: "tcn", SlidingWindowAttention: "attention"}
 
 
 def documented(cls: type[Kind]) -> type[Kind]:
-    """Insert the shared parameters and the names of cells into the documentation of a class."""
+    """Insert the shared parameters and the names of the cells into the docstring of a class."""
     shared = str(_SequenceEstimator.__doc__).partition("----------\n")[2].strip()
     cells = ", ".join(f'"{name}"' for name in CELLS)
     cls.__doc__ = str(cls.__doc__).replace("{parameters}", shared).replace("{cells}", cells)
@@ -78,40 +78,40 @@ def network(
     return nn.Sequential(cell(n_in, hidden_size, num_layers, dropout), nn.Linear(hidden_size, n_out))
 
 
-@dataclass(eq=False, repr=False)  # makes a constructor with an explicit signature, as scikit-learn wants it
+@dataclass(eq=False, repr=False)  # scikit-learn needs a constructor with an explicit signature
 class _SequenceEstimator(Estimator):
-    """The parameters and methods of both ready-made estimators.
+    """Parameters and methods shared by both ready-made estimators.
 
     Parameters
     ----------
     hidden_size : int
-        Units of each recurrent layer.
+        Number of units in each recurrent layer.
     num_layers : int
+        Number of recurrent layers.
     cell : {cells}, or a class
         The recurrent layer. "mingru", "minlstm", "lru" and "attention" are blocks of a :class:`SequenceStack`; a "tcn"
         has ``num_layers + 5`` levels. A class is called as ``cell(n_in, n_out, num_layers, dropout)``.
     dropout : float
-        Probability of dropping an output between two layers, in training.
-    lr : float
-        Learning rate of AdamW.
-    weight_decay : float
-        Of AdamW.
+        Probability of dropping an output between two layers in training.
+    lr, weight_decay : float
+        Learning rate and weight decay of AdamW.
     epochs, batchsize, seqsize, shuffle, overlap, burn_in, clip, rebatch
-        As in :class:`Spec`. ``seqsize=None`` is the whole series.
+        See :class:`Spec`. ``seqsize=None`` trains on whole series.
     n_timesteps : int or None
         For matrices: number of steps in each row, whose column ``f * n_timesteps + t`` is feature ``f`` at step ``t``.
         None: one step.
     target : "auto", "step" or "series"
-        As in :class:`Estimator`.
+        See :class:`Estimator`.
     early_stopping : bool
-        Hold out a part of the data (series, stratified by label in classification; the last steps of one series and of
-        ``timesteps``), stop when the loss on it has not fallen for ``n_iter_no_change`` epochs, and keep the best
-        weights. If ``validation_data`` are given, they are used instead.
+        Hold out validation data, stop when their loss has not fallen for ``n_iter_no_change`` epochs, and keep the best
+        weights. Series are held out, stratified by label in classification; a single series and ``timesteps`` lose
+        their last steps. Uses ``validation_data`` instead, if given.
     validation_fraction : float
         Fraction of the data to hold out.
     n_iter_no_change : int
+        Number of epochs to wait for a lower validation loss.
     comm, n_jobs, device, callbacks, warm_start, random_state, verbose
-        As in :class:`Estimator`.
+        See :class:`Estimator`.
     """
 
     hidden_size: int = 32
@@ -159,12 +159,12 @@ class _SequenceEstimator(Estimator):
             value = getattr(self, name, False)
             if not isinstance(value, bool | np.bool_):
                 raise SpecError(f"{name} must be True or False, got {value!r}")
-        # without early stopping, given validation data are only looked at
+        # without early stopping, validation data only give a loss to watch
         patience = int(self.n_iter_no_change) if self.early_stopping else None
         in_spec = {f.name: getattr(self, f.name) for f in fields(Spec) if hasattr(self, f.name)}
         try:
             spec = read_spec(Spec(**in_spec, patience=patience))
-        except SpecError as error:  # here they are arguments of the estimator
+        except SpecError as error:  # the fields are arguments of the estimator
             raise SpecError(str(error).removeprefix("spec.")) from None
         own = {name: getattr(self, name) for name in ("hidden_size", "num_layers", "dropout")}
         is_classifier = isinstance(self, EstimatorClassifier)
@@ -181,7 +181,7 @@ class _SequenceEstimator(Estimator):
 @documented
 @dataclass(eq=False, repr=False, kw_only=True)
 class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
-    """A recurrent network for regression that needs no model.
+    """Recurrent network for regression, built from its hyper-parameters.
 
     Parameters
     ----------
@@ -189,20 +189,19 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
     scale_target : bool
         Whether to standardise targets to mean 0 and variance 1, per output, over the weighted live steps. Predictions
         and scores are in the units of the targets. A fit that continues (``partial_fit``, ``warm_start``) keeps the
-        mean and scale of the first.
+        mean and scale of the first fit.
 
     Attributes
     ----------
     target_mean_, target_scale_ : ndarray of shape (G,), float64
-        With ``scale_target``. The scale of a constant output is 1.
+        Only with ``scale_target``. The scale of a constant output is 1.
     loss_curve_, validation_loss_curve_, loss_, grad_
         Values for the standardised targets: with ``scale_target``, predicting the mean has a loss of 1.
 
     Notes
     -----
-    The loss is the squared error. Inputs, targets, other attributes and methods are those of
-    :class:`EstimatorRegressor`. Predictions have the type of the model, or that of the targets if it is longer, so a
-    large mean takes no digits from them.
+    The loss is the squared error. See :class:`EstimatorRegressor` for inputs, targets, other attributes and methods.
+    Predictions have the type of the model or of the targets, whichever is longer, so that a large mean costs no digits.
 
     Examples
     --------
@@ -219,12 +218,12 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
 
     @property
     def target_mean_(self) -> np.ndarray:
-        """What :attr:`target_scale_` goes with: the mean of each output."""
+        """Mean of each output over the training targets, (G,)."""
         return self._fitted_scale().mean
 
     @property
     def target_scale_(self) -> np.ndarray:
-        """The standard deviation of each output; 1 for a constant."""
+        """Standard deviation of each output over the training targets, (G,); 1 for a constant output."""
         return self._fitted_scale().scale
 
     def _fitted_scale(self) -> TargetScale:
@@ -237,18 +236,18 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
 @documented
 @dataclass(eq=False, repr=False, kw_only=True)
 class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
-    """A recurrent network for classification that needs no model.
+    """Recurrent network for classification, built from its hyper-parameters.
 
     Parameters
     ----------
     {parameters}
     class_weight : "balanced", dict of label to weight, or None
-        Weights of the steps of a class, multiplied by their ``sample_weight``. "balanced": inversely proportional to
-        the frequency of the class.
+        Weight of each class, which multiplies the ``sample_weight`` of its steps. "balanced": inversely proportional
+        to the frequency of the class.
 
     Notes
     -----
-    The loss is the cross-entropy. Inputs, targets, attributes and methods are those of :class:`EstimatorClassifier`.
+    The loss is the cross-entropy. See :class:`EstimatorClassifier` for inputs, targets, attributes and methods.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Causal attention over the last steps, with their keys and values carried from call to call."""
+"""Causal attention over the last steps, which keeps their keys and values from call to call."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ State = tuple[Tensor, Tensor, Tensor]
 
 
 class _WindowedAttention(nn.Module):
-    """The inner module of :class:`SlidingWindowAttention`.
+    """Inner module of :class:`SlidingWindowAttention`.
 
-    Its state is the keys and values of the last ``window - 1`` steps, as many as the next step sees besides itself,
-    and for each of them whether there was such a step: keys of a series that has just begun are zeros that nobody may
-    look at.
+    The state holds the keys and values of the last ``window - 1`` steps, which the next step sees besides itself, and
+    whether each step exists. Keys before the start of a series are zeros, which the mask excludes.
     """
 
     takes_windows = True
@@ -51,11 +50,11 @@ class _WindowedAttention(nn.Module):
         return y, (k[S:].clone(), v[S:].clone(), exists[S:].clone())
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, exists: Tensor) -> Tensor:
-        """Blocks of queries, each with the keys that it sees: cost and memory are linear in S."""
+        """Attend in blocks of queries, each with the keys that it sees: cost and memory are linear in S."""
         S, B, H = q.shape
         past = self.window - 1
         n_blocks = math.ceil(S / self.window)
-        size = math.ceil(S / n_blocks)  # steps of a block, at most ``window``
+        size = math.ceil(S / n_blocks)  # steps per block, at most ``window``
         if surplus := n_blocks * size - S:
             q, k, v = (F.pad(t, (0, 0, 0, 0, 0, surplus)) for t in (q, k, v))
             exists = F.pad(exists, (0, 0, 0, surplus))
@@ -72,7 +71,7 @@ class _WindowedAttention(nn.Module):
         ahead = steps - steps[past:, None]  # (size, n_keys), from query to key
         seen = exists.unfold(0, n_keys, size).flatten(0, 1)  # (n_blocks * B, n_keys)
         mask = ((ahead <= 0) & (ahead >= -past)) & seen[:, None]
-        # a query of padding sees itself, for a softmax over nothing is NaN, and so would be gradients
+        # padded queries see themselves: a softmax over nothing would make outputs and gradients NaN
         mask = (mask | (ahead == 0))[:, None]  # (n_blocks * B, 1, size, n_keys)
         y = F.scaled_dot_product_attention(queries, keys, windows(v), attn_mask=mask)
         y = y.unflatten(0, (n_blocks, B)).permute(0, 3, 1, 2, 4).reshape(n_blocks * size, B, H)
@@ -81,47 +80,47 @@ class _WindowedAttention(nn.Module):
 
 @functools.lru_cache(maxsize=64)
 def rotary_table(n_steps: int, n_pairs: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angle by which each pair of features is turned at each step: (n_steps, n_pairs)."""
-    with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode could not be used in training
+    """Return cosine and sine, both (n_steps, n_pairs), of the rotation of each pair of features at each step."""
+    with torch.inference_mode(False), torch.no_grad():  # training cannot use tensors made in inference mode
         rates = ROTARY_BASE ** -(torch.arange(n_pairs, dtype=torch.float64) / max(n_pairs, 1))
         angles = torch.arange(n_steps, dtype=torch.float64)[:, None] * rates
         return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn the pairs (i, i + n_pairs) of features by their angles; of an odd number the last feature stays."""
+    """Rotate the pairs (i, i + n_pairs) of features by their angles; an odd last feature stays unchanged."""
     n = cos.shape[1]
     first, second = x[..., :n], x[..., n : 2 * n]
     return torch.cat([first * cos - second * sin, second * cos + first * sin, x[..., 2 * n :]], -1)
 
 
 class SlidingWindowAttention(Recur):
-    """Causal self-attention in which each step sees the last ``window`` steps, itself among them.
+    """Causal self-attention in which each step sees itself and the ``window - 1`` steps before it.
 
     Parameters
     ----------
     n_in, n_out : int
-        Features of the input; features of the output, shared out among the heads.
+        Number of input features, and number of output features, which the heads share equally.
     n_heads : int
-        A divisor of ``n_out``.
+        Number of heads; must divide ``n_out``.
     window : int
-        Steps that a step sees.
+        Number of steps that each step sees, including itself.
 
     Raises
     ------
     TypeError, ValueError
-        If a size is no integer or below 1, or ``n_heads`` does not divide ``n_out``; the message names it.
+        If a size is not an integer or below 1, or ``n_heads`` does not divide ``n_out``; the message names it.
     ShapeError
-        In ``forward``, if the input has other than ``n_in`` features.
+        In ``forward``, if the input does not have ``n_in`` features.
 
     Notes
     -----
-    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The state is the keys and
-    the values (window - 1, B, n_out) of the last steps, and (window - 1, B) ones where there was such a step, zeros
-    before the start of a series. Positions are rotary, and relative: those of a step are counted anew in each call, so
-    that nothing grows with the length of a series. The work is linear in S, by torch's fused attention.
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The state holds the keys
+    and values (window - 1, B, n_out) of the last steps, and a mask (window - 1, B): 1 for a step, 0 before the start
+    of a series. Positions are rotary and relative. Each call counts them anew, so nothing grows with the length of a
+    series. Torch's fused attention makes the work linear in S.
 
-    Gradients reach the steps before a window through ``overlap``, at most ``window - 1`` of them.
+    Gradients reach at most ``window - 1`` steps before a window, through ``overlap``.
 
     Source: Vaswani et al. (2017), arXiv:1706.03762; sliding window: Beltagy et al. (2020), arXiv:2004.05150; rotary
     positions: Su et al. (2021), arXiv:2104.09864.

@@ -1,4 +1,4 @@
-"""Causal convolutions that carry the last inputs they need."""
+"""Causal convolutions that keep their last inputs as state."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fluxutils_py.nn.sizes import check_features, check_probability, set_sizes
 
 
 class _Convolution(nn.Module):
-    """The inner module of :class:`CausalConv1d`; its state is the last ``(kernel_size - 1) * dilation`` inputs."""
+    """Inner module of :class:`CausalConv1d`; its state is the last ``(kernel_size - 1) * dilation`` inputs."""
 
     takes_windows = True
     batch_dim = 1
@@ -47,42 +47,43 @@ class _Convolution(nn.Module):
         weight = self.weight
         if self.norm is not None:
             weight = weight * (self.norm / weight.flatten(1).norm(dim=1))[:, None, None]
-        # one product of all that each output sees: faster than conv1d, which wants time last
+        # one product over all taps is faster than conv1d, which needs time as the last axis
         taps = [both[k * self.dilation : k * self.dilation + S] for k in range(self.kernel_size)]
         y = F.linear(torch.cat(taps, 2), weight.transpose(1, 2).flatten(1), self.bias)
         return y, both[S:].clone()
 
 
 class CausalConv1d(Recur):
-    """A convolution over time that sees the present and the past, and remembers the past it needs.
+    """Convolution over time that sees only present and past inputs, and keeps the past ones as its state.
 
     y[t] = bias + sum over k of weight[:, :, k] x[t - (kernel_size - 1 - k) dilation]
 
     Parameters
     ----------
     n_in, n_out : int
-        Features of the input and of the output.
+        Number of input and output features.
     kernel_size : int
-        Steps that an output sees, ``dilation`` apart.
+        Number of steps that an output sees, ``dilation`` apart.
     dilation : int
     bias : bool
     weight_norm : bool
-        Whether the weights of each output are a direction times a length, ``module.norm`` (Salimans & Kingma 2016).
+        Whether to write the weights of each output as a direction times a length, ``module.norm`` (Salimans & Kingma
+        2016).
     trainable_init : bool
-        Whether the inputs before the first one are trained, rather than zero; see :class:`Recur`.
+        Whether to train the inputs before the first one, which are otherwise zero; see :class:`Recur`.
 
     Raises
     ------
     TypeError, ValueError
-        If a size is no integer, or below 1; the message names it.
+        If a size is not an integer, or below 1; the message names it.
     ShapeError
-        In ``forward``, if the input has other than ``n_in`` features.
+        In ``forward``, if the input does not have ``n_in`` features.
 
     Notes
     -----
-    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``; there is no future and no
-    padding to cut off. The state is the last inputs, ((kernel_size - 1) dilation, B, n_in). The weight
-    ``module.weight`` has the shape of ``nn.Conv1d``'s.
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``, without padding to cut off.
+    The state holds the last inputs, ((kernel_size - 1) dilation, B, n_in). ``module.weight`` has the shape that
+    ``nn.Conv1d`` uses.
 
     Examples
     --------
@@ -113,7 +114,7 @@ class CausalConv1d(Recur):
 
 
 class _ResidualBlock(nn.Module):
-    """Two convolutions, and the input added to what they make of it."""
+    """Two causal convolutions with a residual connection."""
 
     def __init__(self, n_in: int, n_out: int, kernel_size: int, dilation: int, dropout: float) -> None:
         super().__init__()
@@ -129,33 +130,33 @@ class _ResidualBlock(nn.Module):
 
 
 class TCN(nn.Module):
-    """Temporal convolutional network: residual blocks of causal convolutions, each dilated twice as far.
+    """Temporal convolutional network: residual blocks of causal convolutions with doubling dilation.
 
     Parameters
     ----------
     n_in, n_out : int
-        Features of the input; channels of every block.
+        Number of input features, and number of channels of every block.
     n_levels : int
-        Blocks of two convolutions each, with dilations 1, 2, 4, ...; an output sees ``receptive_field`` steps.
+        Number of blocks. Each has two convolutions; the blocks have dilations 1, 2, 4, ...
     kernel_size : int
     dropout : float
-        Probability of dropping an output of a convolution, in training.
+        Probability of dropping an output of a convolution in training.
 
     Attributes
     ----------
     receptive_field : int
-        Steps that an output sees: ``1 + 2 (kernel_size - 1) (2 ** n_levels - 1)``, 253 by default.
+        Number of steps that an output sees: ``1 + 2 (kernel_size - 1) (2 ** n_levels - 1)``, 253 by default.
 
     Raises
     ------
     TypeError, ValueError
-        If a size is no integer or below 1, or ``dropout`` is no probability; the message names it.
+        If a size is not an integer or below 1, or ``dropout`` is not a probability; the message names it.
 
     Notes
     -----
     Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The convolutions are
-    :class:`CausalConv1d` with weight normalisation; the state is theirs, so that windows and single steps give what
-    the whole series gives.
+    :class:`CausalConv1d` with weight normalisation. They keep the state, so windows and single steps give the same
+    outputs as the whole series.
 
     Source: Bai, Kolter & Koltun (2018), "An empirical evaluation of generic convolutional and recurrent networks for
     sequence modeling", arXiv:1803.01271.

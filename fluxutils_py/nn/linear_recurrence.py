@@ -1,4 +1,4 @@
-"""The linear recurrence ``h[t] = a[t] * h[t - 1] + b[t]``, by the native kernels or by chunks of time in torch."""
+"""Compute the linear recurrence ``h[t] = a[t] * h[t - 1] + b[t]``, natively or in chunks of time with torch."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from fluxutils_py.nn.native_layers import PLAIN, is_transformed
 TYPES = {torch.float32: 0, torch.float64: 1, torch.complex64: 2, torch.complex128: 3}
 # fluxutils_linear_call of csrc/kernels.h: version, type, isa, threads; S, B, H, a_step, a_series; pointers
 _CALL = Struct("17q")
-CHUNK = 32  # steps, at most
+CHUNK = 32  # largest number of steps in a chunk
 
 
 def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
-    """Compute all ``h[t] = a[t] * h[t - 1] + b[t]``, element by element, from ``h[-1] = h0``.
+    """Compute ``h[t] = a[t] * h[t - 1] + b[t]`` elementwise for all steps, starting from ``h[-1] = h0``.
 
     Parameters
     ----------
-    a : Tensor of shape (S, B, H), or one that broadcasts to it
+    a : Tensor of shape (S, B, H), or broadcastable to it
         Factors, real or complex, for instance (H,) for one factor per unit, (B, H), or (S, 1, H).
     b : Tensor of shape (S, B, H)
         Terms to add: S steps of B series, time-major.
     h0 : Tensor of shape (B, H) or None
-        The state before the first step; None is zero.
+        State before the first step; None is zero.
 
     Returns
     -------
     Tensor of shape (S, B, H)
-        A new tensor. Its last step ``h[-1]`` is the ``h0`` of the steps that follow.
+        A new tensor. Pass its last step ``h[-1]`` as ``h0`` to continue with the next steps.
 
     Raises
     ------
     ShapeError
         If the shapes do not fit.
     TypeError
-        If a tensor is neither floating nor complex.
+        If the tensors are neither floating-point nor complex.
 
     Notes
     -----
-    Tensors of several types are promoted to a common one; real factors of complex states become complex. Time and
-    memory are linear in S. The result can be differentiated any number of times.
+    Different types are promoted to a common one; real factors of complex states become complex. Time and memory are
+    linear in S. The result can be differentiated any number of times.
 
     Native kernels compute float32, float64, complex64 and complex128 on the CPU (see :func:`native_kernels`). Then h
-    and its gradients by b and h0 do not depend, to the last bit, on the number of threads, the other series, the cuts
-    of time into calls, or the instruction set. Neither does the gradient by a on threads and instruction set, unless a
-    broadcasts over H, where torch sums it.
+    and its gradients with respect to b and h0 are equal to the last bit for any number of threads, other series, cuts
+    of time into calls, and instruction set. The gradient with respect to a is equal for any number of threads and
+    instruction set, unless a broadcasts over H, where torch sums it.
 
     Examples
     --------
@@ -91,19 +91,19 @@ def _plain(t: Tensor | None) -> bool:
 
 
 def _resolved(t: Tensor) -> Tensor:
-    """The numbers themselves, one after the other."""
+    """Return a contiguous tensor without lazy conjugation or negation."""
     return t.resolve_conj().resolve_neg().contiguous()
 
 
 def _chunked(a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
-    """Compute the recurrence in torch: all chunks of time at once, step by step, then each from the end of the last.
+    """Compute the recurrence with torch, first in all chunks of time at once, then from chunk to chunk.
 
-    ``a`` is (S or 1, B or 1, H). A chunk's states are those from a zero start, plus the state before the chunk times
-    the product of its factors so far. There is no division, and a product has at most ``CHUNK`` factors: it overflows
-    only if each is above 10 or so.
+    ``a`` is (S or 1, B or 1, H). The first pass starts each chunk from zero. The second adds the state before the chunk
+    times the product of the factors so far. Nothing is divided, and a product has at most ``CHUNK`` factors, so it
+    overflows only if each is above about 10.
     """
     S = len(b)
-    # float16 ends at 65504: no products there
+    # float16 ends at 65504, where products would overflow
     size = 1 if b.dtype is torch.float16 else min(CHUNK, math.isqrt(S))
     if surplus := -S % size:
         a, b = (t if len(t) == 1 < S else torch.cat([t, t.new_zeros(surplus, *t.shape[1:])]) for t in (a, b))
@@ -123,7 +123,7 @@ def _chunked(a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
 
 
 class _LinearRecurrence(Function):
-    """By the kernels, or by chunks: contiguous tensors, a (S or 1, B or 1, H)."""
+    """Differentiable recurrence, natively or in chunks; takes contiguous tensors, a (S or 1, B or 1, H)."""
 
     @staticmethod
     def forward(ctx: Any, library: kernels.Library | None, a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
@@ -152,7 +152,7 @@ class _LinearRecurrence(Function):
 def _run(function: Any, library: kernels.Library, a: Tensor, h0: Tensor | None, h: Tensor, **others: Any) -> None:
     S, B, H = h.shape
     head = kernels.VERSION, TYPES[h.dtype], library.isa, kernels.n_threads(), S, B, H
-    apart = len(a) == S and a.shape[1] * H, a.shape[1] == B and H  # in a, between steps and between series
+    apart = len(a) == S and a.shape[1] * H, a.shape[1] == B and H  # strides of a between steps and between series
     b, dh, da, db, dh0 = (others.get(name) for name in ("b", "dh", "da", "db", "dh0"))
     pointers = (0 if t is None else t.data_ptr() for t in (a, b, h0, h, dh, da, db, dh0))
     if code := function(_CALL.pack(*head, *apart, *pointers)):
@@ -162,10 +162,10 @@ def _run(function: Any, library: kernels.Library, a: Tensor, h0: Tensor | None, 
 def _differentiable(
     a: Tensor, h0: Tensor | None, h: Tensor, dh: Tensor, of_a: bool, of_h0: bool
 ) -> tuple[Tensor | None, ...]:
-    """The gradients as functions of all that they depend on: that of b is a linear recurrence backwards in time."""
+    """Return differentiable gradients; the one with respect to b is a linear recurrence backwards in time."""
     conjugate = a.conj()
     factors = conjugate
-    if len(a) == len(h):  # of the step after, which the last one lacks
+    if len(a) == len(h):  # use the factor of the next step; the last step has none
         factors = torch.cat([torch.zeros_like(a[:1]), conjugate.flip(0)[:-1]])
     db = linear_recurrence(factors, dh.flip(0)).flip(0)
     before = torch.cat([torch.zeros_like(h[:1]) if h0 is None else h0[None], h[:-1]])

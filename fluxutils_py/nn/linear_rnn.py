@@ -1,4 +1,4 @@
-"""Recurrent layers whose state moves linearly, so that a whole window is one linear recurrence."""
+"""Recurrent layers with a linear state update, which compute a whole window as one linear recurrence."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fluxutils_py.nn.sizes import check_features, set_sizes
 
 
 class _GatedRecurrence(nn.Module):
-    """``h[t] = a[t] * h[t - 1] + b[t]``, where ``a`` and ``b`` depend on the input alone."""
+    """Compute ``h[t] = a[t] * h[t - 1] + b[t]``, where ``a`` and ``b`` depend only on the input."""
 
     takes_windows = True
-    n_blocks: ClassVar[int]  # of H rows, in the weight: gates and candidate
+    n_blocks: ClassVar[int]  # the weight has n_blocks * H rows: the gates, then the candidate
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
@@ -30,14 +30,14 @@ class _GatedRecurrence(nn.Module):
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(type(self).__name__.lstrip("_"), x, self.n_in)
-        # one product each: gradients of the parts of a single one would be copied together
+        # one product per block: a single product would have to copy the gradients of its parts together
         blocks = zip(self.linear.weight.chunk(self.n_blocks), self.linear.bias.chunk(self.n_blocks), strict=True)
         h = linear_recurrence(*self.coefficients(*(F.linear(x, w, b) for w, b in blocks)), state)
         return h, h[-1].clone()  # a view would keep the whole window in memory
 
     @staticmethod
     def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """``a`` and ``b`` from the linear layers' outputs, all (S, B, H)."""
+        """Return ``a`` and ``b`` from the outputs of the linear layers, all (S, B, H)."""
         raise NotImplementedError
 
 
@@ -57,7 +57,7 @@ class _MinLSTM(_GatedRecurrence):
     @staticmethod
     def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
         forget, write, candidate = blocks
-        # where both gates are closed, 0 / 0 is to be 1 / 2, and its gradient a number
+        # without the floor, two closed gates would divide 0 by 0; with it they give 1 / 2 and a finite gradient
         floor = torch.finfo(candidate.dtype).tiny ** 0.5
         forget, write = torch.sigmoid(forget) + floor, torch.sigmoid(write) + floor
         keep = forget / (forget + write)
@@ -133,7 +133,7 @@ class MinLSTM(Recur):
 
 
 class _DiagonalRecurrence(nn.Module):
-    """The inner module of :class:`LRU`; complex numbers are kept as pairs of real ones, one after the other."""
+    """Inner module of :class:`LRU`; stores complex numbers as adjacent pairs of real ones."""
 
     takes_windows = True
 
@@ -150,10 +150,10 @@ class _DiagonalRecurrence(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new parameters from torch's generator: the eigenvalues uniformly from the ring."""
+        """Draw new parameters from torch's generator, the eigenvalues uniformly from the ring."""
         r_min, r_max, max_phase = self.ring
         with torch.no_grad():
-            square = torch.rand(self.n_states) * (r_max**2 - r_min**2) + r_min**2  # of the moduli
+            square = torch.rand(self.n_states) * (r_max**2 - r_min**2) + r_min**2  # squared moduli
             square.clamp_(1e-12, 1 - 1e-7)
             self.nu_log.copy_(torch.log(-0.5 * torch.log(square)))
             self.theta_log.copy_(torch.log(max_phase * torch.rand(self.n_states).clamp_min_(1e-6)))
@@ -166,7 +166,7 @@ class _DiagonalRecurrence(nn.Module):
         return (self.nu_log.detach().new_zeros(0, self.n_states, 2),)
 
     def eigenvalues(self) -> Tensor:
-        """Complex (n_states,), of modulus below 1."""
+        """Return the complex eigenvalues (n_states,), with modulus below 1."""
         return torch.polar(torch.exp(-torch.exp(self.nu_log)), torch.exp(self.theta_log))
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -183,37 +183,37 @@ class LRU(Recur):
 
     h' = lambda h + gamma (B x); y = Re(C h') + D x
 
-    ``lambda = exp(-exp(nu_log) + i exp(theta_log))`` is stable whatever the parameters are. Linear in the input: for
-    anything that is not, put it into a :class:`SequenceStack`.
+    ``lambda = exp(-exp(nu_log) + i exp(theta_log))`` is stable for all parameters. The layer is linear in its input;
+    put it into a :class:`SequenceStack` to learn nonlinear functions.
 
     Parameters
     ----------
     n_in, n_out : int
-        Features of the input and of the output.
+        Number of input and output features.
     n_states : int or None
-        Complex numbers in the state; None is half of ``n_out``, rounded up: about ``n_out`` real numbers. A layer can
-        tell apart as many of its last inputs as its state has real numbers.
+        Number of complex values in the state. None is ``n_out / 2``, rounded up, which gives about ``n_out`` real
+        values. A layer can distinguish as many of its last inputs as its state has real values.
     r_min, r_max : float
-        The ring from which the eigenvalues are drawn: ``0 <= r_min < r_max <= 1``. An eigenvalue of modulus ``r``
+        Moduli between which to draw the eigenvalues: ``0 <= r_min < r_max <= 1``. An eigenvalue of modulus ``r``
         remembers for about ``1 / (1 - r)`` steps.
     max_phase : float
-        The eigenvalues' angles are drawn from 0 to this, in radians. Small for what changes slowly.
+        Largest angle of an eigenvalue, in radians; angles are drawn between 0 and it. Choose it small for slow signals.
     trainable_init : bool
-        Whether the initial state is trained; see :class:`Recur`.
+        Whether to train the initial state; see :class:`Recur`.
 
     Raises
     ------
     TypeError, ValueError
-        If a size is no integer or below 1, or the ring is none; the message names the argument.
+        If a size is not an integer or below 1, or the ring is invalid; the message names the argument.
     ShapeError
-        In ``forward``, if the input has other than ``n_in`` features.
+        In ``forward``, if the input does not have ``n_in`` features.
 
     Notes
     -----
     Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The state is (B, n_states,
-    2), the real and the imaginary part of ``h``. In ``module.weight_in`` (2 n_states, n_in) and ``module.weight_out``
-    (n_out, 2 n_states) the parts of a number lie one after the other too: ``B = weight_in[0::2] + i weight_in[1::2]``
-    and ``C = weight_out[:, 0::2] - i weight_out[:, 1::2]``; D is ``module.weight_skip``.
+    2), the real and the imaginary part of ``h``. ``module.weight_in`` (2 n_states, n_in) and ``module.weight_out``
+    (n_out, 2 n_states) also alternate real and imaginary parts: ``B = weight_in[0::2] + i weight_in[1::2]`` and
+    ``C = weight_out[:, 0::2] - i weight_out[:, 1::2]``. D is ``module.weight_skip``.
 
     Source: Orvieto et al. (2023), "Resurrecting recurrent neural networks for long sequences", arXiv:2303.06349.
 

@@ -1,4 +1,4 @@
-"""Run the cells of FluxUtils.jl by the native kernels where they apply."""
+"""Run the cells of FluxUtils.jl with the native kernels where they apply."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fluxutils_py.nn.native_layers import fit, is_intercepted, is_plain
 
 
 def run_cell(cell: Any, kernel: Cell, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
-    """Outputs and state of a cell, as :func:`native_layers.run` returns them; None where it is for torch to compute.
+    """Return outputs and state of a cell, as :func:`native_layers.run` does; None if torch has to compute them.
 
     Parameters
     ----------
     cell : nn.Module
-        One of :mod:`cells`.
+        A cell of :mod:`cells`.
     kernel : Cell
     x : Tensor of shape (S, B, F) or (B, F)
     state : as the cell takes it, or None

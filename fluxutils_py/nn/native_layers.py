@@ -1,4 +1,4 @@
-"""Run torch's recurrent modules by the native kernels, where the result is the same to rounding."""
+"""Run torch's recurrent modules with the native kernels, where results agree up to rounding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.modules import module as hooks
 from fluxutils_py.nn import kernels
 from fluxutils_py.nn.native import GRU, LSTM, RELU_RNN, TANH_RNN, TYPES, Call, Cell, recurrence
 
-# By exact class: what inherits from these, parametrized layers among them, may compute something else.
+# Exact classes only: subclasses, such as parametrized layers, may compute something else.
 _LAYERS = {nn.LSTM: LSTM, nn.GRU: GRU, nn.RNN: TANH_RNN}
 _CELLS = {nn.LSTMCell: LSTM, nn.GRUCell: GRU, nn.RNNCell: TANH_RNN}
 _WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
@@ -20,14 +20,14 @@ PLAIN = (Tensor, nn.Parameter)
 
 
 def run(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
-    """Outputs and state of ``module(x, state)`` by the native kernels; None where it is for torch to compute.
+    """Return outputs and state of ``module(x, state)`` from the native kernels; None if torch has to compute them.
 
     Parameters
     ----------
     module : nn.Module
-        Any; time-major and of one direction if it is an ``nn.LSTM`` or its like.
+        Any module. An ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` must be time-major and unidirectional.
     x : Tensor of shape (S, B, F) or (B, F)
-        A window or a step, also for cells.
+        A window or a step; cells take windows too.
     state : as the module takes it, or None
 
     Returns
@@ -77,7 +77,7 @@ def run(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
 
 
 def _stack(call: Call, x: Tensor, h: Any, c: Any, weights: list[Any], shape: tuple[int, ...]) -> tuple[Tensor, Any]:
-    """Layers above one another; four weights for each."""
+    """Run stacked layers, with four weights per layer."""
     afters = []
     for k in range(len(weights) // 4):
         h_k, c_k = None if h is None else h[k], None if c is None else c[k]
@@ -88,12 +88,12 @@ def _stack(call: Call, x: Tensor, h: Any, c: Any, weights: list[Any], shape: tup
 
 
 def is_plain(t: Any) -> bool:
-    """Whether it is a tensor as the kernels take them: of numbers of its own, float32 or float64, on the CPU."""
+    """Whether ``t`` is a plain strided tensor that the kernels accept: float32 or float64, on the CPU, not negated."""
     return type(t) in PLAIN and t.dtype in TYPES and t.is_cpu and t.layout is torch.strided and not t.is_neg()
 
 
 def fit(dtype: torch.dtype, cell: Cell, n_in: int, H: int, w_x: Any, w_h: Any, b_x: Any, b_h: Any) -> bool:
-    """Whether these are the weights of a layer: plain, contiguous, of that type, of the shapes they should have."""
+    """Whether the weights are plain, contiguous, on the CPU, and have the type and shapes of a layer."""
     n = cell.x_blocks * H, cell.h_blocks * H
     for w, shape in ((w_x, (n[0], n_in)), (w_h, (n[1], H)), (b_x, n[:1]), (b_h, n[1:])):
         if w is None:
@@ -105,7 +105,7 @@ def fit(dtype: torch.dtype, cell: Cell, n_in: int, H: int, w_x: Any, w_h: Any, b
 
 
 def is_intercepted(module: nn.Module) -> bool:
-    """Whether someone follows, changes or compiles what torch computes here."""
+    """Whether hooks, autocast, compilation or a torch transform intercept the module's computation."""
     content = module.__dict__
     return bool(
         content["_forward_hooks"]
@@ -124,7 +124,7 @@ def is_intercepted(module: nn.Module) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether torch's operations are compiled, traced, mapped or replaced here."""
+    """Whether torch compiles, traces, maps or replaces operations here."""
     return bool(
         torch.compiler.is_compiling()
         or torch._C._get_tracing_state() is not None

@@ -1,4 +1,4 @@
-"""Residual blocks around any layer with a state."""
+"""Residual blocks around any stateful layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fluxutils_py.nn.sizes import check_features, check_probability, set_sizes
 
 
 class _Block(nn.Module):
-    """``x + layer(norm(x))``, then ``x + mlp(norm(x))`` with a gate in the MLP."""
+    """Compute ``x + layer(norm(x))``, then ``x + mlp(norm(x))`` with a gated MLP."""
 
     def __init__(self, layer: nn.Module, n: int, dropout: float) -> None:
         super().__init__()
@@ -28,33 +28,33 @@ class _Block(nn.Module):
 
 
 class SequenceStack(nn.Module):
-    """A deep sequence model in one line: pre-norm residual blocks, each of a layer with a state and a gated MLP.
+    """Deep sequence model of pre-norm residual blocks, each with a stateful layer and a gated MLP.
 
     Parameters
     ----------
     cell : class or callable
-        The layer of each block, called as ``cell(n_out, n_out)``: :class:`MinGRU`, :class:`LRU`, :class:`LSTM`,
+        Makes the layer of each block, as ``cell(n_out, n_out)``: :class:`MinGRU`, :class:`LRU`, :class:`LSTM`,
         ``functools.partial(SlidingWindowAttention, window=32)``, ``nn.LSTM``, ...
     n_in, n_out : int
-        Features of the input; width of the blocks and of the output.
+        Number of input features, and width of the blocks and of the output.
     n_layers : int
-        Blocks.
+        Number of blocks.
     dropout : float
-        Probability of dropping what a layer or an MLP adds, in training; each step draws anew.
+        Probability of dropping an output of a layer or an MLP in training, drawn anew at each step.
 
     Raises
     ------
     TypeError, ValueError
-        If a size is no integer or below 1, ``dropout`` is no probability, or ``cell`` makes no module of ``n_out``
-        features; the message names it.
+        If a size is not an integer or below 1, ``dropout`` is not a probability, or ``cell`` does not return a module;
+        the message names it.
     ShapeError
-        In ``forward``, if the input has other than ``n_in`` features.
+        In ``forward``, if the input does not have ``n_in`` features.
 
     Notes
     -----
-    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``: a linear layer, the blocks
-    and a last normalisation. The states are those of the layers, see :func:`states`. The MLP is SwiGLU of Shazeer
-    (2020), arXiv:2002.05202, ``n_out`` wide.
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. Applies a linear layer, the
+    blocks and a final normalisation. The layers keep the states; see :func:`states`. The MLP is SwiGLU of Shazeer
+    (2020), arXiv:2002.05202, with width ``n_out``.
 
     Examples
     --------

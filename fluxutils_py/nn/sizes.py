@@ -1,4 +1,4 @@
-"""Check the sizes with which layers are built and called."""
+"""Check the sizes of layers and of their inputs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fluxutils_py.validation import check_integer
 
 
 def set_sizes(layer: nn.Module, **sizes: Any) -> None:
-    """Set each size as an attribute of the layer, an int of at least 1; the error names the layer and the size."""
+    """Set each size, an integer of at least 1, as an attribute of the layer; errors name the layer and the size."""
     for name, value in sizes.items():
         setattr(layer, name, check_integer(f"{type(layer).__name__}: {name}", value, 1))
 
 
 def check_probability(layer: nn.Module, name: str, value: Any) -> float:
-    """``value`` as a float from 0 to 1."""
+    """Return ``value`` as a float; raise ValueError unless it is between 0 and 1."""
     if not 0 <= value <= 1:
         raise ValueError(f"{type(layer).__name__}: {name} must be a number from 0 to 1, got {value!r}")
     return float(value)
