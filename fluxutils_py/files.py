@@ -1,4 +1,4 @@
-"""Write files atomically: whole or not at all."""
+"""Write files atomically."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any, BinaryIO
 
 @contextlib.contextmanager
 def atomic_path(path: Any) -> Iterator[str]:
-    """The path of a new, empty file to write to, which takes the place of ``path`` when all has gone well.
+    """Yield the path of a new, empty file, which replaces ``path`` when the block ends without an error.
 
-    It is removed if anything fails. Whoever has an old file of that name open or mapped keeps it. The new one has the
-    mode of the old one, or what the umask leaves. A process that is killed meanwhile leaves it behind, as
-    ``.NAME.*.part`` in the same folder.
+    An error removes the new file. Processes that have the old file open or mapped keep it. The new file takes the mode
+    of the old one, else the umask applies. A process that is killed leaves ``.NAME.*.part`` in the same folder.
     """
     target = os.path.realpath(os.fsdecode(path))
     folder, name = os.path.split(target)
@@ -40,6 +39,6 @@ def atomic_path(path: Any) -> Iterator[str]:
 
 @contextlib.contextmanager
 def atomic_write(path: Any) -> Iterator[BinaryIO]:
-    """A file to write bytes to, which takes the place of ``path`` when it is whole; see :func:`atomic_path`."""
+    """Yield a binary file, which replaces ``path`` when the block ends without an error; see :func:`atomic_path`."""
     with atomic_path(path) as new, open(new, "wb") as file:
         yield file

@@ -1,7 +1,7 @@
 """Trees of nested dicts, lists, tuples, named tuples and dataclasses, with arrays and other values as leaves.
 
-Dicts keep their order. Every other value is a leaf, None too. A module stands for its ``state_dict`` where a tree is
-only read, and is a leaf where a tree is rebuild. To write trees to files see :mod:`fluxutils_py.treejson`.
+Dicts keep their order. Every other value is a leaf, including None. A module counts as its ``state_dict`` where a tree
+is only read, and as a leaf where a tree is rebuilt. See :mod:`fluxutils_py.treejson` to write trees to files.
 
 Source: ``var_util``, ``array_util`` and ``pmap_util`` of bobbin, whose dicts are sorted by flax.
 """
@@ -35,12 +35,12 @@ IsLeaf = Callable[[Any], bool]
 
 
 def is_sequence(node: Any) -> bool:
-    """Is it a list or a tuple without names?"""
+    """Whether the node is a list, or a tuple without names."""
     return isinstance(node, list) or (isinstance(node, tuple) and not hasattr(node, "_fields"))
 
 
 def children(node: Any) -> dict[Any, Any] | None:
-    """What a container holds, by key, index or name of field; None for a leaf."""
+    """Return the children of a container by key, index or field name; None for a leaf."""
     if isinstance(node, nn.Module):
         return dict(node.state_dict())
     if isinstance(node, Mapping):
@@ -55,10 +55,10 @@ def children(node: Any) -> dict[Any, Any] | None:
 
 
 def rebuild(node: Any, values: Iterable[Any]) -> Any:
-    """A container like ``node`` with other values, in the order of its :func:`children`.
+    """Return a container like ``node`` with other values, in the order of its :func:`children`.
 
-    A dataclass is copied and its fields are set, frozen or not, without a call of ``__init__`` or ``__post_init__``.
-    Other mappings and modules become dicts, other tuples plain tuples.
+    Copies a dataclass and sets its fields, frozen or not, without calling ``__init__`` or ``__post_init__``. Other
+    mappings and modules become dicts, other tuples plain tuples.
     """
     if is_sequence(node):
         return list(values) if isinstance(node, list) else tuple(values)
@@ -74,18 +74,18 @@ def rebuild(node: Any, values: Iterable[Any]) -> Any:
 
 
 def flatten_with_paths(tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None = None) -> Iterator[tuple[str, Any]]:
-    """The path and value of every leaf, in order.
+    """Yield the path and value of every leaf, in order.
 
-    A path is one separator and key for each level, so that it begins with the separator; that of a tree that is a leaf
-    itself is empty. Keys are written with ``str``, and a separator inside one is not escaped: where paths must tell
-    leaves apart, choose a separator that no key contains.
+    A path has one separator and key per level, so it begins with the separator; the path of a tree that is a leaf is
+    empty. Keys are written with ``str``, without escaping separators inside them: choose a separator that no key
+    contains where paths must be unique.
 
     Parameters
     ----------
     tree : Any
     pathsep : str
     is_leaf : callable, optional
-        ``is_leaf(node)`` says whether a container is to be taken as a leaf.
+        ``is_leaf(node)`` says whether to treat a container as a leaf.
 
     Examples
     --------
@@ -102,7 +102,7 @@ def flatten_with_paths(tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None = N
 
 
 def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
-    """As :func:`flatten_with_paths`, with paths that do not begin with the separator.
+    """Yield leaves like :func:`flatten_with_paths`, with paths that do not begin with the separator.
 
     >>> list(named_leaves({"a": [1, 2], "b": 3}))
     [('a/0', 1), ('a/1', 2), ('b', 3)]
@@ -112,7 +112,7 @@ def named_leaves(tree: Any) -> Iterator[tuple[str, Any]]:
 
 
 def nested_vars_to_paths(tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None = None) -> Any:
-    """A tree of the same structure that has the path of each leaf in its place; arguments as for `flatten_with_paths`.
+    """Replace each leaf by its path; for the arguments see `flatten_with_paths`.
 
     A module becomes a dict.
 
@@ -129,9 +129,9 @@ def nested_vars_to_paths(tree: Any, pathsep: str = "/", is_leaf: IsLeaf | None =
 
 
 def tree_map(f: Callable[..., Any], *trees: Any) -> Any:
-    """``f`` of the leaves of trees of one structure; None is a leaf, and so is a module.
+    """Apply ``f`` to the leaves of trees with equal structure; None and modules are leaves.
 
-    ValueError where the trees' keys, lengths or fields differ.
+    Raises ValueError if keys, lengths or fields of the trees differ.
 
     >>> tree_map(lambda a, b: a + b, (1, {"k": [2]}), (10, {"k": [20]}))
     (11, {'k': [22]})
@@ -150,28 +150,28 @@ def tree_map(f: Callable[..., Any], *trees: Any) -> Any:
 
 
 def as_tensor(value: Any) -> Tensor | None:
-    """A leaf that holds numbers as a tensor in main memory, detached; None for any other."""
+    """Return a numeric leaf as a detached tensor in main memory; None for any other leaf."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
     if isinstance(value, np.ndarray | np.generic | int | float | complex):
         array = np.asarray(value)
         if array.dtype.kind in "fiubc":
-            # torch takes neither foreign byte order nor, without a warning, memory that may not be written to
+            # torch rejects foreign byte order and warns of read-only memory
             return torch.as_tensor(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
     return None
 
 
 def _shape(leaf: Any) -> tuple[int, ...] | None:
-    """The shape of an array, () of a number, None of anything else."""
+    """Return the shape of an array, () for a number, None for anything else."""
     if isinstance(leaf, int | float | complex):
         return ()
     return tuple(leaf.shape) if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None
 
 
 def total_dimensionality(tree: Any) -> int:
-    """How many numbers a tree holds; None, text and other objects count 0.
+    """Count the numbers in a tree; None, text and other objects count 0.
 
-    A module counts its ``state_dict``: parameters and buffers, each under every name that it has.
+    A module counts its ``state_dict``: parameters and buffers, shared ones under each of their names.
 
     >>> total_dimensionality({"w": torch.zeros(2, 3), "b": 0.5, "name": None})
     7
@@ -180,7 +180,7 @@ def total_dimensionality(tree: Any) -> int:
 
 
 def summarize_shape(tree: Any) -> str:
-    """Shapes and dtypes as indented text, one line per key; other leaves are shown by their ``repr``.
+    """Return shapes and dtypes as indented text, one line per key; other leaves show their ``repr``.
 
     >>> print(summarize_shape({"w": torch.zeros(2, 3), "more": [5, None]}))
     w: (2, 3) dtype=float32
@@ -205,10 +205,10 @@ def summarize_shape(tree: Any) -> str:
 
 
 def unshard(tree: Any) -> list[Any]:
-    """The trees that are stacked along the leading axis of the arrays of one; views. None stays None.
+    """Split a tree of stacked arrays along their leading axis into a list of trees of views. None stays None.
 
-    Source: ``unshard`` of bobbin. ShapeError if the tree holds no array, or the arrays' leading axes are missing or
-    not of one length.
+    Source: ``unshard`` of bobbin. Raises ShapeError if the tree has no array, or leading axes are missing or differ in
+    length.
 
     >>> unshard({"a": torch.tensor([1, 2]), "b": None})
     [{'a': tensor(1), 'b': None}, {'a': tensor(2), 'b': None}]
@@ -224,9 +224,9 @@ def unshard(tree: Any) -> list[Any]:
 
 
 def split_leading_axis(n: int, tree: Any) -> Any:
-    """Arrays of shape ``(n * m, ...)`` as ``(n, m, ...)``, views where the memory order allows. None stays None.
+    """Reshape arrays ``(n * m, ...)`` to ``(n, m, ...)``, as views where the memory order allows. None stays None.
 
-    Source: ``split_leading_axis`` of bobbin. ShapeError, naming the leaf, if ``n`` does not divide a leading axis.
+    Source: ``split_leading_axis`` of bobbin. Raises ShapeError, naming the leaf, if ``n`` does not divide an axis.
 
     >>> split_leading_axis(2, {"x": torch.arange(4)})
     {'x': tensor([[0, 1],
@@ -241,9 +241,9 @@ def split_leading_axis(n: int, tree: Any) -> Any:
 
 
 def flatten_leading_axes(tree: Any, num_leading_axes: int = 2) -> Any:
-    """Arrays with their first axes made one, the inverse of `split_leading_axis`; views where possible.
+    """Merge the first axes of arrays, the inverse of `split_leading_axis`; returns views where possible.
 
-    Source: ``flatten_leading_axes`` of bobbin. ShapeError, naming the leaf, if an array has fewer axes.
+    Source: ``flatten_leading_axes`` of bobbin. Raises ShapeError, naming the leaf, if an array has fewer axes.
 
     >>> flatten_leading_axes({"x": torch.zeros(2, 3, 5)})["x"].shape
     torch.Size([6, 5])
@@ -257,14 +257,14 @@ def flatten_leading_axes(tree: Any, num_leading_axes: int = 2) -> Any:
             raise ShapeError(f"{_at(path)} has no {num_leading_axes} leading axes: {found}")
 
     def flat(x: Any) -> Any:
-        # the product, not -1: an array without elements has no size to infer
+        # not -1: reshape cannot infer the size of an empty array
         return x.reshape((int(np.prod(x.shape[:num_leading_axes])), *x.shape[num_leading_axes:]))
 
     return tree_map(lambda x: None if x is None else flat(x), tree)
 
 
 def _leading(path: str, leaf: Any) -> int:
-    """The length of the leading axis."""
+    """Return the length of the leading axis."""
     shape = _shape(leaf)
     if not shape:
         found = "shape ()" if shape == () else repr(leaf)

@@ -1,14 +1,13 @@
-"""Trees as JSON that keeps dtypes, shapes and values to the last bit.
+"""Write and read trees as JSON that keeps dtypes, shapes and values to the last bit.
 
-The text is JSON by the standard, without bare NaN. Dicts, modules (their ``state_dict``), dataclasses and named tuples
-are objects, lists and tuples are lists, and arrays are objects as bobbin writes them::
+The text is standard JSON, without bare NaN. Dicts, modules (their ``state_dict``), dataclasses and named tuples become
+objects, lists and tuples become lists, and arrays become objects as in bobbin::
 
     {"__array__": true, "dtype": "float32", "data": [[1.0, "NaN"], [0.5, "-Infinity"]]}
 
-with ``__tensor__`` or ``__scalar__`` in its place for tensors and NumPy scalars, the ``shape`` beside if given is no
-element to tell it, and pairs for complex numbers. A dict with keys that are no strings (numbers, booleans, None), or
-with one of these names as a key, is a list of pairs, ``{"__items__": [[key, value], ...]}``. The order of keys is kept,
-where flax sorts them.
+Tensors use ``__tensor__`` and NumPy scalars ``__scalar__`` instead, empty arrays store their ``shape`` too, and complex
+numbers are pairs. A dict with non-string keys (numbers, booleans, None), or with one of these names as a key, becomes a
+list of pairs, ``{"__items__": [[key, value], ...]}``. Keys keep their order, while flax sorts them.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ KEYS = (str, int, float, bool, type(None))
 
 
 def dump_pytree_json(tree: Any) -> str:
-    """A tree as JSON text, in one line.
+    """Return a tree as JSON text in one line.
 
     Parameters
     ----------
@@ -46,7 +45,7 @@ def dump_pytree_json(tree: Any) -> str:
     Raises
     ------
     TypeError
-        Naming the path of a value or key of another kind. ``numpy.longdouble`` is another kind too.
+        If a value or key has another type, such as ``numpy.longdouble``; the message names its path.
 
     Notes
     -----
@@ -61,17 +60,17 @@ def dump_pytree_json(tree: Any) -> str:
 
 
 def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
-    """The tree that :func:`dump_pytree_json` wrote.
+    """Parse a tree that :func:`dump_pytree_json` wrote.
 
     Parameters
     ----------
     text : str or bytes
-        What bobbin wrote is read too, bare NaN included; its lists are dicts.
+        Output of bobbin is accepted too, including bare NaN; its lists are dicts.
     template : Any
-        A tree of the structure that is expected, whose values do not matter. Containers come back as those of the
-        template: named tuples, tuples, dataclasses (without a call of their ``__init__``); a dict for a module, to
-        give to ``load_state_dict``. Dtypes and shapes are the text's. An array comes back as a tensor where the
-        template has one. None stands for anything, an empty dict, list or tuple for one of any length.
+        Tree with the expected structure and any values. Containers take the types of the template: named tuples,
+        tuples, dataclasses (without calling ``__init__``); a module gives a dict for ``load_state_dict``. Dtypes and
+        shapes come from the text. Arrays become tensors where the template has tensors. None matches anything, an
+        empty dict, list or tuple matches one of any length.
 
     Returns
     -------
@@ -81,7 +80,7 @@ def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
     Raises
     ------
     LoadError
-        If the text is malformed, or its structure is not the template's; the message has the path.
+        If the text is malformed, or its structure differs from the template; the message names the path.
 
     Examples
     --------
@@ -97,14 +96,14 @@ def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
 
 
 def write_pytree_json(path: str | os.PathLike[str], tree: Any) -> None:
-    """Write a tree to a file, which is then whole or not given; see :func:`dump_pytree_json`."""
+    """Write a tree to a file atomically; see :func:`dump_pytree_json`."""
     text = dump_pytree_json(tree)
     with atomic_write(path) as f:
         f.write(text.encode("ascii"))
 
 
 def read_pytree_json(path: str | os.PathLike[str], template: Any = None) -> Any:
-    """Read a tree from a file; see :func:`parse_pytree_json`. FileNotFoundError if it is missing."""
+    """Read a tree from a file; see :func:`parse_pytree_json`. Raises FileNotFoundError if it is missing."""
     text = Path(path).read_bytes()
     try:
         return parse_pytree_json(text, template)
@@ -113,7 +112,7 @@ def read_pytree_json(path: str | os.PathLike[str], template: Any = None) -> Any:
 
 
 def _encode(value: Any, path: str) -> Any:
-    """What stands for a value in JSON."""
+    """Convert a value to JSON data."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
@@ -145,7 +144,7 @@ def _encode_array(value: Any, path: str) -> dict[str, Any]:
         try:
             tensor = as_tensor(value)
             data = None if tensor is None else _data(tensor)
-        except (TypeError, RuntimeError):  # what torch has no dtype or no plain memory for
+        except (TypeError, RuntimeError):  # torch lacks the dtype or cannot read the memory
             tensor = None
         if tensor is None:
             raise TypeError(f"{path or 'the tree'}: JSON cannot hold {type(value)} of {value.dtype}; convert it")
@@ -155,7 +154,7 @@ def _encode_array(value: Any, path: str) -> dict[str, Any]:
 
 
 def _data(tensor: Tensor) -> Any:
-    """Elements as nested lists, those that JSON has no number for as text."""
+    """Return elements as nested lists, with text for values that JSON numbers cannot express."""
     if tensor.is_complex():
         return _data(torch.view_as_real(tensor.resolve_conj()))
     if not tensor.is_floating_point():
@@ -167,7 +166,7 @@ def _data(tensor: Tensor) -> Any:
 
 
 def _decode(stored: Any, path: str) -> Any:
-    """What JSON stands for, with dicts and lists as containers."""
+    """Convert JSON data to values, with dicts and lists as containers."""
     if isinstance(stored, list):
         return [_decode(item, f"{path}/{i}") for i, item in enumerate(stored)]
     if not isinstance(stored, dict):
@@ -182,7 +181,7 @@ def _decode(stored: Any, path: str) -> Any:
         if mark in ARRAYS:
             return _decode_array(mark, stored)
         return _tensor(stored[mark], getattr(torch, {"__float__": "float64", "__complex__": "complex128"}[mark])).item()
-    except LoadError:  # of something further inside, which names its path
+    except LoadError:  # raised further inside, with the path
         raise
     except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
         raise LoadError(f"{path or 'the tree'}: malformed {mark}: {error}") from error
@@ -204,7 +203,7 @@ def _decode_array(kind: str, stored: dict[str, Any]) -> Any:
 
 
 def _tensor(data: Any, dtype: Any, shape: list[int] | None = None) -> Tensor:
-    """The inverse of :func:`_data`."""
+    """Invert :func:`_data`."""
     if not isinstance(dtype, torch.dtype):
         raise TypeError("not a dtype of torch")
     if dtype.is_complex:
@@ -219,7 +218,7 @@ def _tensor(data: Any, dtype: Any, shape: list[int] | None = None) -> Tensor:
 
 
 def _elements(data: Any, kinds: tuple[type, ...]) -> np.ndarray:
-    """Nested lists as an array of objects, which must be of these kinds."""
+    """Return nested lists as an array of objects, which must have one of these types."""
     found = np.array(data, dtype=object)
     for item in found.flat:
         if type(item) not in kinds:
@@ -228,7 +227,7 @@ def _elements(data: Any, kinds: tuple[type, ...]) -> np.ndarray:
 
 
 def _fit_template(found: Any, template: Any, path: str) -> Any:
-    """What was found, in the containers of the template."""
+    """Convert a parsed tree to the containers of the template."""
     if template is None:
         return found
     wanted, given = children(template), children(found)

@@ -1,4 +1,4 @@
-"""Checks of arguments."""
+"""Check arguments."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def check_integer(
     optional: bool = False,
     error: type[Exception] | None = None,
 ) -> Any:
-    """The value as a Python integer; NumPy's integers count, booleans do not.
+    """Return the value as a Python integer; accepts NumPy integers, but not booleans.
 
     Parameters
     ----------
     name : str
-        What the message calls it.
+        Name of the value in the message.
     value : Any
     minimum : int, optional
     optional : bool
-        Whether None is allowed, and returned.
+        Whether to accept None and return it.
     error : type of exception, optional
-        What to raise in place of TypeError (not an integer) and ValueError (too small).
+        Exception to raise in place of TypeError (not an integer) and ValueError (too small).
 
     Examples
     --------
@@ -48,7 +48,7 @@ def check_integer(
 
 
 def check_positive(name: str, value: Any, *, optional: bool = False, error: type[Exception] = ValueError) -> None:
-    """Raise ``error`` unless the value is a number above 0; NaN is not, infinity is."""
+    """Raise ``error`` unless the value is a number above 0; rejects NaN, accepts infinity."""
     if value is None and optional:
         return
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) > 0:

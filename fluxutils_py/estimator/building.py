@@ -22,7 +22,7 @@ SIZES = {"n_in": 0, "n_features": 0, "n_out": 1, "n_outputs": 1}  # argument nam
 
 
 class NotStored:
-    """Stands for an argument of user code that a saved file does not hold; see ``Estimator.load``."""
+    """Placeholder for an argument with user code, which a saved file does not store; see ``Estimator.load``."""
 
     def __init__(self, argument: str, what: str) -> None:
         self.argument, self.what = argument, what
@@ -35,10 +35,10 @@ class NotStored:
 
 
 def require_stored(**arguments: Any) -> None:
-    """Raise ValueError if an argument is one that its file did not hold."""
+    """Raise ValueError if an argument is a placeholder for code that its file did not store."""
     for name, value in arguments.items():
         if isinstance(value, NotStored):
-            argument = name.partition(".")[0]  # of spec.scheduler, spec
+            argument = name.partition(".")[0]  # spec.scheduler is given as spec
             raise ValueError(
                 f"this estimator was loaded from a file that does not hold its {name} ({value.what}), which is code "
                 f"of its author's; give it: Estimator.load(path, {argument}=...) or est.set_params({argument}=...)"
@@ -46,23 +46,23 @@ def require_stored(**arguments: Any) -> None:
 
 
 def require_single_input_and_output(what: str, n_in: Any, n_out: Any) -> None:
-    """Raise unless there are one input and one output."""
+    """Raise DataError unless there is one input and one output."""
     if isinstance(n_in, tuple) or isinstance(n_out, tuple):
         raise DataError(f"{what} is for one input and one output; several need a model of your own")
 
 
 def default_model(n_in: int, n_out: int, n_hidden: int = 32) -> nn.Module:
-    """What ``model=None`` means: one stateful LSTM layer and a linear head."""
+    """Build the default model: one stateful LSTM layer and a linear head."""
     return nn.Sequential(LSTM(n_in, n_hidden), nn.Linear(n_hidden, n_out))
 
 
 def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, device: Any) -> nn.Module:
-    """A model of our own: a copy of an instance, or what a class or function makes.
+    """Build a model: copy an instance, or call a class or function.
 
     Parameters
     ----------
     model : nn.Module, class, callable or None
-        Arguments of a class or callable named ``n_in`` or ``n_features``, ``n_out`` or ``n_outputs`` are filled in.
+        Fills in arguments of a class or callable named ``n_in`` or ``n_features``, ``n_out`` or ``n_outputs``.
     n_in, n_out : int, or tuple of int for several inputs or outputs
     dtype : torch.dtype or None
         Floating type of the parameters; None leaves them as they are.
@@ -72,9 +72,9 @@ def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, de
     Raises
     ------
     TypeError
-        If ``model`` is none of these, or makes something that is no module.
+        If ``model`` has another type, or makes something other than a module.
     ValueError
-        If there is no such device.
+        If the device does not exist.
     """
     require_stored(model=model)
     if model is None:
@@ -95,15 +95,15 @@ def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, de
 
 
 def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of ``built``: made by a class or function, or an instance rebound to it.
+    """Build the optimizer of ``built``: call a class or function, or rebind an instance.
 
-    ``model`` is what the user gave as model: an optimizer instance must be of its parameters, and is rebound by their
-    position, its groups and settings kept. None is AdamW, fused where torch offers it.
+    ``model`` is the user's ``model`` argument. An optimizer instance must hold its parameters; it is rebound by their
+    positions and keeps its groups and settings. None is AdamW, fused where torch offers it.
 
     Raises
     ------
     TypeError, ValueError
-        If ``opt`` is none of these, is of other parameters, or needs a closure.
+        If ``opt`` has another type, holds other parameters, or needs a closure.
     """
     require_stored(opt=opt)
     given = rebind(opt, model, built) if isinstance(opt, torch.optim.Optimizer) else opt
@@ -115,12 +115,12 @@ def build_optimizer(opt: Any, model: Any, built: nn.Module) -> torch.optim.Optim
 
 
 def check_device(device: Any) -> torch.device | None:
-    """The device of that name; None stays None.
+    """Return the torch device with this name; None stays None.
 
     Raises
     ------
     ValueError
-        If there is no such device, in this machine or at all.
+        If torch does not know the device, or this machine does not have it.
     """
     if device is None:
         return None
@@ -140,7 +140,7 @@ def check_device(device: Any) -> torch.device | None:
 
 
 def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.optim.Optimizer:
-    """An optimizer like ``opt``, of the parameters of ``built`` at the positions that its own have in ``model``."""
+    """Return an optimizer like ``opt`` for ``built``, with parameters at the same positions as in ``model``."""
     way_out = "; give the class and its settings instead: functools.partial(torch.optim.AdamW, lr=...)"
     if not isinstance(model, nn.Module):
         raise ValueError(f"an optimizer instance needs a model instance, whose parameters it holds{way_out}")
@@ -159,23 +159,23 @@ def rebind(opt: torch.optim.Optimizer, model: Any, built: nn.Module) -> torch.op
 
 
 def optimizer_like(like: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """An optimizer of the same class and settings, of other parameter groups."""
+    """Return an optimizer with the same class and settings for other parameter groups."""
     if isinstance(like, ChainedOptimizer):
         return ChainedOptimizer(optimizer_like(like.inner, groups), like.before, like.after)
     return type(like)(groups, **optimizer_arguments(like))
 
 
 def optimizer_arguments(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The settings of an optimizer that its class takes as arguments."""
+    """Return the settings of an optimizer that its class takes as arguments."""
     accepted = inspect.signature(type(optimizer)).parameters
     return {k: v for k, v in optimizer.defaults.items() if k in accepted}
 
 
 def make_generator(random_state: Any) -> np.random.Generator:
-    """The source of all randomness of a fit; the global generators are neither asked nor changed.
+    """Return the generator for all randomness of a fit; the global generators are neither used nor changed.
 
-    ``random_state`` is an int, a ``numpy.random.Generator`` or ``RandomState`` (from which one number is drawn), or
-    None for a fresh one.
+    ``random_state`` is an int, a ``numpy.random.Generator`` or ``RandomState`` (draws one number from it), or None for
+    fresh entropy.
     """
     if isinstance(random_state, np.random.RandomState):
         return np.random.default_rng(random_state.randint(np.iinfo(np.int32).max))
@@ -190,7 +190,7 @@ def make_generator(random_state: Any) -> np.random.Generator:
 
 
 def _open_arguments(f: Callable[..., Any]) -> set[str]:
-    """Names of the arguments that a class or function still takes; those a partial has set are closed."""
+    """Return the names of the arguments that a class, function or partial still takes."""
     closed = set()
     while isinstance(f, functools.partial):
         closed |= set(f.keywords)

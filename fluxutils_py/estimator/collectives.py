@@ -1,4 +1,4 @@
-"""Work of estimators on several ranks: compare fits and inputs, gather predictions, choose a device."""
+"""Compare fits and inputs between ranks, gather predictions, and choose devices."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.versions import installed_version
 
-CHUNK = 1 << 23  # values that are sent at once
+CHUNK = 1 << 23  # largest number of values in a message
 
 
 def require_same_fit(training: Any) -> None:
-    """Raise on every rank unless all have assembled the same fit; then copy the model of rank 0 to all.
+    """Raise on every rank unless all have the same fit; then copy the model of rank 0 to all ranks.
 
-    Compared are the model, optimizer, spec, versions, and the sizes and a sample of the data.
+    Compares the model, optimizer, spec, versions, and the sizes and a sample of the data.
 
     Raises
     ------
     RankError
-        Names the first difference, with the value of each rank.
+        If they differ; names the first difference, with the value of each rank.
     """
     ranks, data, model = training.loop.ranks, training.data, training.step.model
     if ranks.is_single:
@@ -50,7 +50,7 @@ def require_same_fit(training: Any) -> None:
 
 
 def require_same_inputs(ranks: RankGroup, inputs: Any) -> None:
-    """Raise on every rank unless all ranks were given inputs of the same sizes."""
+    """Raise on every rank unless the inputs of all ranks have equal sizes."""
     ranks.require_equal(
         {f"the shape of {s.name}": (s.F, s.N, s.T) for s in inputs.series}
         | {"the form of x": inputs.form}
@@ -59,9 +59,9 @@ def require_same_inputs(ranks: RankGroup, inputs: Any) -> None:
 
 
 def gather_rows(values: np.ndarray | None, n: int, ranks: RankGroup) -> np.ndarray:
-    """Complete an array of ``n`` rows of which each rank has filled its part, on every rank.
+    """Gather an array of ``n`` rows, of which each rank has filled its part, on every rank.
 
-    A rank without rows may give None; the array is then of the dtype that rank 0 has.
+    A rank without rows may give None; it then takes shape and dtype from rank 0.
     """
     shape, dtype = ranks.allgather(None if values is None else (values.shape, values.dtype))[0]
     values = np.zeros(shape, dtype) if values is None else values
@@ -70,7 +70,7 @@ def gather_rows(values: np.ndarray | None, n: int, ranks: RankGroup) -> np.ndarr
 
 
 def gather_parts(target: Any, axis: int, ranks: RankGroup) -> None:
-    """Complete an array of which each rank has filled its part along ``axis``, not the last one, on every rank."""
+    """Fill the array on every rank from the ranks' parts along ``axis``, which must not be the last axis."""
     for root in range(ranks.size) if not ranks.is_single else ():
         where = [slice(None)] * len(target.shape)
         where[axis] = array_split_slice(target.shape[axis], ranks.size, root)
@@ -88,14 +88,14 @@ def gather_parts(target: Any, axis: int, ranks: RankGroup) -> None:
 
 
 def memmap_location(target: Any) -> tuple[Any, ...] | None:
-    """The file and the place in it that an array maps, for ranks to see that they write to the same; or None."""
+    """Return the file and position that an array maps, to detect ranks that write to the same file; else None."""
     if not isinstance(target, np.memmap) or target.filename is None or target.mode == "c":
         return None
     return os.path.realpath(target.filename), target.offset, target.shape, target.strides
 
 
 def device_of_rank(device: Any, ranks: RankGroup) -> Any:
-    """The device of this rank: with ``device="cuda"``, ranks on one machine take its GPUs in turn."""
+    """Return the device of this rank; ``device="cuda"`` distributes the GPUs of a machine over its ranks."""
     if ranks.is_single or device is None or str(device) != "cuda" or torch.cuda.device_count() < 2:
         return device
     return f"cuda:{local_rank() % torch.cuda.device_count()}"

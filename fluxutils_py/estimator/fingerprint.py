@@ -1,4 +1,4 @@
-"""Describe the settings and the data of a fit as texts, for ranks and checkpoints to compare."""
+"""Describe the settings and data of a fit as texts that ranks and checkpoints compare."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from fluxutils_py.nn import Recur
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.optim import ChainedOptimizer
 
-NOT_COMPARED = ("params", "initial_lr", "fused", "foreach", "capturable")  # in a group: as device and schedule have it
+NOT_COMPARED = ("params", "initial_lr", "fused", "foreach", "capturable")  # depend on device or schedule
 DETAILS = ("loss.", "model", "the code of")
-LISTED = 5  # differences that a message lists
+LISTED = 5  # number of differences in a message
 
 
 def shared_identity(training: Any) -> dict[str, str]:
-    """What ranks that fit together must have in common, as texts by name: all but the details of :func:`identity`.
+    """Return the part of :func:`identity`, texts by name, that must agree on all ranks of a fit.
 
-    What is within a loss or a module may be a rank's own, such as its device or its log.
+    Attributes of a loss or a module may differ between ranks, such as a device or a log.
     """
     return {name: texts for name, texts in identity(training).items() if not name.startswith(DETAILS)}
 
 
 def identity(training: Any) -> dict[str, str]:
-    """The settings of a fit and the sizes of its data, as texts by name; see :func:`describe`.
+    """Return the settings of a fit and the sizes of its data as texts by name; see :func:`describe`.
 
-    Not of its own: epochs, device, threads, callbacks, verbosity, the weights that the model starts from.
+    Leaves out epochs, device, threads, callbacks, verbosity, and the initial weights of the model.
     """
     data, model = training.data, training.step.model
     classes, scale = data.codec.classes, data.codec.scale
@@ -55,13 +55,13 @@ def identity(training: Any) -> dict[str, str]:
 
 
 def requested_identity(training: Any) -> dict[str, str]:
-    """As :func:`identity`, with the optimizer as the estimator's arguments say; schedules and hooks change it later."""
+    """Return :func:`identity` with the optimizer as in the arguments, before schedules and hooks change it."""
     settings, model = training.data.settings, training.step.model
     texts = {**identity(training), "random_state": _describe_seed(settings.random_state)}
     if training.resume:
         try:
             requested = build_optimizer(settings.opt, settings.model, model)
-        except (TypeError, ValueError):  # it was loaded from a file that does not hold what makes it
+        except (TypeError, ValueError):  # loaded from a file without the user code of opt or model
             return texts
         for name in _describe_optimizer(training.optimizer, training.groups, model):
             del texts[name]
@@ -70,14 +70,14 @@ def requested_identity(training: Any) -> dict[str, str]:
 
 
 def sample_digests(data: FitData) -> dict[str, str]:
-    """Digests of the corners of the data: enough to see that ranks were each given data of their own."""
+    """Return digests of the corners of the data, enough to detect that ranks were given different data."""
     return {
         f"the values of {name} (digest of some)": digest_sample(s, w.segments, places=2) for name, s, w in _arrays(data)
     }
 
 
 def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
-    """Digests of the data of a fit: of all values, if they are in memory or in a small file, and of some."""
+    """Return two digests per array: of all values, None if they lie in a large file, and of a sample."""
     texts: dict[str, tuple[str | None, str]] = {
         f"the values of {name}": (digest_series(s, w.segments), digest_sample(s, w.segments))
         for name, s, w in _arrays(data)
@@ -91,13 +91,13 @@ def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
 
 
 def changed_settings(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What differs between two identities, each as ``name: before -> now``."""
+    """List the differences between two identities as ``name: before -> now``."""
     pairs = {name: (before.get(name, "none"), now.get(name, "none")) for name in {**now, **before}}
     return [f"{name}: {there} -> {here}" for name, (there, here) in pairs.items() if there != here]
 
 
 def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What differs between two digests of data; of data that one did not read whole, in the sample that both took."""
+    """List the differences between digests of data; compare samples where one side did not read all values."""
     changed = []
     for name in {**now, **before}:
         (whole, there), (other, here) = before.get(name, (None, "none")), now.get(name, (None, "none"))
@@ -109,7 +109,7 @@ def changed_data(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def join_differences(changed: list[str]) -> str:
-    """Differences as a list in a sentence, the first few."""
+    """Join the first few differences for a message."""
     rest = len(changed) - LISTED
     return ", ".join(changed[:LISTED]) + (f", and {rest} more" if rest > 0 else "")
 
@@ -133,7 +133,7 @@ def _describe_optimizer(optimizer: Any, groups: list[dict[str, Any]], model: Any
 
 
 def _describe_seed(random_state: Any) -> str:
-    """A generator has moved on when a fit is tried again: of these, the kind only."""
+    """Describe a seed; for a generator, which a retried fit finds in another state, only the type."""
     plain = random_state is None or isinstance(random_state, numbers.Number)
     return text(random_state) if plain else type(random_state).__name__
 
@@ -171,20 +171,20 @@ def _sizes(data: FitData) -> dict[str, str]:
     return texts
 
 
-LIBRARIES = ("torch", "numpy", "fluxutils_py")  # their functions and modules are told apart by their names
+LIBRARIES = ("torch", "numpy", "fluxutils_py")  # their functions and modules are described by name
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.Size)
 OF_MODULES = frozenset(vars(nn.Module()))
-OF_RECUR = frozenset(("state", "form", "_mark", "_marked"))  # what it remembers
+OF_RECUR = frozenset(("state", "form", "_mark", "_marked"))  # attributes that hold its state
 
 
 def describe(name: str, value: Any) -> dict[str, str]:
-    """Texts that say what a setting is: one for itself, and one for each setting in it, by name.
+    """Describe a setting and the settings nested in it as texts by name.
 
-    Numbers and strings, and containers of them, count by value; tensors and arrays by a digest; functions of the
-    user's own by a digest of their compiled code, and by their defaults and closures; modules by their class, the code
-    of their ``forward``, and the attributes that are settings; other objects by their class and plain attributes.
+    Numbers, strings and containers of them are described by value; tensors and arrays by a digest; user functions by a
+    digest of their compiled code, and by their defaults and closures; modules by their class, the code of their
+    ``forward``, and the attributes that are settings; other objects by their class and plain attributes.
 
-    Not seen are global variables that a function reads, and what may be working memory: lists, mappings and objects in
+    Leaves out global variables that a function reads, and possible working memory: lists, mappings and objects in
     closures and in attributes of objects, and tensors in attributes of modules.
     """
     description = _Description()
@@ -193,18 +193,18 @@ def describe(name: str, value: Any) -> dict[str, str]:
 
 
 def describe_modules(name: str, module: nn.Module) -> dict[str, str]:
-    """As :func:`describe`, without the values of parameters and buffers."""
+    """Describe a module like :func:`describe`, without the values of parameters and buffers."""
     description = _Description()
     description.add_modules(name, module)
     return description.texts
 
 
 class _Description:
-    """Texts by name, as they are found; ``memory`` says that a container or an object may be working memory."""
+    """Collects texts by name; ``memory`` says that a container or an object may be working memory."""
 
     def __init__(self) -> None:
         self.texts: dict[str, str] = {}
-        self._within: list[int] = []  # functions that refer to each other
+        self._within: list[int] = []  # functions in progress, which may refer to each other
 
     def add(self, name: str, value: Any, memory: bool = False) -> None:
         if id(value) in self._within:
@@ -286,12 +286,12 @@ class _Description:
         for variable, cell in zip(code.co_freevars, f.__closure__ or (), strict=True):
             try:
                 self.add(f"{name}.{variable}", cell.cell_contents, True)
-            except ValueError:  # nothing was assigned to it yet
+            except ValueError:  # an empty closure cell
                 continue
 
 
 def text(value: Any) -> str:
-    """A number or string as text, the same for equal ones of whatever type."""
+    """Return a number or string as text, the same for equal values of different types."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
@@ -300,7 +300,7 @@ def text(value: Any) -> str:
 
 
 def _does(code: types.CodeType) -> tuple[Any, ...]:
-    """What a function does: not where it stands, nor what it calls its variables."""
+    """Return what a function does, without its location or the names of its variables."""
     constants = [_does(c) if isinstance(c, types.CodeType) else _ordered(c) for c in code.co_consts]
     return code.co_code, code.co_names, constants, code.co_argcount, code.co_kwonlyargcount
 

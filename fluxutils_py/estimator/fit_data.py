@@ -1,4 +1,4 @@
-"""Prepare a fit: read and check its arguments, and cut the data into windows. Nothing is trained or changed here."""
+"""Check the arguments of a fit and cut the data into windows, without training or changing anything."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from fluxutils_py.estimator.targets import MISSING_LABEL, Targets, TargetSchema,
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
 from fluxutils_py.validation import check_integer
 
-MIN_WINDOWS_PER_FOLD = 8  # fewer windows in a piece of a series, and its state would mean nothing
+MIN_WINDOWS_PER_FOLD = 8  # with fewer windows in a fold, its state would be useless
 
 
 @dataclass(frozen=True)
 class FitData:
-    """The checked arguments of a fit, as plain data.
+    """Checked arguments of a fit.
 
     Attributes
     ----------
@@ -39,9 +39,9 @@ class FitData:
     inputs : Inputs
     targets : Targets
     codec : TargetCodec
-        Encodes targets; with the classes and scale of the first fit, if this one continues it.
+        Encodes targets; has the classes and scale of the first fit, if this fit continues it.
     windows : SequenceWindows
-        The minibatches of an epoch, of all ranks.
+        The minibatches of an epoch, for all ranks together.
     validation : SequenceWindows or None
     """
 
@@ -56,7 +56,7 @@ class FitData:
 
     @property
     def n_outputs(self) -> Any:
-        """How many outputs the model needs: an int, or a tuple of them for several arrays of targets."""
+        """Number of outputs that the model needs: an int, or a tuple of int for several arrays of targets."""
         (y, *others) = self.targets.series
         if self.codec.classes is not None:
             return len(self.codec.classes)
@@ -81,16 +81,16 @@ def prepare(
     split_seed: int | None = None,
     n_ranks: int = 1,
 ) -> FitData:
-    """Check the arguments of ``fit`` and turn them into plain data.
+    """Check the arguments of ``fit``, read the data and cut them into windows.
 
     Parameters
     ----------
     settings, schema
-        Of the estimator.
+        Settings and input schema of the estimator.
     x, y, sample_weight, validation_data, lengths, starts, epochs
-        As in ``Estimator.fit``.
+        See ``Estimator.fit``.
     classes : array-like, optional
-        All labels, where ``y`` may lack some; as in ``EstimatorClassifier.partial_fit``.
+        All labels, where ``y`` may lack some; see ``EstimatorClassifier.partial_fit``.
     codec : TargetCodec, optional
         The codec of the fit that this one continues.
     split_seed : int, optional
@@ -111,7 +111,7 @@ def prepare(
     labels = None
     if settings.is_classifier and y is not None:
         labels = _find_labels(y, inputs, weight, classes, codec)
-    # labels that are not among those found have no weight
+    # labels outside the classes occur only at steps without weight
     unknown = MISSING_LABEL if labels is not None and codec is None and classes is None else None
     per_series = None if codec is None else codec.per_series
     how = target_schema(settings, schema.estimator, labels, per_series=per_series, unknown=unknown)
@@ -130,7 +130,7 @@ def prepare(
     windows = maker.windows(inputs, targets, weight, training)
     validation = None
     if held_out is not None:
-        weight = read_weight(sample_weight, inputs)  # to be normalized for itself
+        weight = read_weight(sample_weight, inputs)  # normalized separately
         validation = maker.windows(inputs, targets, weight, held_out, training=False)
     elif validation_data is not None:
         validation = maker.validation_windows(validation_data, inputs, targets, schema)
@@ -138,7 +138,7 @@ def prepare(
 
 
 def target_schema(settings: Settings, estimator: str, classes: np.ndarray | None, **details: Any) -> TargetSchema:
-    """What targets must look like; ``details``: ``per_series``, ``name``, and ``unknown`` of :class:`LabelEncoder`."""
+    """Return requirements on targets; ``details``: ``per_series``, ``name``, ``unknown`` (:class:`LabelEncoder`)."""
     loss, unknown = as_loss(settings.loss), details.pop("unknown", None)
     kind = "integers" if isinstance(loss, SeqLoss) and loss.classes else "numbers"
     encode = None if classes is None else LabelEncoder(classes, unknown, details.get("name", "y"))
@@ -149,7 +149,7 @@ def target_schema(settings: Settings, estimator: str, classes: np.ndarray | None
 def _find_labels(
     y: Any, inputs: Inputs, weight: SampleWeight | None, declared: Any, codec: TargetCodec | None
 ) -> np.ndarray:
-    """Return the classes: those of the first fit, those declared, or those that occur."""
+    """Return the classes of the first fit, else the declared ones, else the labels that occur."""
     if codec is not None and codec.classes is not None:
         if declared is not None and not np.array_equal(np.unique(declared), codec.classes):
             raise ValueError(
@@ -171,7 +171,7 @@ class WindowMaker:
     spec: Spec
     loss: Loss
     codec: TargetCodec
-    batchsize: int  # of all ranks
+    batchsize: int  # over all ranks
 
     def windows(
         self,
@@ -182,7 +182,7 @@ class WindowMaker:
         *,
         training: bool = True,
     ) -> SequenceWindows:
-        """Cut the data, or the part of it within the bounds of each series, into windows."""
+        """Cut the data into windows, or only their part within the bounds of each series."""
         segments = inputs.segments()
         can_weigh = takes_weights(self.loss)
         if not can_weigh:
@@ -195,7 +195,7 @@ class WindowMaker:
         if bounds is not None:
             segments = intersect(segments, bounds)
             segments = segments[segments.length > 0]
-        if weight is not None and inputs.form == "rows":  # as if rows of weight 0 were not there: minibatches too
+        if weight is not None and inputs.form == "rows":  # rows of weight 0 do not count in minibatches either
             segments = weight.drop_zero_weight(segments) or segments
         if training and self.spec.rebatch and not targets.per_series:
             segments = self._fold(segments)
@@ -254,14 +254,14 @@ class WindowMaker:
         return segments.fold(self.batchsize, least)
 
     def _masks_outputs(self, targets: Targets) -> bool:
-        """Whether the loss can leave out single outputs of a step; a loss of class probabilities needs all."""
+        """Whether the loss can ignore single outputs of a step; a loss of class probabilities needs all."""
         if not isinstance(self.loss, SeqLoss):
             return takes_weights(self.loss)
         return all(s.F == 1 for s in targets.series) if self.loss.classes else self.loss.elementwise
 
     def _mark_missing_labels(self, targets: Targets) -> None:
-        """Say which label stands for none, where targets are labels."""
-        marked = self.codec.classes is not None or targets.per_series  # where there is none, we put MISSING_LABEL
+        """Set the integer that marks missing labels, where targets are labels."""
+        marked = self.codec.classes is not None or targets.per_series  # missing labels are MISSING_LABEL
         ignored = self.loss.ignore_index if isinstance(self.loss, SeqLoss) and self.loss.classes else None
         if marked and ignored not in (None, MISSING_LABEL):
             raise ValueError(
@@ -273,7 +273,7 @@ class WindowMaker:
                 s.missing_label = MISSING_LABEL if marked else ignored
 
     def _require_no_weights(self, inputs: Inputs, targets: Targets, weight: SampleWeight | None) -> None:
-        """Raise if anything needs weights, for a loss that takes none."""
+        """Raise ValueError if the data need weights, for a loss without them."""
         for needs, what in (
             (weight is not None, "sample_weight is given"),
             (inputs.lengths is not None and len(set(inputs.lengths)) > 1, "the series differ in length"),
@@ -298,7 +298,7 @@ def intersect(segments: Segments, bounds: Segments) -> Segments:
 
 
 def hold_out(inputs: Inputs, targets: Targets, fraction: Any, seed: int, stratify: bool) -> tuple[Segments, Segments]:
-    """Hold out validation data: random series, or the last steps of one series and of ``timesteps``.
+    """Hold out random series for validation, or the last steps of a single series and of ``timesteps``.
 
     Parameters
     ----------
@@ -308,12 +308,12 @@ def hold_out(inputs: Inputs, targets: Targets, fraction: Any, seed: int, stratif
         Fraction of the series, or of the steps, to hold out; the number is rounded up.
     seed : int
     stratify : bool
-        Whether targets are labels; labels of whole series are then divided in proportion, if possible.
+        Whether targets are labels. Labels of whole series are then split in proportion, if possible.
 
     Returns
     -------
     training, validation : Segments
-        One segment per series, of length 0 if the series has no steps in it.
+        One segment per series, of length 0 if the series has no steps in that part.
 
     Raises
     ------
@@ -334,7 +334,7 @@ def hold_out(inputs: Inputs, targets: Targets, fraction: Any, seed: int, stratif
     if not in_time:
         labels = _labels(inputs, targets) if stratify else None
         strata = labels if labels is not None and _enough(labels, n_held) else None
-        from sklearn.model_selection import train_test_split  # 40 ms that importing the package does without
+        from sklearn.model_selection import train_test_split  # deferred: importing it takes 40 ms
 
         _, out = train_test_split(np.arange(n), test_size=n_held, random_state=seed, stratify=strata)
         is_out = np.isin(whole.series, out)
@@ -345,7 +345,7 @@ def hold_out(inputs: Inputs, targets: Targets, fraction: Any, seed: int, stratif
             "early_stopping of one series holds out its last steps, but y has one target, at the last step; "
             "give more series, or early_stopping=False"
         )
-    # the step of the cut counts from each series' own start
+    # the cut counts from the start of each series
     n_before = np.minimum(n - n_held, whole.length)
     return (
         Segments(whole.series, whole.start, n_before),
@@ -354,7 +354,7 @@ def hold_out(inputs: Inputs, targets: Targets, fraction: Any, seed: int, stratif
 
 
 def _labels(inputs: Inputs, targets: Targets) -> np.ndarray | None:
-    """Of each series, if it has one."""
+    """Return the label of each series; None if labels belong to steps."""
     array = targets.series[0].array
     if targets.per_series:
         return array.values[:, 0]
@@ -362,6 +362,6 @@ def _labels(inputs: Inputs, targets: Targets) -> np.ndarray | None:
 
 
 def _enough(labels: np.ndarray, n_held: int) -> bool:
-    """Whether each label can be in both parts."""
+    """Whether both parts can contain each label."""
     counts = np.unique(labels, return_counts=True)[1]
     return bool(counts.min() > 1) and len(counts) <= min(n_held, len(labels) - n_held)

@@ -1,4 +1,4 @@
-"""One fit: prepare the data, assemble model, optimizer and loop, then run."""
+"""Fit an estimator: prepare the data, assemble model, optimizer and loop, then train."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ from fluxutils_py.training.tensors import to_tensor
 from fluxutils_py.training.window_step import WindowStep, evaluate_windows
 
 FLOATS = {"float16": torch.float32, "float32": torch.float32, "bool": torch.float32, "float64": torch.float64}
-VALIDATION_STEPS = 1 << 14  # series times steps that are validated together
+VALIDATION_STEPS = 1 << 14  # series times steps of a validation window
 
 
 def run_fit(est: Any, *data: Any, resume: bool = False, can_hold_out: bool = False, **arguments: Any) -> None:
-    """Fit an estimator, alone or with the ranks that its ``comm`` means.
+    """Fit an estimator, alone or together with the ranks of its ``comm``.
 
     Parameters
     ----------
     est : Estimator
-        It does not change before training begins. A later error restores it, if nothing has been learnt or if this fit
-        would have replaced an earlier one.
+        Does not change before training begins. A later error restores it if no update was made, or, unless it is an
+        interrupt, if this fit replaces an earlier one.
     *data, **arguments
         ``x, y, sample_weight, validation_data`` and ``lengths, starts, epochs, classes``; see :func:`prepare`.
     resume : bool
         Continue with the estimator's model and optimizer, if it has any.
     can_hold_out : bool
-        Whether to hold out validation data, if the settings ask for it and none are given.
+        Whether to hold out validation data, if the settings request it and none are given.
     """
     settings, resume = est._resolved_params(), resume and hasattr(est, "model_")
     with RankGroup.from_comm(settings.comm, "fit") as ranks:
-        # generators of the user's are copied: they move on only when something has been learnt
+        # copy the user's generators, so that they advance only once training has begun
         rng = copy.deepcopy(est._rng) if resume else make_generator(copy.deepcopy(settings.random_state))
         seed = int(make_generator(copy.deepcopy(settings.random_state)).integers(2**31))
         rng, seed = ranks.allgather((rng, seed))[0]
@@ -74,7 +74,7 @@ def run_fit(est: Any, *data: Any, resume: bool = False, can_hold_out: bool = Fal
 
 
 def run_evaluate(est: Any, *data: Any, gradient: bool, **arguments: Any) -> float | tuple[float, Tensor]:
-    """Run a fit without updates; the arguments are those of :func:`run_fit`."""
+    """Run an epoch without updates; for the arguments see :func:`run_fit`."""
     settings = est._resolved_params()
     with RankGroup.from_comm(settings.comm, "evaluate") as ranks:
         check_is_fitted(est, "model_")
@@ -82,7 +82,7 @@ def run_evaluate(est: Any, *data: Any, gradient: bool, **arguments: Any) -> floa
         prepared = prepare(settings, schema, *data, codec=est._codec, n_ranks=ranks.size, **arguments)
         require_same_inputs(ranks, prepared.inputs)
         batches = tensor_batches(prepared, model, ranks)
-        with torch.backends.cudnn.flags(enabled=not gradient):  # whose layers have no gradient in evaluation mode
+        with torch.backends.cudnn.flags(enabled=not gradient):  # cuDNN has no gradients in evaluation mode
             loss, mean_gradient = evaluate_windows(model, prepared.loss, batches, ranks, gradient=gradient)
         return loss if mean_gradient is None else (loss, mean_gradient)
 
@@ -92,26 +92,26 @@ def run_evaluate(est: Any, *data: Any, gradient: bool, **arguments: Any) -> floa
 
 @dataclass(frozen=True)
 class Training:
-    """Everything that a fit works with, built but not run.
+    """Components of a fit that is ready to run.
 
     Attributes
     ----------
     data : FitData
     rng : numpy.random.Generator
-        Source of all randomness: the same on all ranks.
+        Source of all randomness, equal on all ranks.
     resume : bool
-        Whether model and optimizer are those of an earlier fit.
+        Whether model and optimizer come from an earlier fit.
     optimizer : torch.optim.Optimizer
     groups : list of dict
-        The optimizer's parameter groups as they are before a new scheduler changes them.
+        Parameter groups of the optimizer before a new scheduler changes them.
     scheduler : learning-rate scheduler of torch, or None
     batches : TensorBatches
         This rank's part of the windows.
     threads : Threads
     step : WindowStep
-        Has the ``model``.
+        Holds the ``model``.
     loop : Loop
-        Has ``ranks``, and all hooks but the callbacks.
+        Holds ``ranks`` and all hooks except the callbacks.
     callbacks : list
     """
 
@@ -131,7 +131,7 @@ class Training:
 def assemble(data: FitData, ranks: RankGroup, rng: np.random.Generator, earlier: Any = None) -> Training:
     """Build model, optimizer, step and loop.
 
-    ``earlier`` is the fitted estimator that this fit continues; it does not change.
+    ``earlier`` is the fitted estimator that this fit continues; its attributes are only read.
     """
     settings, spec = data.settings, data.spec
     threads = Threads(n_threads(settings.n_jobs))
@@ -181,7 +181,7 @@ def _model_of(est: Any, settings: Settings) -> tuple[nn.Module, torch.optim.Opti
 
 
 def float_dtype(arrays: tuple[SeriesArray, ...]) -> torch.dtype | None:
-    """Return the floating type of a model for these data; None (its own) if all are integers."""
+    """Return the floating type of a model for these data; None (leave it unchanged) if all are integers."""
     dtypes = [FLOATS.get(a.dtype.newbyteorder("=").name, torch.float64) for a in arrays if a.kind == "float"]
     return None if not dtypes else torch.float64 if torch.float64 in dtypes else torch.float32
 
@@ -202,13 +202,13 @@ def tensor_batches(
 ) -> TensorBatches:
     """Return this rank's part of the windows as tensors, cut for the model.
 
-    The model first runs on a few steps, to find out whether it takes whole windows, and whether it runs at all. A
-    user's own loss may call it in another way: then only ``predict`` needs to know.
+    First runs the model on a few steps, to find out whether it takes whole windows, and whether it runs at all. A
+    custom loss may call the model differently; then a failure is only a warning that ``predict`` will fail.
     """
     windows, first = data.windows, next(model.parameters())
     values = windows.cut(windows.segments[:4], 0, min(3, windows.segments.max_length))[0]
     try:
-        with seeded(0):  # trying it out puts the generators back: not while another fit draws from them
+        with seeded(0):  # restores the generators; the lock keeps other fits out
             takes_windows(model, [to_tensor(v, first.dtype, first.device) for v in values])
     except ShapeError as error:
         if isinstance(data.loss, SeqLoss):
@@ -219,10 +219,10 @@ def tensor_batches(
 
 
 def _adapt_windows(data: FitData, model: nn.Module) -> None:
-    """Cut windows for the model.
+    """Adapt overlap and length of the windows to the model.
 
-    A model without state sees earlier steps at the start of each window. Validation with a mean over steps may take
-    longer windows than training, since it keeps nothing for gradients.
+    A model without state sees earlier steps at the start of each window. Validation with a mean over steps takes longer
+    windows than training where it can, since it stores nothing for gradients.
     """
     validation = data.validation
     if cached_window_mode(model) == "windows" and not recurrent_layers(model):
@@ -239,9 +239,10 @@ def _adapt_windows(data: FitData, model: nn.Module) -> None:
 
 
 def run(est: Any, training: Training) -> None:
-    """Train, and keep the estimator's attributes up to date.
+    """Train, and keep the attributes of the estimator up to date.
 
-    After an error, the estimator is as before if nothing was learnt, or if this fit would have replaced an earlier one.
+    An error restores the estimator if no update was made, or, unless it is an interrupt, if this fit replaces an
+    earlier one.
     """
     step, loop, data = training.step, training.loop, training.data
     model, ranks = step.model, loop.ranks
@@ -263,7 +264,7 @@ def run(est: Any, training: Training) -> None:
         step.discard()
         step.n_updates = ranks.resynchronize(model, training.optimizer, step.n_updates)
         replaces = not training.resume and "model_" in before
-        if step.n_updates == 0 or (replaces and not ranks.is_interrupt(error)):  # as if it had not been tried
+        if step.n_updates == 0 or (replaces and not ranks.is_interrupt(error)):  # undo the fit
             vars(est).clear()
             vars(est).update(before)
             for buffer, value in zip(model.buffers(), buffers, strict=True):
@@ -276,11 +277,11 @@ def run(est: Any, training: Training) -> None:
         reset(model)
         model.eval()
         if vars(est).get("_rng") is training.rng and not training.resume:
-            make_generator(data.settings.random_state)  # a generator of the user's moves on, as its copy did
+            make_generator(data.settings.random_state)  # advance the user's generator like its copy
 
 
 class FittedAttributes:
-    """Sets the attributes of an estimator when training begins and after each epoch."""
+    """Sets the fitted attributes of an estimator when training begins and after each epoch."""
 
     def __init__(self, est: Any, training: Training) -> None:
         self.est, self.training = est, training
@@ -290,7 +291,7 @@ class FittedAttributes:
         hooks.add("epoch", self._publish, name="fitted attributes", priority=-5)
 
     def begin(self) -> None:
-        """Set the model and the attributes of the data."""
+        """Set the model, and the attributes that depend on the data."""
         est, training, data = self.est, self.training, self.training.data
         est.model_, est.optimizer_ = training.step.model, training.optimizer
         est._rng, est._scheduler, est._codec = training.rng, training.scheduler, data.codec
@@ -306,7 +307,7 @@ class FittedAttributes:
         self.publish([], 0)
 
     def publish(self, history: list[dict[str, Any]], n_steps: int) -> None:
-        """Set the attributes for these epochs."""
+        """Set the losses, history and counts after these epochs."""
         est, last = self.est, history[-1] if history else {"mean_batch_loss": None}
         est.loss_ = math.nan if last["mean_batch_loss"] is None else last["mean_batch_loss"]
         est.loss_curve_ = [record["loss"] for record in history]

@@ -1,4 +1,4 @@
-"""Fill in missing values of sequences, lazily."""
+"""Impute missing values of sequences lazily."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fluxutils_py.estimator.inputs import Inputs
 from fluxutils_py.estimator.moments import empty_result, moments
 from fluxutils_py.estimator.transformer_base import SequenceTransformer, read_numbers
 
-SERIES = 1024  # filled in together: what is needed beside the result stays small
+SERIES = 1024  # filled in at a time, to keep temporary arrays small
 
 
 class SequenceImputer(SequenceTransformer):
     """Fill in missing values (NaN) with each feature's mean, a constant, or the last value before them.
 
-    It does for the features of sequences what :class:`sklearn.impute.SimpleImputer` does for the columns of a matrix,
-    and knows that sequences run in time. Neither ``fit`` nor ``transform`` reads a file as a whole.
+    Treats the features of sequences as :class:`sklearn.impute.SimpleImputer` treats the columns of a matrix, and can
+    also fill along time. Neither ``fit`` nor ``transform`` reads a whole file at once.
 
     Parameters
     ----------
@@ -31,27 +31,27 @@ class SequenceImputer(SequenceTransformer):
         "mean": the mean of the feature over all series and steps of ``fit``. "constant": ``fill_value``. "ffill": the
         last value of the feature before the gap, in the same series; later steps are never used.
     fill_value : float, array of shape (F,), or None
-        The value for "constant", and for missing values at the start of a series with "ffill". None: 0 for "constant",
-        the feature's mean for "ffill".
+        Value for "constant", and for missing values at the start of a series with "ffill". None: 0 for "constant", the
+        feature's mean for "ffill".
 
     Attributes
     ----------
     statistics_ : ndarray of shape (F,), float64
-        The value for missing ones; with "ffill", that at the start of a series. The mean of a feature without values is
-        0.
+        Value that replaces missing ones; with "ffill", only at the start of a series. The mean of a feature without
+        values is 0.
     n_features_in_ : int
-        F; for a matrix or a view, its columns.
+        F; for a matrix or a view, its number of columns.
     feature_names_in_ : ndarray of str
         Names of features, for inputs that have them; see :func:`fluxutils_py.samples`.
 
     Notes
     -----
-    A step whose features are all missing is filled in too; without an imputer, an estimator predicts NaN for it.
+    Steps with all features missing are filled in too; without an imputer, an estimator predicts NaN for them.
 
-    With "ffill", rows of ``timesteps(x)`` that a split has taken are filled in from the steps before them in ``x``, as
-    if ``x`` had been transformed first, so results do not depend on the split. Rows of a plain matrix are series of one
-    step with nothing before them: that is an error. A stream continues from its last step, but arrays given in chunks
-    of time are filled in as series that begin there.
+    With "ffill", a subset of the rows of ``timesteps(x)`` is filled in from earlier steps of ``x``, as if ``x`` had
+    been transformed first, so results do not depend on the split. A plain matrix raises an error, since its rows are
+    series of one step. A stream continues from its last step, but arrays given in chunks of time are filled in as
+    separate series.
 
     Examples
     --------
@@ -109,7 +109,7 @@ class FillBlock:
 
 
 class ForwardFillBlock:
-    """Fill in whole series from the steps before; the state is the last value of each feature of each series."""
+    """Fill in series from earlier steps; the state is the last value of each feature of each series."""
 
     def __init__(self, start: np.ndarray) -> None:
         self.start = start

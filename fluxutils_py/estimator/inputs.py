@@ -1,9 +1,9 @@
-"""Read the four forms of input, and turn them into series.
+"""Read the four forms of input and convert them to series.
 
 =============  =======================================  ==========================================
 form           rows are                                 targets, predictions
 =============  =======================================  ==========================================
-``native``     an (F, N, T) array, or a tuple of such   (G, N, T); or (N,), (N, G): one per series
+``native``     an (F, N, T) array, or a tuple of them   (G, N, T); or (N,), (N, G): one per series
 ``rows``       samples of one step: (n, F)              (n,) or (n, G)
 ``samples``    series: ``samples(x)``                   ``samples(y)``; or (N,), (N, G)
 ``timesteps``  steps: ``timesteps(x)``                  ``timesteps(y)``; or (T,), (T, G * N)
@@ -36,19 +36,19 @@ FLOATS = [np.float64, np.float32]
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs of any form, as series.
+    """Inputs as series.
 
     Attributes
     ----------
     series : tuple of SeriesArray
-        (F, N, T), or several inputs.
+        One array (F, N, T) per input.
     form : "native", "rows", "samples" or "timesteps"
     columns : int, or tuple of int for several inputs
-        scikit-learn's number of features.
+        Number of features as scikit-learn counts them.
     names : ndarray of str, optional
         Names of the columns of a data frame, or of the features of a view or an array.
     starts, lengths : ndarray of int, shape (N,), optional
-        The first step and the length of each series; None: all series have all steps.
+        First step and length of each series; None: all series have all steps.
     """
 
     series: tuple[SeriesArray, ...]
@@ -74,12 +74,12 @@ class Inputs:
 
     @property
     def layout(self) -> InputLayout:
-        """The layout that later inputs must have."""
+        """Layout that later inputs must have."""
         kinds = tuple(s.kind for s in self.series)
         return InputLayout(self.form, feature_counts(self.series), self.columns, kinds, self.names)
 
     def segments(self) -> Segments:
-        """The segments that start from the zero state in training: series, or runs between gaps in time."""
+        """Return the segments that training starts from the zero state: series, or runs between gaps in time."""
         if not isinstance(self._view, TimestepsView):
             return self.whole()
         runs = self.contiguous_runs()
@@ -88,11 +88,11 @@ class Inputs:
         return Segments(np.repeat(n, len(runs)), np.tile(starts, self.N), np.tile(stops - starts, self.N))
 
     def whole(self) -> Segments:
-        """The whole series, with any gaps."""
+        """Return the whole series as segments, including any gaps."""
         return Segments.from_lengths(self.N, self.T, self.lengths, self.starts)
 
     def contiguous_runs(self) -> list[slice]:
-        """Return slices of steps that follow each other in time; between them the state is forgotten."""
+        """Return slices of consecutive steps; the state is reset between them."""
         return [slice(0, self.T)] if self._view is None else self._view.contiguous_runs()
 
     def with_context(self, run: slice) -> tuple[tuple[Any, ...], int]:
@@ -103,7 +103,7 @@ class Inputs:
         return (array,), n_context
 
     def to_rows(self, array: np.ndarray) -> np.ndarray:
-        """Turn a (G, N, T) array into rows like those of the inputs; native inputs and rows stay as they are."""
+        """Convert a (G, N, T) array to rows in the form of the inputs; return it unchanged for native inputs."""
         if self.form == "native" or array.ndim < 3:
             return array
         return (TimestepsView if self.form == "timesteps" else SamplesView).to_rows(array)
@@ -114,15 +114,15 @@ class Inputs:
 
 @dataclass(frozen=True)
 class InputLayout:
-    """The layout of the inputs that an estimator was fitted on.
+    """Layout of the inputs that an estimator was fitted on.
 
     Attributes
     ----------
     form : "native", "rows", "samples" or "timesteps"
     features : int, or tuple of int for several inputs
-        Features per step.
+        Number of features per step.
     columns : int, or tuple of int for several inputs
-        scikit-learn's number of features.
+        Number of features as scikit-learn counts them.
     kinds : tuple of "float" or "int"
         One for each input.
     names : ndarray of str, optional
@@ -138,18 +138,18 @@ class InputLayout:
 
 @dataclass(frozen=True)
 class InputSchema:
-    """The requirements of :func:`read_inputs`.
+    """Requirements that :func:`read_inputs` checks.
 
     Attributes
     ----------
     estimator : str
-        The name of the estimator's class, for messages.
+        Name of the estimator's class, for messages.
     n_timesteps : int, optional
-        Steps in each row of a matrix.
+        Number of steps in each row of a matrix.
     allow_nan : bool
-        Whether a matrix may hold NaN.
+        Whether a matrix may contain NaN.
     fitted : InputLayout, optional
-        The layout that the inputs must have; None before the first fit.
+        Layout that the inputs must have; None before the first fit.
     """
 
     estimator: str
@@ -159,12 +159,12 @@ class InputSchema:
 
 
 def read_inputs(x: Any, schema: InputSchema, *, name: str = "x", starts: Any = None, lengths: Any = None) -> Inputs:
-    """Read inputs in any form and check them, after a fit also for its features.
+    """Read inputs in any form and check them, after a fit also for equal features.
 
     Raises
     ------
     ValueError, TypeError
-        Those of scikit-learn for matrices; ShapeError and DataError for sequences.
+        From scikit-learn for matrices; ShapeError and DataError for sequences.
     """
     require_array(x, name, "(F, N, T), samples(x) or timesteps(x) of one, or a matrix with one row per sample")
     if isinstance(x, SequenceView):
@@ -198,7 +198,7 @@ def _as_names(names: tuple[str, ...] | None) -> np.ndarray | None:
 
 
 def require_array(value: Any, name: str, forms: str) -> None:
-    """Raise an error for values that are clearly not arrays; scikit-learn and NumPy check the rest."""
+    """Raise DataError for values that are clearly not arrays; scikit-learn and NumPy check the rest."""
     is_mapping = isinstance(value, Mapping) and not hasattr(value, "shape")  # some sparse matrices are dicts too
     if value is None or is_mapping or isinstance(value, str | bytes | numbers.Number):
         got = type(value).__name__ if isinstance(value, Mapping) else repr(value)
@@ -207,14 +207,14 @@ def require_array(value: Any, name: str, forms: str) -> None:
 
 
 def is_native(x: Any) -> bool:
-    """Whether this is an (F, N, T) array, a list of series, or a tuple of them."""
+    """Whether ``x`` is an (F, N, T) array, a list of series, or a tuple of them."""
     if isinstance(x, tuple):
         return any(n_axes(a) == 3 or is_list_of_series(a) for a in x) or not x
     return n_axes(x) >= 3 or is_list_of_series(x)
 
 
 def _lengths_of_lists(series: tuple[SeriesArray, ...], name: str) -> np.ndarray | None:
-    """Return the lengths of the series, if they are a list of arrays."""
+    """Return the lengths of series in a list of arrays; None for plain arrays."""
     lengths = [s.array.lengths for s in series if isinstance(s.array, RaggedArray)]
     if lengths and len(lengths) < len(series):
         raise ShapeError(f"some of the {len(series)} arrays of {name} are lists of series; give all as lists, or none")
@@ -287,7 +287,7 @@ def _read_flat_view(x: Any, schema: InputSchema, fitted: InputLayout, name: str)
 
 def validate_matrix(x: Any, schema: InputSchema) -> tuple[np.ndarray, np.ndarray | None]:
     """Check a matrix with scikit-learn; return it and the names of its columns."""
-    keeper: Any = type(schema.estimator, (BaseEstimator,), {})()  # validate_data keeps what it finds on an estimator
+    keeper: Any = type(schema.estimator, (BaseEstimator,), {})()  # validate_data stores its results on an estimator
     if schema.fitted is not None:
         keeper.n_features_in_ = schema.fitted.columns
         if schema.fitted.names is not None:
@@ -303,7 +303,7 @@ def restrict_steps(inputs: Inputs, starts: Any, lengths: Any) -> Inputs:
     Raises
     ------
     ShapeError, DataError, ValueError
-        If these are not N integers, or a series would be empty or reach beyond T.
+        If they are not N integers, or a series would be empty or exceed T.
     """
     if starts is None and lengths is None:
         return inputs
@@ -348,7 +348,7 @@ def feature_counts(arrays: tuple[SeriesArray, ...]) -> Any:
 
 
 def read_weight(sample_weight: Any, inputs: Inputs) -> SampleWeight | None:
-    """Read weights of rows or of steps; None stays None."""
+    """Read sample weights of rows or steps; None stays None."""
     if sample_weight is None:
         return None
     w = sample_weight
@@ -377,7 +377,7 @@ def read_weight(sample_weight: Any, inputs: Inputs) -> SampleWeight | None:
 
 
 def _read_weights_of_list(w: list[Any], inputs: Inputs) -> SampleWeight:
-    """Read weights of each step of a list of series, of shape (T_i,) or (1, T_i)."""
+    """Read the weights of all steps of a list of series, each of shape (T_i,) or (1, T_i)."""
     arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in w]
     ragged = RaggedArray([np.asarray(a)[None] if len(a.shape) == 1 else a for a in arrays], "sample_weight")
     assert inputs.lengths is not None

@@ -1,4 +1,4 @@
-"""Parameters inside arguments: ``model__hidden``, ``opt__lr``, ``spec__epochs``."""
+"""Get and set parameters inside arguments: ``model__hidden``, ``opt__lr``, ``spec__epochs``."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ FILLED = {"params", "optimizer", *SIZES}  # arguments of user code that fit fill
 
 
 def parameter_names(cls: type) -> list[str]:
-    """The names of the constructor's arguments, sorted as scikit-learn does."""
+    """Return the names of the constructor's arguments, sorted as in scikit-learn."""
     return sorted(inspect.signature(cls).parameters)
 
 
 class NestedParamsMixin:
-    """Lets an estimator's ``get_params`` and ``set_params`` reach into its arguments; stands before ``BaseEstimator``.
+    """Lets ``get_params`` and ``set_params`` reach into arguments; put it before ``BaseEstimator``.
 
-    ``model__hidden`` is the argument ``hidden`` of the class or function given as ``model``, ``opt__lr`` that of the
-    optimizer, ``spec__epochs`` a field of the spec, whatever its form. An argument is replaced by one that differs in
-    what was set, never changed itself: it may be shared by other estimators.
+    ``model__hidden`` is the argument ``hidden`` of the class or function given as ``model``, ``opt__lr`` an argument of
+    the optimizer, ``spec__epochs`` a field of the spec. Setting a parameter replaces the argument and never changes it
+    in place, because other estimators may share it.
 
     ========================  ====================================  ==============================================
     argument                  its parameters                        becomes
@@ -47,14 +47,13 @@ class NestedParamsMixin:
     estimator                 its parameters                        a clone
     another object            its attributes                        a shallow copy
     model instance            none: it cannot be built again
-    None                      those of what it stands for           a partial, a ``Spec``
+    None                      parameters of the default             a partial, a ``Spec``
     ========================  ====================================  ==============================================
 
-    ``None`` stands for the default network (``model__n_hidden``), for ``AdamW``, and for ``Spec()``, with the defaults
-    of the estimator in question. Optional fields of :class:`fluxutils_py.Spec` may be added to a spec that is a mapping
-    or an object. What is inside parameters in the same ways can be set too, one more ``__`` down:
-    ``spec__scheduler__step_size``. What ``fit`` fills in (``params``, ``n_in``, ``n_out``, ``n_features``,
-    ``n_outputs``) is no parameter.
+    ``None`` stands for the default network (``model__n_hidden``), ``AdamW`` and ``Spec()``, with the defaults of the
+    estimator. Optional fields of :class:`fluxutils_py.Spec` can be added to a spec that is a mapping or an object.
+    Another ``__`` reaches one level deeper: ``spec__scheduler__step_size``. Arguments that ``fit`` fills in
+    (``params``, ``n_in``, ``n_out``, ``n_features``, ``n_outputs``) are not parameters.
 
     Examples
     --------
@@ -69,12 +68,12 @@ class NestedParamsMixin:
 
     @classmethod
     def _nested(cls) -> list[str]:
-        """The arguments that are looked into. A subclass may do without some of them."""
+        """Return the names of the nested arguments, which a subclass may lack."""
         names = parameter_names(cls)
         return [name for name in ("model", "opt", "spec") if name in names]
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """All parameters by name; with ``deep``, also those inside ``model``, ``opt`` and ``spec``."""
+        """Return all parameters by name; with ``deep``, also the ones inside ``model``, ``opt`` and ``spec``."""
         params: dict[str, Any] = super().get_params(deep)  # type: ignore[misc]  # BaseEstimator's
         if deep:
             for argument in self._nested():
@@ -82,14 +81,14 @@ class NestedParamsMixin:
         return params
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters by name, also those inside ``model``, ``opt`` and ``spec``, as in ``spec__epochs``.
+        """Set parameters by name, also inside ``model``, ``opt`` and ``spec``, as in ``spec__epochs``.
 
-        Arguments themselves come first: ``set_params(spec__epochs=3, spec=other)`` takes ``other`` with 3 epochs.
+        Whole arguments are set first: ``set_params(spec__epochs=3, spec=other)`` gives ``other`` with 3 epochs.
 
         Raises
         ------
         SpecError
-            A ``ValueError``: there is no such parameter. Nothing is changed then.
+            A ``ValueError``, if there is no such parameter. Nothing changes then.
         """
         known, seen = list(self.get_params()), self._nested()
         plain: dict[str, Any] = {}
@@ -115,21 +114,21 @@ class NestedParamsMixin:
         return self
 
     def _inside(self, argument: str) -> View:
-        """What can be set in ``model``, ``opt`` or ``spec``; None stands for what fit would take."""
+        """Return the settings of ``model``, ``opt`` or ``spec``; None stands for the default that fit uses."""
         value = getattr(self, argument)
         if value is None:
             value = getattr(self._resolved_params(), argument)  # type: ignore[attr-defined]  # Estimator's
         if argument == "opt":
             if value is None or getattr(value, "func", None) is adamw:
-                # the class itself: its arguments can be listed, and a file can hold it
+                # take the class: its arguments can be listed, and a file can store it
                 value = functools.partial(optim.AdamW, **getattr(value, "keywords", {}))
-            return view(value, n_filled=1)  # its parameters come first, however named
+            return view(value, n_filled=1)  # the first argument is the parameters, under any name
         if argument == "spec":
             return view(Spec() if value is None else value, optional=NAMES)
         return view(default_model if value is None else value)
 
     def _check(self, key: str, params: dict[str, Any], known: list[str]) -> None:
-        """Raise unless scikit-learn can set a parameter."""
+        """Raise unless scikit-learn can set the parameter."""
         argument, inside, _ = key.partition("__")
         names = parameter_names(type(self))
         fault = f"Invalid parameter {key!r} for estimator {type(self).__name__}"
@@ -141,19 +140,19 @@ class NestedParamsMixin:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """What can be set in a value.
+    """Settings of a value.
 
     Parameters
     ----------
     value : object
     values : dict
-        What is set now.
+        Current settings.
     replace : callable
-        Makes the value anew, from a dict of what is to be other.
+        Makes a new value from a dict of changed settings.
     names : iterable of str
-        What may be set.
+        Names that can be set.
     open : bool
-        Whether other names may be set as well, unless they look like one of ``names`` misspelt.
+        Whether other names can be set too, unless they look like a misspelling of one of ``names``.
     """
 
     value: Any
@@ -164,16 +163,16 @@ class View:
 
     @property
     def name(self) -> str:
-        """The value in a word, for messages."""
+        """Short name of the value for messages."""
         core = self.value.func if isinstance(self.value, functools.partial) else self.value
         return str(getattr(core, "__name__", type(core).__name__))
 
 
 def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
-    """What can be set in a value.
+    """Return the settings of a value.
 
-    ``n_filled`` is the number of leading arguments of a function that are not for the user to set, ``optional`` are
-    fields that a mapping or object may have besides those it has.
+    ``n_filled`` is the number of leading arguments of a function that the user cannot set; ``optional`` are fields that
+    can be added to a mapping or object.
     """
     made: Any = None if isinstance(value, type) else value
     if isinstance(value, nn.Module):
@@ -200,12 +199,12 @@ def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
         values = spec_fields(value)
     except SpecError:  # numbers, strings, lists
         values = {}
-    addable = optional if hasattr(value, "__dict__") else ()  # not to slots
+    addable = optional if hasattr(value, "__dict__") else ()  # slots allow no new attributes
     return View(value, values, functools.partial(_replace_in_object, value), {*values, *addable})
 
 
 def _arguments(f: Callable[..., Any], n_filled: int) -> View:
-    """What can be set in a class, function or partial of one: its arguments. Setting them gives a partial."""
+    """Return the arguments of a class, function or partial as settings. Changing them gives a partial."""
     closed = f.keywords if isinstance(f, functools.partial) else {}
     try:
         parameters = list(inspect.signature(f).parameters.values())[n_filled:]
@@ -224,7 +223,7 @@ def _arguments(f: Callable[..., Any], n_filled: int) -> View:
 
 
 def _flat(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Values by their full names, and what is inside those that are made to hold parameters."""
+    """Return values by full name, including the parameters nested inside them."""
     flat = {}
     for name, value in values.items():
         flat[f"{prefix}__{name}"] = value
@@ -235,7 +234,7 @@ def _flat(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _replace(seen: View, changes: dict[str, Any], where: str, known: list[str]) -> Any:
-    """The value anew with changes, whose names may go further down; ``where`` is its own full name."""
+    """Return a new value with the changes, whose names may be nested; ``where`` is the value's full name."""
     new: dict[str, Any] = {}
     deeper: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, value in changes.items():
@@ -272,13 +271,13 @@ def _near(name: str, names: Iterable[str]) -> list[str]:
 
 
 def _guess(name: str, known: list[str]) -> str:
-    """Which known name was meant, by its last part; the first of several."""
+    """Guess the intended name from the last part of the name; the first match wins."""
     full = {k.rpartition("__")[2]: k for k in reversed(known)}
     near = _near(name.rpartition("__")[2], full)
     return f" Did you mean {full[near[0]]!r}?" if near else ""
 
 
-# -- values anew ------------------------------------------------------------------------------------------
+# -- new values -------------------------------------------------------------------------------------------
 
 
 def _replace_in_optimizer(optimizer: optim.Optimizer, new: dict[str, Any]) -> optim.Optimizer:

@@ -1,4 +1,4 @@
-"""Save and load estimators as files that hold data, never code."""
+"""Save and load estimators as files that contain data, never code."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.training.plain_files import read_file, write_file
 
 KIND, FORMAT = "fluxutils_py estimator", 2
-NO_SETTINGS = ("model", "loss", "opt", "spec", "device", "callbacks")  # code, or for another machine
-CODE = ("cell",)  # settings that may be classes: their names only
+NO_SETTINGS = ("model", "loss", "opt", "spec", "device", "callbacks")  # code, or specific to a machine
+CODE = ("cell",)  # settings that may be classes, stored by name
 FITTED = (
     *("loss_", "loss_curve_", "validation_loss_curve_", "n_iter_", "history_"),
     *("n_features_in_", "n_outputs_", "_n_steps"),
@@ -46,7 +46,7 @@ FITTED = (
 
 
 def save_estimator(est: Any, path: Any) -> None:
-    """Write a fitted estimator; see ``Estimator.save``."""
+    """Save a fitted estimator; see ``Estimator.save``."""
     optimizer, arguments = getattr(est, "optimizer_", None), est.get_params(deep=False)
     own = arguments.get("model")  # None: built from the settings
     content = {
@@ -73,7 +73,7 @@ def save_estimator(est: Any, path: Any) -> None:
 
 
 def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
-    """Read an estimator; see ``Estimator.load``."""
+    """Load an estimator; see ``Estimator.load``."""
     known = parameter_names(cls)
     if unknown := sorted(set(arguments) - set(known)):
         raise TypeError(f"load: unknown arguments {', '.join(unknown)}; {cls.__name__} takes {', '.join(known)}")
@@ -112,7 +112,7 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
 
 
 def _stored_arguments(c: dict[str, Any]) -> dict[str, Any]:
-    """The constructor's arguments that a file holds, and placeholders for those that are code."""
+    """Return the constructor's arguments from a file, with placeholders for user code."""
     builders = {
         "model": deserialize_module,
         "loss": lambda config: seqloss(deserialize(config, LOSSES)),
@@ -127,7 +127,7 @@ def _stored_arguments(c: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_estimator(path: Any) -> dict[str, Any]:
-    """The content of a file that :func:`save_estimator` wrote."""
+    """Return the content of a file that :func:`save_estimator` wrote."""
     content = read_file(path, KIND)
     if content.get("format") != FORMAT:
         raise LoadError(f"{path} has format {content.get('format')}, this version reads {FORMAT}; update fluxutils_py")
@@ -136,7 +136,7 @@ def read_estimator(path: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reading(path: Any) -> Iterator[None]:
-    """Turn whatever a file of the wrong content leads to into a LoadError."""
+    """Turn any error that wrong content in a file causes into a LoadError."""
     try:
         yield
     except LoadError as error:
@@ -148,7 +148,7 @@ def _reading(path: Any) -> Iterator[None]:
 
 
 def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> None:
-    """The optimizer with its moments and schedule, unless another is asked for or the file does not hold it."""
+    """Restore the optimizer with its moments and schedule, unless the user gives another or the file has none."""
     est._scheduler = None
     if new_opt or c["optimizer"] is None:
         return
@@ -158,11 +158,11 @@ def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> None:
     if c["scheduler"] is not None and factory is not None and not isinstance(factory, NotStored):
         est._scheduler = factory(est.optimizer_)
         est._scheduler.load_state_dict(c["scheduler"])
-    load_optimizer_state(est.optimizer_, c["optimizer"]["state"])  # last: to make a scheduler changes learning rates
+    load_optimizer_state(est.optimizer_, c["optimizer"]["state"])  # last: a new scheduler changes learning rates
 
 
 def compare_parameters(stored: dict[str, Any], wanted: dict[str, Any], path: Any) -> None:
-    """Raise LoadError naming each parameter or buffer that is missing, left over or of another shape."""
+    """Raise a LoadError that names each parameter or buffer that is missing, left over or has another shape."""
     faults = [f"{k}: in the file, not in the model" for k in stored if k not in wanted]
     faults += [f"{k}: in the model, not in the file" for k in wanted if k not in stored]
     faults += [
@@ -175,7 +175,7 @@ def compare_parameters(stored: dict[str, Any], wanted: dict[str, Any], path: Any
 
 
 def _pack(value: Any) -> Any:
-    """A dataclass of arrays and plain values as plain data."""
+    """Convert a dataclass of arrays and plain values to plain data."""
     if dataclasses.is_dataclass(value):
         return {f.name: _pack(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):

@@ -1,4 +1,4 @@
-"""Predict for inputs of any form, block by block."""
+"""Predict for inputs in any form, block by block."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def run_predict(
     starts: Any = None,
     return_state: bool = False,
 ) -> Any:
-    """Predictions in the form of the inputs, of all ranks; with ``return_state``, a pair of these and the state.
+    """Return the predictions of all ranks in the form of the inputs; with ``return_state``, also the state.
 
-    ``method`` is "predict", or of classifiers "predict_proba", ...; other arguments as of ``Estimator.predict``.
+    ``method`` is "predict" or, for classifiers, "predict_proba", ...; for other arguments see ``Estimator.predict``.
     """
     settings = est._resolved_params()
     with RankGroup.from_comm(settings.comm, "predict") as ranks:
@@ -62,30 +62,30 @@ def run_predict(
 
 
 class BlockPredictor:
-    """What a model gives for inputs: iterate over it for blocks of series and steps.
+    """Iterable over the outputs of a model for inputs, in blocks of series and steps.
 
-    Views of time steps are walked through run by run, each from the state that its context left.
+    Predicts views of time steps run by run, each from the state after its context.
 
     Parameters
     ----------
     model : nn.Module
-        Left as it is.
+        Not changed.
     inputs : Inputs
     spec : Spec
-        Its batchsize and seqsize are used.
+        Gives batchsize, seqsize and overlap.
     state : list of Tensor, optional
-        Where to go on, in place of the zero state and of any context.
+        Initial state, in place of the zero state and any context.
     transform : callable, optional
-        Of each block of outputs (S, B, G).
+        Function that is applied to each block of outputs (S, B, G).
     comm : RankGroup, optional
-        The ranks that share out the series; each gets the blocks of its own.
+        The ranks that share the series; each predicts its part of them.
     keep_state : bool
         Whether :meth:`state` will be called.
 
     Raises
     ------
     ShapeError, DataError, ValueError
-        On construction, if something does not fit.
+        On construction, if inputs and state do not fit.
     """
 
     def __init__(
@@ -118,11 +118,11 @@ class BlockPredictor:
                 yield from self._placed(p, run)
 
     def state(self) -> list[Tensor]:
-        """The state at the end of the last stretch."""
+        """Return the state at the end of the last run."""
         return self._last.state(self.ranks)
 
     def last_steps(self) -> np.ndarray:
-        """The outputs at the last step of each series, (N, G)."""
+        """Return the outputs at the last step of each series, (N, G)."""
         n = self.inputs.N
         last = self.inputs.whole().length - 1  # counted from the start of each series
         outputs: np.ndarray | None = None
@@ -136,7 +136,7 @@ class BlockPredictor:
         return gather_rows(outputs, n, self.ranks)
 
     def _predictor(self, run: slice, state: Any) -> tuple[Predictor, int]:
-        """For a run of steps, and how many steps of context come before it: none where a state is given."""
+        """Return a predictor for a run of steps, and its number of context steps: 0 where a state is given."""
         arrays, n_context = self.inputs.with_context(run)
         if state is not None and n_context:
             arrays, n_context = tuple(select(a, None, range(n_context, a.shape[2])) for a in arrays), 0
@@ -152,7 +152,7 @@ class BlockPredictor:
         return Predictor(self.model, windows, state, part, self.keep_state), n_context
 
     def _placed(self, p: Prediction, run: slice) -> Iterator[Prediction]:
-        """The part of a block that comes after the context, where it stands in the inputs."""
+        """Yield the part of a block after the context, with its steps in the inputs."""
         skip = max(0, self._n_context - p.steps.start)
         y = tuple(v[skip:] for v in p.y)
         if len(y[0]) == 0:
@@ -170,7 +170,7 @@ def _one(outputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
 
 
 class PredictionWriter:
-    """Arrays of shape (G, N, T) that predictions are written into: the user's, or new ones.
+    """Writes predictions into arrays of shape (G, N, T), given by the user or new.
 
     Parameters
     ----------
@@ -178,16 +178,16 @@ class PredictionWriter:
         Anything with ``shape`` that takes slices. None: new arrays in time-major memory.
     n_series, n_steps : int
     starts : ndarray of int, shape (N,), optional
-        The step at which each series begins. Predictions then count from there, and all else becomes NaN (0 or an
-        empty text, where it cannot be).
+        First step of each series, from which its predictions count. All other steps become NaN (0 or an empty string
+        for other types).
     lengths : ndarray of int, shape (N,), optional
-        The lengths of series that are arrays of their own: ``out`` and the result are lists of arrays (G, T_i).
+        Lengths of series in separate arrays: ``out`` and the result are then lists of arrays (G, T_i).
 
     Raises
     ------
     ShapeError, DataError
         On construction, or at the first prediction before anything is written, if ``out`` has another shape, is
-        read-only or cannot hold floating-point numbers.
+        read-only or cannot hold the type of the predictions.
     """
 
     def __init__(
@@ -208,7 +208,7 @@ class PredictionWriter:
                 self._check(name, target)
 
     def write(self, p: Prediction) -> None:
-        """Put one block in place."""
+        """Write one block."""
         if self._targets is None:
             self._targets = self._open(p)
         for target, y in zip(self._targets, p.y, strict=True):
@@ -224,9 +224,9 @@ class PredictionWriter:
                 target[:, n : n + 1, steps] = block[:, i : i + 1, : max(steps.stop - steps.start, 0)]
 
     def complete(self, ranks: RankGroup) -> None:
-        """Have every rank's arrays hold what all ranks have written, each for series of its own.
+        """Copy the predictions of all ranks, each for its part of the series, into the arrays of every rank.
 
-        Ranks that were given the same map of a file have written to it together, and only wait for each other.
+        Ranks that map the same file have already written to it together, and only wait for each other.
         """
         if ranks.is_single:
             return
@@ -251,7 +251,7 @@ class PredictionWriter:
             gather_parts(target, 1, ranks)
 
     def result(self) -> Any:
-        """``out`` as it was given, or the new array, a tuple for several outputs."""
+        """Return ``out`` as the user gave it, or the new array, a tuple for several outputs."""
         if self.out is not None:
             return self._given
         assert self._targets is not None
@@ -295,8 +295,8 @@ class PredictionWriter:
                     f"{name} has shape {tuple(target.shape)}; expected ({y.shape[2]}, {self.n_series}, {self.n_steps})"
                 )
             dtype = getattr(_writable(target), "dtype", None)
-            numbers = y.dtype.kind == "f"  # labels are to stay whole: strings would be cut, integers wrap around
-            # not text or bytes either, of which NumPy would write as many digits as there is room for
+            numbers = y.dtype.kind == "f"  # labels must stay whole: NumPy would cut strings and wrap integers around
+            # nor text or bytes, into which NumPy would write only as many digits as fit
             if isinstance(dtype, np.dtype) and not (
                 np.can_cast(y.dtype, dtype, "same_kind") and dtype.kind in "fcO"
                 if numbers
@@ -307,12 +307,12 @@ class PredictionWriter:
         return tuple(_writable(target) for _, target in named)
 
     def _new(self, kinds: list[tuple[int, Any]]) -> tuple[Any, ...]:
-        """Arrays in time-major memory, by number of features and type."""
+        """Allocate arrays in time-major memory for each number of features and type."""
         if self.lengths is not None:
             return tuple(RaggedArray([np.empty((t, n), d).T for t in self.lengths], "out") for n, d in kinds)
         return tuple(np.empty((self.n_steps, self.n_series, n), dtype).transpose(2, 1, 0) for n, dtype in kinds)
 
 
 def _writable(target: Any) -> Any:
-    """The memory of a torch tensor as a NumPy array; anything else as it is."""
+    """Return a NumPy view of a torch tensor; anything else unchanged."""
     return target.detach().numpy() if type(target).__module__.split(".")[0] == "torch" else target

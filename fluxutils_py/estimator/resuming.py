@@ -1,4 +1,4 @@
-"""Save a fit in checkpoints, and resume it from one."""
+"""Save a fit in checkpoints, and resume it from the newest."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from fluxutils_py.training.generator_state import RandomGenerators
 
 
 def with_checkpoints(callbacks: list[Any], training: Any, attributes: Any) -> list[Any]:
-    """The callbacks, with each :class:`Checkpointer` replaced by one that tracks everything that a fit consists of.
+    """Return the callbacks, with each :class:`Checkpointer` replaced by one that tracks the whole fit.
 
     Raises
     ------
     ValueError
-        If one goes by the clock, and there are several ranks, whose clocks differ.
+        If a trigger uses the clock and there are several ranks, since their clocks differ.
     """
     if not any(isinstance(c, Checkpointer) for c in callbacks):
         return callbacks
@@ -39,7 +39,7 @@ def with_checkpoints(callbacks: list[Any], training: Any, attributes: Any) -> li
             "goes by steps, such as EveryNSteps(100)"
         )
     things = {
-        "fit": _Fit(training, attributes),  # first: what is of another job is refused before anything is looked at
+        "fit": _Fit(training, attributes),  # first: rejects checkpoints of another fit before anything is read
         "model": training.step.model,
         "buffers": _Buffers(training.step.model),
         "optimizer": training.optimizer,
@@ -52,7 +52,7 @@ def with_checkpoints(callbacks: list[Any], training: Any, attributes: Any) -> li
 
 
 def restore_newest(callbacks: list[Any], ranks: RankGroup) -> bool:
-    """Restore the newest checkpoint of these callbacks; return whether there was one."""
+    """Restore the newest checkpoint of the callbacks, and return whether there was one."""
     checkpointers = [c for c in callbacks if isinstance(c, Checkpointer)]
     if not checkpointers:
         return False
@@ -61,7 +61,7 @@ def restore_newest(callbacks: list[Any], ranks: RankGroup) -> bool:
 
 
 class _Fit:
-    """What a fit is of, so that no other goes on from its checkpoints; and the last epoch's mean gradient."""
+    """Settings and data of a fit, which must match to resume it, and the mean gradient of the last epoch."""
 
     def __init__(self, training: Any, attributes: Any) -> None:
         self.est, self.loop, self.device = attributes.est, training.loop, training.batches.device
@@ -86,7 +86,7 @@ class _Fit:
 
 
 class _Buffers:
-    """All buffers of a model, which between the ends of epochs differ from rank to rank."""
+    """All buffers of a model, which differ between ranks within an epoch."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""Scores pooled over series and time, computed in one pass over the predictions."""
+"""Compute scores pooled over series and time in one pass over the predictions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fluxutils_py.training.predictor import Prediction
 
 
 def run_score(est: Any, x: Any, y: Any, sample_weight: Any, lengths: Any, starts: Any) -> float:
-    """The score of an estimator's predictions, of all ranks; arguments as of ``Estimator.score``."""
+    """Score the predictions of an estimator on all ranks; for the arguments see ``Estimator.score``."""
     settings = est._resolved_params()
     with RankGroup.from_comm(settings.comm, "score") as ranks:
         check_is_fitted(est, "model_")
@@ -51,12 +51,11 @@ def pooled_r2(
     weight: SampleWeight | None = None,
     comm: RankGroup | None = None,
 ) -> float:
-    """Coefficient of determination over all live steps of all series.
+    """Return the coefficient of determination over all live steps of all series.
 
-    ``1 - sum((y - yhat)**2) / sum((y - mean(y))**2)``, the sums over series, time and features, the mean one per
-    feature. For several outputs, the mean of their scores. Targets that are missing (NaN), and steps without a
-    prediction, do not count.
-    One pass: nothing is held but sums. NaN if no step counts; as in scikit-learn, 1 or 0 if ``y`` is constant.
+    ``1 - sum((y - yhat)**2) / sum((y - mean(y))**2)``, with sums over series, time and features, and one mean per
+    feature. Several outputs give the mean of their scores. Missing targets (NaN) and steps without a prediction do not
+    count. Makes one pass and stores only sums. NaN if no step counts; as in scikit-learn, 1 or 0 if ``y`` is constant.
     """
     sums = [_R2Sums(s.F) for s in y]
     for p, targets, w in _live(predictions, y, rows, weight):
@@ -82,7 +81,7 @@ def pooled_accuracy(
     ignore_index: int = -100,
     comm: RankGroup | None = None,
 ) -> float:
-    """Share of live steps whose largest score is at the target's label; ``ignore_index`` marks steps without one."""
+    """Return the share of live steps with the largest score at the target; ``ignore_index`` marks missing labels."""
     right = total = 0.0
     for p, targets, w in _live(predictions, y, rows, weight):
         _require_sizes([t.shape[2] for t in targets], [1] * len(p.y))
@@ -99,7 +98,7 @@ def pooled_accuracy(
 def _live(
     predictions: Iterable[Prediction], y: tuple[SeriesArray, ...], rows: Segments, weight: SampleWeight | None
 ) -> Iterator[tuple[Prediction, list[np.ndarray], np.ndarray]]:
-    """Each prediction with its targets (S, B, G) and weights (S, B), 0 for steps outside a series."""
+    """Yield each prediction with its targets (S, B, G) and weights (S, B), 0 for steps outside a series."""
     for p in predictions:
         part = rows[p.series]
         for s in y:
@@ -112,7 +111,7 @@ def _live(
 
 
 def _require_sizes(given: list[int], wanted: list[int]) -> None:
-    """Raise unless targets have the sizes that predictions have: NumPy would broadcast them."""
+    """Raise ShapeError unless targets and predictions have equal sizes, as NumPy would broadcast them silently."""
     if given != wanted:
         raise ShapeError(
             f"y has {', '.join(map(str, given))} features (axis 0 of (G, N, T)) where score needs "
@@ -121,14 +120,14 @@ def _require_sizes(given: list[int], wanted: list[int]) -> None:
 
 
 class _R2Sums:
-    """The squared errors, and the weight, mean and squared distances from it of each feature, of targets so far."""
+    """Running sum of squared errors, and weight, mean and sum of squares about the mean of each target feature."""
 
     def __init__(self, n_features: int) -> None:
         self.residual, self.moments = 0.0, (np.zeros(n_features), np.zeros(n_features), np.zeros(n_features))
 
     def add(self, y: np.ndarray, out: np.ndarray, w: np.ndarray) -> None:
-        """Add a block of shape (S, B, G); what has weight 0 does not count."""
-        # C order, so that sums are added up alike whatever the memory order of the data
+        """Add a block of shape (S, B, G); values with weight 0 do not count."""
+        # C order makes the sums independent of the memory order of the data
         y, out = (np.where(w > 0, v, 0).astype(float, order="C") for v in (y, out))
         block = _R2Sums(y.shape[2])
         block.residual = float((w * (y - out) ** 2).sum())

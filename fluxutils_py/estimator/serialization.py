@@ -26,17 +26,17 @@ from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.optim import ChainedOptimizer, ChainFactory
 
-PLAIN = (bool, int, float, str, type(None), np.bool_, np.integer, np.floating)  # NumPy's are stored as Python's
+PLAIN = (bool, int, float, str, type(None), np.bool_, np.integer, np.floating)  # NumPy scalars are stored as Python's
 
 
 # -- modules ---------------------------------------------------------------------------------
 
 
 def serialize_module(module: nn.Module) -> Any:
-    """A config of plain data that :func:`deserialize_module` makes the same module from; None if there is none.
+    """Return a config of plain data for :func:`deserialize_module`, or None if the module has none.
 
-    Modules of torch.nn and fluxutils_py.nn have one if their constructor's arguments can be read back from their
-    attributes, which is tried out.
+    Modules of torch.nn and fluxutils_py.nn have one if their attributes give back the constructor's arguments. This
+    builds the module once to check.
     """
     try:
         config = _describe(module)
@@ -49,12 +49,12 @@ def serialize_module(module: nn.Module) -> Any:
 
 
 def deserialize_module(config: Any) -> nn.Module:
-    """The module of a config. Only classes of torch.nn and fluxutils_py.nn, and only plain arguments.
+    """Build a module from a config, which may name only classes of torch.nn and fluxutils_py.nn and plain arguments.
 
     Raises
     ------
     LoadError
-        If the config asks for anything else.
+        If the config contains anything else.
     """
     try:
         cls = _module_class(config["class"])
@@ -91,12 +91,12 @@ def _describe(module: nn.Module) -> dict[str, Any]:
         for name, p in inspect.signature(cls).parameters.items()
         if name not in ("device", "dtype") and name[0] != "_" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
-    if isinstance(module, nn.RNNBase):  # their signatures are (*args, **kwargs)
+    if isinstance(module, nn.RNNBase):  # its signature is (*args, **kwargs)
         names = ["input_size", "hidden_size", "num_layers", "bias", "batch_first", "dropout", "bidirectional"]
         names += ["proj_size"] * isinstance(module, nn.LSTM) + ["nonlinearity"] * isinstance(module, nn.RNN)
     for name in names:
         value = getattr(module, name)
-        if isinstance(value, type):  # the layer that a SequenceStack is made of
+        if isinstance(value, type):  # the cell of a SequenceStack
             config.setdefault("classes", {})[name] = _class_name(value)
             continue
         config["arguments"][name] = value is not None if name == "bias" and not isinstance(value, bool) else value
@@ -105,7 +105,7 @@ def _describe(module: nn.Module) -> dict[str, Any]:
 
 
 def _outline(module: nn.Module) -> list[Any]:
-    """Names and shapes of parameters and buffers; shared parameters show as names that are missing."""
+    """Return names and shapes of parameters and buffers; missing names reveal shared parameters."""
     return [
         *((name, t.shape) for name, t in module.state_dict().items()),
         *((name, p.requires_grad) for name, p in module.named_parameters()),
@@ -145,7 +145,7 @@ def _check_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 # -- losses, optimizers, schedulers and specs --------------------------------------------------------------
 
-# what a config may name: the module, and which of its names
+# what a config may name: modules, and a test for their names
 PLACES: dict[str, tuple[Any, Callable[[Any], bool]]] = {
     "torch.nn": (nn, lambda f: _is_class(f, nn.Module)),
     "torch.nn.functional": (F, lambda f: _is_loss(getattr(f, "__name__", ""))),
@@ -158,15 +158,15 @@ SCHEDULERS = ("torch.optim.lr_scheduler",)
 
 
 def serialize(value: Any) -> Any:
-    """The config of a loss, an optimizer or a scheduler, of which :func:`deserialize` makes the same.
+    """Return the config of a loss, an optimizer or a scheduler, from which :func:`deserialize` rebuilds it.
 
-    It is a dict of plain data: the name of a class or function of ``PLACES``, or the links of a chain; the ``keywords``
-    of a partial; or what an instance was ``made_with``.
+    The config is a dict of plain data: the name of a class or function of ``PLACES``, or the links of a chain; the
+    ``keywords`` of a partial; or the arguments that an instance was ``made_with``.
 
     Raises
     ------
     LoadError
-        If it is user code, or has settings that are not plain data.
+        If the value is user code, or has settings that are not plain data.
     """
     if value is None:
         return None
@@ -193,7 +193,7 @@ def serialize(value: Any) -> Any:
 
 
 def deserialize(config: Any, places: tuple[str, ...]) -> Any:
-    """The inverse of :func:`serialize`, for names in these places only.
+    """Invert :func:`serialize`, for names in these places only.
 
     Raises
     ------
@@ -233,7 +233,7 @@ def _is_loss(name: str) -> bool:
 
 
 def serialize_spec(spec: Any) -> dict[str, Any] | None:
-    """The plain fields of a spec of any form, and its scheduler, if that has a config."""
+    """Return the plain fields of a spec of any form, and the config of its scheduler, if there is one."""
     if spec is None:
         return None
     fields = spec_fields(spec)
@@ -252,7 +252,7 @@ def deserialize_spec(config: Any) -> Any:
 
 
 def try_serialize(value: Any) -> tuple[Any, str] | None:
-    """The config of a value, None if it is user code, and its name; of None, None."""
+    """Return the config of a value, None for user code, and its name; None for None."""
     if value is None:
         return None
     try:
@@ -262,18 +262,18 @@ def try_serialize(value: Any) -> tuple[Any, str] | None:
 
 
 def restore(stored: tuple[Any, str] | None, argument: str, build: Callable[[Any], Any]) -> Any:
-    """The inverse of :func:`try_serialize`; for what the file does not hold, a placeholder."""
+    """Invert :func:`try_serialize`, with a placeholder for user code, which files do not store."""
     if stored is None:
         return None
     config, name = stored
     return NotStored(argument, name) if config is None else build(config)
 
 
-# -- optimizers at work ------------------------------------------------------------------------------------
+# -- optimizer state ---------------------------------------------------------------------------------------
 
 
 def serialize_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any] | None:
-    """The class, settings and moments of an optimizer, and the positions of its parameters; None if it is user code."""
+    """Return class, settings, moments and parameter positions of an optimizer; None if it is user code."""
     chain: Any = optimizer if isinstance(optimizer, ChainedOptimizer) else ChainedOptimizer(optimizer)
     inner = chain.inner
     index = {id(p): i for i, p in enumerate(model.parameters())}
@@ -290,7 +290,7 @@ def serialize_optimizer(optimizer: torch.optim.Optimizer, model: nn.Module) -> d
 
 
 def deserialize_optimizer(config: dict[str, Any], model: nn.Module) -> torch.optim.Optimizer:
-    """The inverse of :func:`serialize_optimizer`, without the moments."""
+    """Invert :func:`serialize_optimizer`, without the moments."""
     params = list(model.parameters())
     groups = [{"params": [params[i] for i in group]} for group in config["groups"]]
     optimizer = deserialize({"name": config["name"]}, OPTIMIZERS)(groups, **config["defaults"])
@@ -302,7 +302,7 @@ def deserialize_optimizer(config: dict[str, Any], model: nn.Module) -> torch.opt
 
 
 def full_name(value: Any) -> str:
-    """The name of a class or function, or of the class of an instance, with its module."""
+    """Return the name, with the module, of a class, a function, or the class of an instance."""
     value = value.criterion if isinstance(value, SeqLoss) else value
     while isinstance(value, functools.partial):
         value = value.func
@@ -311,7 +311,7 @@ def full_name(value: Any) -> str:
 
 
 def plain_value(value: Any) -> Any:
-    """``value`` in Python's own types, tensors as they are; anything else is left out as None."""
+    """Convert ``value`` to Python's types; tensors stay unchanged, anything else becomes None."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, (*PLAIN, torch.Tensor)):

@@ -26,7 +26,7 @@ class TargetScale:
     ----------
     mean, scale : ndarray of shape (G,), float64
     dtype : numpy.dtype, or its name
-        Of the targets: predictions are no shorter, or a large mean would take their digits.
+        Type of the targets. Predictions have at least its precision, so that a large mean costs them no digits.
     """
 
     mean: np.ndarray
@@ -35,51 +35,51 @@ class TargetScale:
 
     @classmethod
     def of(cls, y: SeriesArray, segments: Segments, weight: SampleWeight | None) -> TargetScale:
-        """The mean and the standard deviation of targets over the steps that count, in one pass in blocks.
+        """Compute mean and standard deviation of the targets over the live steps, in one pass over blocks.
 
         Parameters
         ----------
         y : SeriesArray
         segments : Segments
-            Segment ``n`` says which steps of series ``n`` exist.
+            Segment ``n`` holds the existing steps of series ``n``.
         weight : SampleWeight, optional
         """
         count, mean, squares = moments(_live_blocks(y, segments, weight), y.F)
-        variance = np.maximum(squares, 0) / np.where(count > 0, count, 1)  # below 0 with weights that are refused later
+        variance = np.maximum(squares, 0) / np.where(count > 0, count, 1)  # below 0 only for invalid weights
         return cls(mean, safe_scale(mean, variance), y.dtype)
 
     def decode(self, outputs: np.ndarray) -> np.ndarray:
-        """Outputs (S, B, G) of the model in the units of the targets."""
+        """Convert model outputs (S, B, G) to the units of the targets."""
         return (outputs * self.scale + self.mean).astype(np.result_type(outputs.dtype, self.dtype))
 
 
 def _live_blocks(
     y: SeriesArray, segments: Segments, weight: SampleWeight | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """The targets (G, B, S), NaN where there is none, and their weights (B, S)."""
+    """Yield blocks of targets (G, B, S), with NaN where one is missing, and their weights (B, S)."""
     for series, steps in block_slices(y.N, y.T, y.F):
         part, t = segments[series], np.arange(steps.start, steps.stop)
         y.prefetch(part, steps.start, steps.stop)
         block = np.asarray(y.array[:, series, steps])
         start = part.start[:, None]
-        live = (t >= start) & (t < start + part.length[:, None]) & np.isfinite(block)  # infinite: an error elsewhere
+        live = (t >= start) & (t < start + part.length[:, None]) & np.isfinite(block)  # infinite: rejected later
         yield np.where(live, block, np.nan), None if weight is None else weight.block(series, steps)
 
 
 @dataclass(frozen=True)
 class TargetCodec:
-    """How targets are encoded for the model, and how its outputs are decoded.
+    """Encodes targets for the model and decodes its outputs.
 
     Attributes
     ----------
     classes : ndarray of shape (K,), optional
-        The labels, sorted; of classifiers.
+        Sorted labels; only for classifiers.
     scale : TargetScale, optional
-        The mean and scale that targets are trained with.
+        Mean and scale that standardise the targets.
     per_series : bool
         Whether there is one target per series, at its last step.
     ndim : int
-        Axes of the targets that were fitted: predictions for a vector are a vector.
+        Number of axes of the targets in ``fit``; after a vector, predictions are a vector too.
     """
 
     classes: np.ndarray | None = None
@@ -88,19 +88,19 @@ class TargetCodec:
     ndim: int = 3
 
     def encode(self, y: tuple[SeriesArray, ...]) -> tuple[SeriesArray, ...]:
-        """Targets as the model learns them; nothing is copied. Labels are integers already when they are read."""
+        """Return standardised targets, lazily; without a scale, the targets. Labels are already integers."""
         if self.scale is None:
             return y
         return tuple(s.map(Standardize(self.scale.mean, self.scale.scale, inverse=False)) for s in y)
 
     def decoders(self) -> dict[str, Transform]:
-        """For each prediction method, the function of the model's outputs (S, B, G) that gives its result."""
+        """Map each prediction method to the function that decodes model outputs (S, B, G)."""
         if self.classes is not None:
             return LabelDecoder(self.classes).methods()
         return {"predict": _unchanged if self.scale is None else self.scale.decode}
 
     def as_vector(self, result: np.ndarray, method: str) -> np.ndarray:
-        """A matrix of one column as a vector, where scikit-learn expects one; else the array as it is."""
+        """Return a one-column matrix as a vector where scikit-learn expects one; else the array unchanged."""
         if result.ndim != 2 or result.shape[1] != 1:
             return result
         binary = self.classes is not None and len(self.classes) == 2
@@ -110,7 +110,7 @@ class TargetCodec:
 
 @dataclass(frozen=True)
 class LabelDecoder:
-    """What classifiers make of the scores (S, B, K) that a model gives for their classes."""
+    """Turns the class scores (S, B, K) of a model into labels, probabilities and decisions."""
 
     classes: np.ndarray
 

@@ -1,4 +1,4 @@
-"""Read the forms of targets, and turn them into series beside the inputs."""
+"""Read targets in any form and align them with the inputs as series."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.inputs import Inputs, feature_counts, is_native, n_axes, require_array
 
-MISSING_LABEL = -100  # label of a step that has none, as in torch
-FEW = 10  # steps: as many columns of a matrix may well be so many targets of a series
+MISSING_LABEL = -100  # marks a step without a label, as in torch
+FEW = 10  # steps: a matrix with this many columns or fewer may also hold that many targets per series
 
 
 @dataclass(frozen=True)
 class Targets:
-    """Targets of any form, as series.
+    """Targets as series.
 
-    ``series`` are (G, N, T). ``per_series`` says that there is one target per series, at its last step; ``ndim`` is
-    that of the array that was given.
+    ``series`` have shape (G, N, T). ``per_series`` says whether each series has a single target, at its last step.
+    ``ndim`` is the number of axes of the array that the user gave.
     """
 
     series: tuple[SeriesArray, ...]
@@ -38,22 +38,22 @@ class Targets:
 
 @dataclass(frozen=True)
 class TargetSchema:
-    """What :func:`read_targets` requires of targets.
+    """Requirements that :func:`read_targets` checks.
 
     Attributes
     ----------
     estimator : str
-        The name of the estimator's class, for messages.
+        Name of the estimator's class, for messages.
     kind : "numbers", "integers" or "labels"
-        Integers are for losses that want them; labels are of any type, one per step or series.
+        Integers are for losses that need them. Labels have any type, one per step or series.
     target : "auto", "step" or "series"
         What a matrix holds, see :class:`fluxutils_py.Estimator`.
     per_series : bool, optional
-        What a matrix holds if ``target`` is "auto" and its shape fits both; None: decided by the shape.
+        Whether a matrix has one target per series, if ``target`` is "auto" and its shape fits both. None: unknown.
     encode : callable, optional
-        Makes integers of labels.
+        Turns labels into integers.
     name : str
-        What messages call the targets.
+        Name of the targets in messages.
     """
 
     estimator: str
@@ -65,12 +65,12 @@ class TargetSchema:
 
 
 def read_targets(y: Any, inputs: Inputs, schema: TargetSchema) -> Targets:
-    """Targets in any form, aligned with the inputs.
+    """Read targets in any form and check that they align with the inputs.
 
     Raises
     ------
     ValueError, TypeError
-        scikit-learn's own for vectors and matrices; ShapeError and DataError for sequences.
+        From scikit-learn for vectors and matrices; ShapeError and DataError for sequences.
     """
     if y is None:
         raise ValueError(f"This {schema.estimator} estimator requires y to be passed, but the target y is None.")
@@ -116,7 +116,7 @@ def _require_same_view(y: SequenceView, inputs: Inputs) -> None:
 
 
 def _encoded(a: Any, encode: Callable[[np.ndarray], np.ndarray] | None) -> Any:
-    """Labels as integers: at once if they are in memory, else as they are read."""
+    """Turn labels into integers: at once if they are in memory, else when they are read."""
     if encode is None:
         return a
     if isinstance(a, RaggedArray):
@@ -128,7 +128,7 @@ def _encoded(a: Any, encode: Callable[[np.ndarray], np.ndarray] | None) -> Any:
 
 
 class EncodedLabels(DerivedArray):
-    """Labels as integers, made of them as they are read."""
+    """Labels that become integers when they are read."""
 
     def __init__(self, source: Any, encode: Callable[[np.ndarray], np.ndarray]) -> None:
         self.source, self.encode = source, encode
@@ -139,7 +139,7 @@ class EncodedLabels(DerivedArray):
 
 
 def _read_plain_targets(y: Any, inputs: Inputs, schema: TargetSchema) -> Targets:
-    """A vector or matrix: one row per series, or per time step of a view of time steps."""
+    """Read a vector or matrix with one row per series, or one per step for a view of time steps."""
     y, name = to_numpy(y), schema.name
     ndim = max(1, n_axes(y))
     n_rows = inputs.T if inputs.form == "timesteps" else inputs.N
@@ -174,7 +174,7 @@ def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: TargetS
     Raises
     ------
     ShapeError
-        If nothing tells.
+        If the shape fits both meanings and no setting decides.
     """
     (_, columns), n_steps, target, name = shape, inputs.T, schema.target, schema.name
     fits = columns % n_steps == 0
@@ -186,7 +186,7 @@ def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: TargetS
         return True
     if target == "series" or not fits:
         return False
-    if schema.kind == "labels":  # a series has one
+    if schema.kind == "labels":  # one label per series
         return True
     if inputs.form != "native" and (schema.per_series is not None or n_steps > FEW):
         return not schema.per_series
@@ -200,12 +200,12 @@ def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: TargetS
 
 
 def _labels(y: Any, inputs: Inputs, name: str) -> np.ndarray:
-    """Labels of rows, (n,), or of the steps of rows, (n, m), as they were given. An object that is None or NaN is none.
+    """Return unencoded labels of rows, (n,), or of their steps, (n, m). None and NaN objects mark missing labels.
 
     Raises
     ------
     ValueError, DataError
-        If there are not as many as the inputs have series or steps, or numbers are missing or infinite.
+        If their number differs from the series or steps of the inputs, or numbers are missing or infinite.
     """
     reject_masked(y, name)
     n_rows, n_columns = (inputs.T, inputs.N) if inputs.form == "timesteps" else (inputs.N, inputs.T)
@@ -225,7 +225,7 @@ def _labels(y: Any, inputs: Inputs, name: str) -> np.ndarray:
 
 
 def read_labels(y: Any, inputs: Inputs, weight: SampleWeight | None) -> tuple[Any, SampleWeight | None]:
-    """Labels as they were given, of shape (1, N, T) or, one per series, (1, N, 1), and weights of that shape."""
+    """Return unencoded labels, (1, N, T) or, for one per series, (1, N, 1), and weights of the same shape."""
     if isinstance(y, SequenceView):
         return y.native, weight
     if is_native(y):
@@ -241,16 +241,16 @@ def read_labels(y: Any, inputs: Inputs, weight: SampleWeight | None) -> tuple[An
 
 
 class LastStepTargets(DuckArray):
-    """One target per series as a (G, N, T) array that holds it at each series' last step, and nothing elsewhere.
+    """A (G, N, T) array with one target per series, at its last step.
 
-    Elsewhere there is NaN, or, for integers, ``MISSING_LABEL``.
+    All other steps hold NaN or, for integers, ``MISSING_LABEL``.
 
     Parameters
     ----------
     values : ndarray of shape (N, G)
     n_steps : int
     last : ndarray of int, shape (N,)
-        The last step of each series.
+        Index of the last step of each series.
     """
 
     nonblocking = True

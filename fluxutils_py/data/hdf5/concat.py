@@ -22,7 +22,7 @@ from fluxutils_py.errors import H5DataError
 from fluxutils_py.terminal import progress_bar
 
 PathLike = str | os.PathLike[str]
-NOT_COPIED = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST"}  # references, which mean nothing in another file
+NOT_COPIED = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST"}  # references, which are invalid in another file
 
 
 def h5concat(
@@ -36,50 +36,50 @@ def h5concat(
     fill: float | None = None,
     verbose: Any = "auto",
 ) -> None:
-    """Join the datasets of many HDF5 files along one axis, or two.
+    """Concatenate the datasets of many HDF5 files along one or two axes.
 
-    Every dataset of numbers that the files hold at their top level is joined with those of its name in the others.
-    What lacks the axis, and what holds no numbers, must be the same in all files, and is copied. A group is copied
-    whole from the first file that has it. Attributes come from the first file.
+    Joins every numeric dataset at the top level with the datasets of the same name in the other files. Copies datasets
+    that lack the axis or are not numeric; they must be equal in all files. Copies groups whole from the first file that
+    has them, and attributes from the first file.
 
     Parameters
     ----------
     dst : path-like
-        The new file, written aside and then put in place of an old one of that name.
+        The new file, written atomically; replaces an existing file.
     srcs : path-like, list of path-like, or list of lists
-        The files in order. A pattern as ``"parts/*.h5"`` stands for the files that match it, in alphabetical order.
-        For two axes a list of rows: the rows follow each other along the first axis of ``dims``, the files within a row
-        along the second. A row may have fewer files than another.
+        The files in order. A pattern such as ``"parts/*.h5"`` gives the matching files in alphabetical order. For two
+        axes, a list of rows: rows are joined along the first axis of ``dims``, the files within a row along the second.
+        Rows may have different numbers of files.
     dims : int, or pair of int
-        Axes of the array as :func:`h5mmap` gives it, so that for ``(F, N, T)`` 1 or -2 is series and 2 or -1 is time.
-        Negative ones count from the end, which suits files that also hold arrays of shape (N, T).
+        Axes of the array that :func:`h5mmap` returns: for ``(F, N, T)``, 1 or -2 is series and 2 or -1 is time.
+        Negative axes count from the end, which suits files that also contain arrays of shape (N, T).
     virtual : bool
-        Write only where the data are, and leave them in their files: quick and small, but lazy to read, 5 times
-        slower than a map and worse for small windows. Paths are relative, so that a folder can be moved as a whole.
-        False copies the data into a dataset that can be mapped: do that for training.
+        True stores only references to the data: quick and small, but lazy to read, 5 times slower than a map and worse
+        for small windows. Paths are relative, so the folder can be moved as a whole. False copies the data into a
+        dataset that can be mapped; use it for training.
     axes : str, optional
-        The order of three axes in the files, where they do not say it themselves.
+        Order of three axes in the files, if the files do not store it.
     names : list of str, optional
-        Join these datasets only, and copy nothing else. They may lie in groups.
+        Join only these datasets, which may lie in groups, and copy nothing else.
     fill : number, optional
-        What stands where no file has data, by default 0; ``np.nan`` makes gaps that training leaves out. If given, a
-        file may also lack a dataset: it leaves a gap as long as the file's other datasets.
+        Value where no file has data, by default 0; ``np.nan`` makes gaps that training ignores. If given, a file may
+        also lack a dataset, which leaves a gap as long as the other datasets of the file.
     verbose : "auto" or bool
-        Whether to show a progress bar; by default on a terminal or in a notebook, if it takes long.
+        Whether to show a progress bar. "auto": on a terminal or in a notebook, if it takes long.
 
     Raises
     ------
     FileNotFoundError
-        If one of the files does not exist.
+        If a file does not exist.
     H5DataError
-        If a dataset is missing from one of the files, shapes do not fit, or one of the files is ``dst``. An old file
-        of that name is still there then, and no new one.
+        If a file lacks a dataset, shapes do not fit, or a source is ``dst`` itself. An existing ``dst`` then stays
+        unchanged.
 
     Notes
     -----
-    Types are promoted as by ``numpy.result_type``, with that of ``fill`` where there are gaps. Files that name one
-    feature differently (``h5save``) are an error. Source: ``h5concat`` of HDF5Utils.jl, where shapes that do not fit
-    leave zeros, and a dataset that one file lacks shifts what follows.
+    Types are promoted as by ``numpy.result_type``, including the type of ``fill`` where there are gaps. Different names
+    of one feature (``h5save``) are an error. Source: ``h5concat`` of HDF5Utils.jl, where shapes that do not fit leave
+    zeros, and a dataset that one file lacks shifts the data after it.
 
     Examples
     --------
@@ -129,7 +129,7 @@ def h5concat(
 
 
 def _grid(dst: PathLike, srcs: Any, dims: Any) -> tuple[list[list[str]], Axes]:
-    """Rows of files, and the axes along which rows and files follow each other."""
+    """Return rows of files, and the axes along which to join rows and files."""
     shown = opening.check_path(dst, "dst")
     srcs = [srcs] if isinstance(srcs, str | bytes | os.PathLike) or not np.iterable(srcs) else list(srcs)
     pair = tuple(dims) if isinstance(dims, Sequence) else (dims,)
@@ -151,7 +151,7 @@ def _grid(dst: PathLike, srcs: Any, dims: Any) -> tuple[list[list[str]], Axes]:
 
 
 def _matching(source: Any, shown: str) -> list[str]:
-    """The files that a path or a pattern names."""
+    """Return the files that match a path or pattern."""
     path = opening.check_path(source, f"{shown}: each of srcs")
     if os.path.exists(path) or not any(character in path for character in "*?["):
         return [path]
@@ -162,7 +162,7 @@ def _matching(source: Any, shown: str) -> list[str]:
 
 
 def _checked_names(dst: PathLike, names: Any) -> list[str]:
-    """The datasets to join, each named once."""
+    """Check the names of the datasets to join, and return them without superfluous slashes."""
     shown = os.fsdecode(dst)
     if isinstance(names, str | bytes) or not np.iterable(names) or not all(isinstance(n, str) for n in names):
         raise H5DataError(f"{shown}: names must be a list of names of datasets, as ['x', 'y'], got {names!r}")
@@ -172,11 +172,11 @@ def _checked_names(dst: PathLike, names: Any) -> list[str]:
     return full_names
 
 
-# -- where it goes ------------------------------------------------------------------------------------------
+# -- output dataset -----------------------------------------------------------------------------------------
 
 
 def _place(name: str, sources: list[Source], rows: list[list[str]], pair: Axes) -> tuple[int, ...]:
-    """Set where each part begins; the shape of the whole."""
+    """Set the offset of each part, and return the shape of the joined dataset."""
     first = sources[0]
     ndim = len(first.shape)
     along = [None if d is None else d % ndim for d in pair]
@@ -204,7 +204,7 @@ def _place(name: str, sources: list[Source], rows: list[list[str]], pair: Axes) 
 
 
 def _common_type(name: str, sources: list[Source], virtual: bool, fill: float | None) -> Any:
-    """The type of the whole: HDF5's own where all have the same, else NumPy's promotion."""
+    """Return the type of the joined dataset: the HDF5 type if all are equal, else NumPy's promotion."""
     first = sources[0]
     if virtual and not fill and all(s.kind.equal(first.kind) for s in sources):
         return first.kind
@@ -220,7 +220,7 @@ def _common_type(name: str, sources: list[Source], virtual: bool, fill: float | 
 
 
 def _feature_names(name: str, sources: list[Source], shape: tuple[int, ...]) -> tuple[str, ...] | None:
-    """The names of all features; None where a file does not name those that it alone has."""
+    """Return the names of all features; None if a feature is named in no file."""
     found: list[str | None] = [None] * (shape[0] if len(shape) == 3 else 0)
     for part in sources:
         for i, feature in enumerate(part.names or (), part.at[0]):
@@ -243,7 +243,7 @@ def _refer(
     fill: float | None,
     folder: str,
 ) -> h5py.Dataset:
-    """A virtual dataset."""
+    """Create a virtual dataset that refers to the sources."""
     first = sources[0]
     for source in sources:
         if source.axes != first.axes:
@@ -251,7 +251,7 @@ def _refer(
                 f"{describe(source.path, name)} is in the order {source.axes}, in {first.path} it is {first.axes}; "
                 "pass virtual=False"
             )
-    order = np.argsort(fnt_axes(first.axes, len(shape)))  # which axis of (F, N, T) each axis of the file is
+    order = np.argsort(fnt_axes(first.axes, len(shape)))  # the axis of (F, N, T) for each axis in the file
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     if fill:
         plist.set_fill_value(np.asarray(fill, kind.dtype))
@@ -264,7 +264,7 @@ def _refer(
         space.select_hyperslab(tuple(source.at[i] for i in order), size)
         relative = escape(os.path.relpath(os.path.realpath(source.path), folder))
         taken = h5py.h5s.create_simple(size)
-        taken.select_hyperslab((0,) * len(size), size)  # by place: the file may grow later
+        taken.select_hyperslab((0,) * len(size), size)  # a fixed region: the file may grow later
         plist.set_virtual(space, os.fsencode(relative), escape(name).encode(), taken)
     return make_dataset(file, name, file_shape, kind, plist)
 
