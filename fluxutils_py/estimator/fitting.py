@@ -241,8 +241,7 @@ def _adapt_windows(data: FitData, model: nn.Module) -> None:
 def run(est: Any, training: Training) -> None:
     """Train, and keep the attributes of the estimator up to date.
 
-    An error restores the estimator if no update was made, or, unless it is an interrupt, if this fit replaces an
-    earlier one.
+    An error restores the estimator if there was no update, or, unless it is an interrupt, if this fit replaces another.
     """
     step, loop, data = training.step, training.loop, training.data
     model, ranks = step.model, loop.ranks

@@ -67,8 +67,7 @@ class CausalConv1d(Recur):
     dilation : int
     bias : bool
     weight_norm : bool
-        Whether to write the weights of each output as a direction times a length, ``module.norm`` (Salimans & Kingma
-        2016).
+        Whether the weights of each output are a direction times a length, ``module.norm`` (Salimans & Kingma 2016).
     trainable_init : bool
         Whether to train the inputs before the first one, which are otherwise zero; see :class:`Recur`.
 
