@@ -1,4 +1,4 @@
-"""Run one-step models on their own outputs, and generate sequences."""
+"""Feed outputs of one-step models back as inputs, and generate sequences."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from fluxutils_py.validation import check_integer
 
 
 def rollout(est: Any, x: Any, n_steps: int, *, known: Any = None) -> np.ndarray:
-    """Let a model of the next step run on: its outputs are its next inputs.
+    """Forecast many steps with a one-step model, by feeding its outputs back as inputs.
 
     Parameters
     ----------
     est : fitted Estimator
-        Its targets were the next values of the first G input features.
+        Model trained to predict the next values of the first G input features.
     x : array of shape (F, N, T)
-        The past, which warms the state.
+        The past; sets the state of the model.
     n_steps : int
     known : array of shape (F - G, N, n_steps - 1), optional
-        The other features at the steps that are generated, if there are others.
+        The other features at the generated steps. Required if F > G.
 
     Returns
     -------
     ndarray of shape (G, N, n_steps)
-        The first step is the one after the last of ``x``.
+        Outputs for the steps after the last of ``x``.
 
     Raises
     ------
     ShapeError
-        If the outputs and ``known`` do not make an input.
+        If the outputs and ``known`` do not add up to the inputs.
 
     Examples
     --------
@@ -61,18 +61,18 @@ def rollout(est: Any, x: Any, n_steps: int, *, known: Any = None) -> np.ndarray:
 
 
 def generate(est: Any, x: Any, n_steps: int, *, temperature: float = 1.0, random_state: Any = None) -> np.ndarray:
-    """Sequences of integers, each drawn by what a model says of the next one.
+    """Generate sequences of integers by sampling each next one from a model's scores.
 
     Parameters
     ----------
     est : fitted Estimator or EstimatorClassifier
-        Its inputs are integers (1, N, T), its targets the next ones; its outputs scores (V, N, T), as for
-        cross-entropy, or a classifier's labels.
+        Model that takes integers (1, N, T) and scores the next one: an Estimator with outputs (V, N, T) trained with
+        cross-entropy, or a classifier with integer labels.
     x : array of int, shape (1, N, T)
-        How the sequences begin.
+        Beginnings of the sequences.
     n_steps : int
     temperature : float
-        Scores are divided by it before the draw; 0 takes the largest.
+        Divides the scores before sampling. 0 takes the largest score.
     random_state : int, Generator, RandomState or None
 
     Returns
@@ -82,7 +82,7 @@ def generate(est: Any, x: Any, n_steps: int, *, temperature: float = 1.0, random
     Raises
     ------
     ValueError
-        If ``temperature`` is negative, or ``x`` is not of integers.
+        If ``temperature`` is negative, or ``x`` does not hold integers of shape (1, N, T).
     """
     check_integer("n_steps", n_steps, 1, error=SpecError)
     if not temperature >= 0:
@@ -94,7 +94,7 @@ def generate(est: Any, x: Any, n_steps: int, *, temperature: float = 1.0, random
     live, scores = _warmed(est, x, "predict" if labels is None else "predict_log_proba")
     out = np.empty((1, x.shape[1], n_steps), x.dtype)
     for t in range(n_steps):
-        if temperature > 0:  # the largest of scores with Gumbel noise is a draw by their softmax
+        if temperature > 0:  # Gumbel-max: the argmax of scores plus Gumbel noise is a sample from their softmax
             scores = scores / temperature + random.gumbel(size=scores.shape)
         drawn = scores.argmax(0)
         out[0, :, t] = drawn if labels is None else labels[drawn]
@@ -104,7 +104,7 @@ def generate(est: Any, x: Any, n_steps: int, *, temperature: float = 1.0, random
 
 
 def _warmed(est: Any, x: Any, method: str) -> tuple[Any, np.ndarray]:
-    """A stream that has walked through ``x``, and what it gave at the last step."""
+    """Return a stream that has read ``x``, and its output at the last step."""
     n_steps, state = int(x.shape[2]), None
     if n_steps > 1:
         _, state = est.predict(x[:, :, : n_steps - 1], return_state=True)

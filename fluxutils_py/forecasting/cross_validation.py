@@ -1,4 +1,4 @@
-"""Evaluate forecasts by walking forward through the past."""
+"""Cross-validate forecasts by walking forward in time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fluxutils_py.forecasting.outputs import column_names, forecast_values
 from fluxutils_py.forecasting.panel import Panel, read_panel
 from fluxutils_py.validation import check_integer
 
-KNOWN = 2_000  # last values that baselines look at, at most
+KNOWN = 2_000  # the baselines use at most so many last values
 
 
 def cross_validate(fc: Any, df: Any, n_windows: int, step_size: int | None, refit: bool | None, static_df: Any) -> Any:
-    """What ``Forecaster.cross_validation`` returns."""
+    """Implement ``Forecaster.cross_validation``."""
     step_size = int(fc.h) if step_size is None else step_size
     for name, value in (("n_windows", n_windows), ("step_size", step_size)):
         check_integer(name, value, 1)
@@ -31,7 +31,7 @@ def cross_validate(fc: Any, df: Any, n_windows: int, step_size: int | None, refi
     if refit is None:
         check_is_fitted(fc, "models_")
     panel = read_panel(df, fc._columns, fc.freq if refit is not None else fc.frequency_, static_df=static_df)
-    behind = int(fc.h) + step_size * np.arange(n_windows - 1, -1, -1)  # steps of each series after each cutoff
+    behind = int(fc.h) + step_size * np.arange(n_windows - 1, -1, -1)  # (W,) steps after each cutoff
     cutoffs = np.maximum(panel.lengths[:, None] - behind, 0)  # (N, W); 0: the series has not begun
     if refit is not None:
         _require_some(panel, cutoffs[:, 0], int(behind[0]))
@@ -45,7 +45,7 @@ def cross_validate(fc: Any, df: Any, n_windows: int, step_size: int | None, refi
             fitted = clone(fc)._fit_panel(past)
         if refit:
             values = _forecast(fitted, panel, past, cutoff)
-        elif not parts:  # all cutoffs in one walk
+        elif not parts:  # one pass over the series serves all cutoffs
             windows = fitted._windows(panel, None)
             values = forecasts_along(fitted.models_, windows, cutoffs - 1, len(fc.quantiles))
         parts.append(_frame_columns(fitted, panel, past, cutoff, next(values)))
@@ -69,7 +69,7 @@ def _require_some(panel: Panel, cutoff: np.ndarray, behind: int) -> None:
 
 
 def _forecast(fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray) -> Iterator[np.ndarray]:
-    """Forecasts (N, 1 + quantiles, h) at one cutoff, NaN for series that have not begun."""
+    """Yield the forecasts (N, 1 + quantiles, h) at one cutoff, NaN for series that have not begun."""
     h, series = int(fc.h), np.flatnonzero(cutoff)
     future = panel.cut(*_spans(panel, series, cutoff[series], h))
     ahead = fc.covariates_.steps(future, "futr").reshape(-1, len(series), h)
@@ -79,7 +79,7 @@ def _forecast(fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray) -> Iterato
 
 
 def _frame_columns(fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray, found: np.ndarray) -> dict[str, Any]:
-    """The columns of one window: keys, truth, forecasts and baselines of the series that have begun."""
+    """Return keys, truth, forecasts and baselines of one window, for the series that have begun."""
     h, series = int(fc.h), np.flatnonzero(cutoff)
     n, cutoff, found = len(series), cutoff[series], found[series]
     future = panel.cut(*_spans(panel, series, cutoff, h))
@@ -102,7 +102,7 @@ def _spans(panel: Panel, series: np.ndarray, cutoff: np.ndarray, h: int) -> tupl
 
 
 def tail_values(panel: Panel, column: str) -> np.ndarray:
-    """The last values of each series (N, K), NaN before its first."""
+    """Return the last values (N, K) of each series, NaN before its first step."""
     k = min(KNOWN, int(panel.lengths.max()))
     out = np.full((panel.n_series, k), np.nan)
     for i, (offset, length) in enumerate(zip(panel.offsets, panel.lengths, strict=True)):
@@ -123,28 +123,28 @@ def evaluate(
     agg_fn: str | None = None,
     **settings: Any,
 ) -> Any:
-    """Scores of all forecasts in a frame, by the losses of utilsforecast.
+    """Score all forecasts in a frame with the losses of utilsforecast.
 
     Parameters
     ----------
     df : data frame
-        What :meth:`Forecaster.cross_validation` returns, or forecasts joined with the truth.
+        The result of :meth:`Forecaster.cross_validation`, or forecasts joined with the truth.
     metrics : list of callables, optional
-        Of ``utilsforecast.losses``; None: smape, mae and rmse. ``mase`` needs ``train_df``, and its season:
+        Functions of ``utilsforecast.losses``. None: smape, mae and rmse. ``mase`` needs ``train_df`` and a season:
         ``functools.partial(mase, seasonality=24)``.
     train_df : data frame, optional
-        The series in the past, for metrics that are scaled by it.
+        Past values of the series, for scaled metrics.
     models : list of str, optional
-        Columns with forecasts; None: all that are no key, truth or quantile.
+        Columns with forecasts. None: all columns except keys, truth and quantiles.
     agg_fn : str, optional
-        ``"mean"`` over the series; None: a row for each.
+        How to aggregate over the series, such as ``"mean"``. None: one row per series.
     **settings
         Further arguments of ``utilsforecast.evaluation.evaluate``.
 
     Returns
     -------
     data frame
-        One row per series (and cutoff) and metric, one column per model; of all series, with ``agg_fn``.
+        One row per series (and cutoff) and metric, one column per model. With ``agg_fn``, one row for all series.
     """
     losses, evaluation = require("utilsforecast.losses"), require("utilsforecast.evaluation")
     frame = Frame(df, "df")
@@ -165,15 +165,15 @@ def evaluate(
 
 
 class WalkForwardSplit:
-    """Rows of a long frame to train and to score on, walking forward in time, for searches of scikit-learn.
+    """Split the rows of a long frame for walk-forward validation, as the ``cv`` of scikit-learn's searches.
 
     Parameters
     ----------
     h : int
-        Times to score on, after those to train on.
+        Number of times in each test set, which follows the training set.
     n_splits : int
     step_size : int, optional
-        Times between one split and the next; None: ``h``.
+        Times between one split and the next. None: ``h``.
     time_col : str
 
     Examples

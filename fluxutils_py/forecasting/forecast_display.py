@@ -1,4 +1,4 @@
-"""Draw forecasts."""
+"""Plot forecasts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from fluxutils_py.forecasting.panel import read_steps
 
 
 class ForecastDisplay:
-    """History, forecast, band and truth of some series; follows scikit-learn's display convention. Needs matplotlib.
+    """Plot of history, forecast, band and truth, as a display object of scikit-learn. Needs matplotlib.
 
     Parameters
     ----------
     ids : sequence
-        What the panels are called.
+        Titles of the panels, one per series.
     history : list of (times, values)
     forecast : list of (times, values)
     bands : list of (lower, upper)
-        The lowest and the highest quantile; an empty list: no band.
+        Lowest and highest quantile of each series. Empty: draw no band.
     truth : list of (times, values), optional
 
     Attributes
@@ -51,21 +51,21 @@ class ForecastDisplay:
         n_history: int | None = None,
         axes: Any = None,
     ) -> Self:
-        """Draw what a fitted forecaster forecasts.
+        """Plot the forecasts of a fitted forecaster.
 
         Parameters
         ----------
         fc : Forecaster
         ids : sequence, optional
-            Which series. None: the first four.
+            Series to plot. None: the first four.
         futr_df : data frame, optional
             As for ``fc.predict``.
         truth_df : data frame, optional
-            Ids, times and values of what happened.
+            True values after the history, with ids and times.
         n_history : int, optional
-            How many last steps to draw. None: three times as many as are forecast.
+            Number of past steps to plot. None: ``3 * h``.
         axes : sequence of matplotlib Axes, optional
-            One for each series. None: a new figure.
+            One per series. None: make a new figure.
         """
         check_is_fitted(fc, "models_")
         history, h = fc._history, fc.features_.h
@@ -88,7 +88,7 @@ class ForecastDisplay:
         return cls(ids=ids, history=past, forecast=forecast, bands=bands, truth=truth).plot(axes)
 
     def plot(self, axes: Any = None) -> Self:
-        """Draw it, on given axes or a new figure."""
+        """Plot on the given axes, or on a new figure."""
         dates = require("matplotlib.dates", "plot")
         if axes is None:
             pyplot = require("matplotlib.pyplot", "plot")

@@ -1,4 +1,4 @@
-"""The forecaster of panels of series."""
+"""Forecast many series with one network."""
 
 from __future__ import annotations
 
@@ -33,78 +33,78 @@ from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
 
 
 class Forecaster(BaseEstimator):
-    """Forecasts of many series by one network, with quantiles: from a long data frame, or an (F, N, T) array.
+    """Forecast many series and their quantiles with one network, from a long data frame or an (F, N, T) array.
 
-    The network sees each series normalised by what came before, and learns how its next ``h`` steps differ from the
-    seasonal naive forecast.
+    The network reads each series normalised by its past, and learns how the next ``h`` steps differ from the seasonal
+    naive forecast.
 
     Parameters
     ----------
     h : int
-        Steps ahead.
+        Number of steps to forecast.
     season_length : int, optional
-        Steps of a season. None: by ``freq``, a day of hours, a week of days, a year of months; 1 for integer times.
+        Steps per season. None: chosen by ``freq``: a day of hours, a week of days, a year of months; 1 for integers.
     freq : str, pandas offset or int, optional
-        What lies between two times: an alias of pandas ("h", "15min", "D", "W", "MS", "ME", "B"), or of polars; an
+        Time between two steps: an alias of pandas ("h", "15min", "D", "W", "MS", "ME", "B") or of polars, or an
         integer for integer times. None: inferred.
     quantiles : sequence of float
-        Between 0 and 1: forecast beside the point, never crossing one another.
+        Levels between 0 and 1 to forecast beside the point forecast. The quantiles never cross.
     lag : int, "auto" or None
-        A long season, a multiple of ``season_length``, such as the week beside the day: the values that long before
-        each step ahead are inputs. "auto": the multiple of up to 8 after which values differ least. None: no other.
+        Steps per long season, a multiple of ``season_length``, such as a week beside the day. The values that long
+        before each forecast step become inputs. "auto": the multiple, up to 8, that best explains the errors of the
+        seasonal naive forecast. None: no long season.
     input_size : int, optional
-        How many last values are inputs. None: a season, but at least 12 and at most 48; the network's state knows of
-        those before.
+        Number of last values that are inputs. None: one season, but at least 12 and at most 48. Earlier values reach
+        the forecast through the network's state.
     transform : "auto", "log" or "none"
-        Whether series are modelled by their logarithms. "auto": if all values are positive.
+        Whether to model the logarithms of the values. "auto": if all values are positive.
     loss : "auto", "smape", "mae", "mse", "mase" or a criterion of torch
-        Of the point forecast. Errors are in units of each series' scale, the mean difference from a season before:
-        "mae" and "mse" of what is modelled (logarithms, see ``transform``), "mase" of the values. "smape" adds half of
-        "mae" to the symmetric percentage error. "auto": "smape" of logarithms, else "mae". Quantiles are trained on
-        the pinball loss beside it.
+        Loss of the point forecast. Errors are in units of each series' scale, the mean absolute difference from a
+        season before. "mae" and "mse" use the modelled values (logarithms, see ``transform``), "mase" the original
+        ones. "smape" adds half of "mae" to the symmetric percentage error. "auto": "smape" for logarithms, else "mae".
+        The pinball loss of the quantiles is added.
     cell : str or class
-        The recurrent layer, as that of :class:`fluxutils_py.SequenceRegressor`.
+        Recurrent layer, as in :class:`fluxutils_py.SequenceRegressor`.
     model : nn.Module, class or callable, optional
-        In place of the recurrent layers: takes windows ``(S, B, n_in)`` and gives ``(S, B, n_out)``, where the
-        arguments ``n_in`` and ``n_out`` (``hidden_size``) of a class or callable are filled in. Heads and the linear
-        way past it are added.
+        Replaces the recurrent layers: maps windows ``(S, B, n_in)`` to ``(S, B, n_out)``. A class or callable gets the
+        arguments ``n_in`` and ``n_out`` (``hidden_size``). The forecaster adds the output heads and a linear bypass.
     hidden_size, num_layers, dropout : int, int, float
-        Of the network.
+        Width and number of the recurrent layers, and dropout of their outputs.
     n_models : int
-        Networks that differ in their seed, whose forecasts are averaged.
+        Number of networks, which differ in initial weights and dropout; their forecasts are averaged.
     max_steps : int
-        About how many steps of the optimizer to make, in at most 16 passes over the data or 300 steps.
+        Approximate number of optimizer steps, limited to 16 passes over the data or 300 steps, whichever is more.
     batchsize, seqsize : int
-        Series and time steps of a window.
+        Series and time steps per window.
     lr, weight_decay : float
-        Of AdamW, on a one-cycle schedule.
+        Peak learning rate of the one-cycle schedule, and weight decay, of AdamW.
     hist_exog_list, futr_exog_list, stat_exog_list : sequence of str
-        Columns with covariates: known up to the time of the forecast; known ahead, too (give them to ``predict``);
-        one value per series. Those that hold no numbers are categories.
+        Columns with covariates: known only up to the forecast; also known ahead (pass them to ``predict``); one value
+        per series. Columns that are not numeric are categories.
     id_col, time_col, target_col : str
-        Columns of the long frame.
+        Column names of the long frame.
     alias : str
-        What the column of the forecast is called.
+        Name of the forecast column.
     comm, n_jobs, device, callbacks, random_state, verbose
         As in :class:`fluxutils_py.Estimator`.
 
     Attributes
     ----------
     features_ : Features
-        What was chosen from the data: ``season``, ``lag``, ``input_size``, ``log``.
+        Settings chosen from the data: ``season``, ``lag``, ``input_size``, ``log``.
     frequency_ : Frequency or None
     loss_name_ : str or callable
     models_ : list of nn.Module
     loss_curve_ : list of float
-        Per epoch, mean over the networks.
+        Training loss per epoch, averaged over the networks.
     ids_ : ndarray
-        Of the series that ``predict`` goes on from.
+        Ids of the series that ``predict`` forecasts; numbers from 0 if the forecaster was fitted on an array.
 
     Notes
     -----
-    Direct multi-horizon forecasts by one network for all series, normalised by their own past: Salinas et al. (2020),
-    Int. J. Forecasting 36(3), 1181-1191; Wen et al. (2017), arXiv:1711.11053. Residuals of a seasonal forecast, and the
-    mean of several networks: Smyl (2020), Int. J. Forecasting 36(1), 75-85.
+    One network makes direct multi-horizon forecasts for all series, each normalised by its past: Salinas et al. (2020),
+    Int. J. Forecasting 36(3), 1181-1191; Wen et al. (2017), arXiv:1711.11053. It models the residuals of a seasonal
+    forecast, and several networks are averaged: Smyl (2020), Int. J. Forecasting 36(1), 75-85.
 
     Examples
     --------
@@ -116,7 +116,7 @@ class Forecaster(BaseEstimator):
     (1, 1, 6)
     """
 
-    _origin: Any  # the history, or a tuple of what start_history makes it from
+    _origin: Any  # the history, or the arguments from which start_history computes it
 
     def __init__(
         self,
@@ -195,20 +195,20 @@ class Forecaster(BaseEstimator):
         Parameters
         ----------
         df : data frame of pandas or polars, or array of shape (F, N, T)
-            A frame has one row per series and time, in any order; series may have any lengths, start at any time, and
-            lack values (null or NaN) and times. Of an array, each feature of each series is a series of its own; it
-            may be a map or an open HDF5 dataset larger than memory.
+            A frame has one row per series and time, in any order. Series may differ in length and start, and may lack
+            values (null or NaN) and times. In an array, each feature of each series counts as one series; the array
+            may be a memory map or an open HDF5 dataset larger than memory.
         y : None
-            For scikit-learn.
+            Ignored; for scikit-learn.
         static_df : data frame, optional
-            One row per series with the columns of ``stat_exog_list``; else they are columns of ``df``.
+            One row per series with the columns of ``stat_exog_list``. None: ``df`` holds these columns.
 
-        Returns itself.
+        Returns ``self``.
 
         Raises
         ------
         DataError
-            Naming column and row of what cannot be used.
+            If the data cannot be used. The message names column and row.
         """
         check_settings(self)
         return self._fit_panel(*self._read(df, static_df))
@@ -219,18 +219,18 @@ class Forecaster(BaseEstimator):
         Parameters
         ----------
         df : as in :meth:`fit`, optional
-            Series to forecast, of any ids, from their own ends; the network is warmed through all their past. None:
-            those of ``fit`` and :meth:`update`.
+            Series to forecast, with any ids, each from its end. The network first reads all their past. None: the
+            series of ``fit`` and :meth:`update`.
         futr_df : data frame, optional
-            The covariates known ahead at the times that are forecast, see :meth:`make_future_dataframe`.
+            Covariates known ahead, at the forecast times; see :meth:`make_future_dataframe`.
         static_df : data frame, optional
             As in :meth:`fit`.
 
         Returns
         -------
         data frame, or array of shape (F, N, h)
-            Of a frame, one of the same library with the id, the time, the forecast, and one column per quantile. Of an
-            array, an array; with quantiles a dict of such by the names that the columns would have.
+            For a frame, a frame of the same library with the id, the time, the forecast, and one column per quantile.
+            For an array, an array; with quantiles, a dict of arrays by column name.
         """
         check_is_fitted(self, "models_")
         history, shape = self._history, self._shape
@@ -241,16 +241,16 @@ class Forecaster(BaseEstimator):
         return forecast_frame(self, history, shape, futr_df)
 
     def update(self, df: Any, *, static_df: Any = None) -> Self:
-        """Take in what came after the end of the series, at the cost of these steps.
+        """Append new observations without training; the network reads only the new steps.
 
         Parameters
         ----------
         df : as in :meth:`fit`
-            Rows that follow on those there are, and series that are new. Of an array, the next steps of all series.
+            Rows that follow the stored series, and new series. For an array, the next steps of all series.
         static_df : data frame, optional
-            Of series that are new.
+            Static covariates of new series.
 
-        Nothing is trained. ``predict()`` is then what ``predict(df)`` of the whole would be. Returns itself.
+        ``predict()`` then equals ``predict(df)`` with the whole series. Returns ``self``.
         """
         check_is_fitted(self, "models_")
         panel, array = self._read(df, static_df, fitted=True)
@@ -259,7 +259,7 @@ class Forecaster(BaseEstimator):
         return self
 
     def make_future_dataframe(self) -> Any:
-        """The ids and times that :meth:`predict` forecasts, as a frame: add the covariates known ahead to it."""
+        """Return a frame of the ids and times that :meth:`predict` forecasts, to add the covariates known ahead to."""
         check_is_fitted(self, "models_")
         return future_frame(self, self._history)
 
@@ -272,48 +272,48 @@ class Forecaster(BaseEstimator):
         refit: bool | None = False,
         static_df: Any = None,
     ) -> Any:
-        """Forecast the last part of each series as if it were not known yet, walking forward.
+        """Evaluate forecasts of the last part of each series, walking forward in time.
 
-        This forecaster stays as it is.
+        This forecaster does not change.
 
         Parameters
         ----------
-        df, static_df : as in :meth:`fit`, of data frames
+        df, static_df : as in :meth:`fit`, but data frames only
         n_windows : int
-            How many times to forecast, each time ``h`` steps, the last time those at the end.
+            Number of forecasts of ``h`` steps; the last one covers the last ``h`` steps.
         step_size : int, optional
             Steps between one forecast and the next. None: ``h``.
         refit : bool or None
-            Whether to train anew for each window; else once, on what lies before the first one. None: not at all, but
-            take this forecaster, which was fitted on earlier or other series.
+            True: train for each window. False: train once, on the data before the first window. None: do not train,
+            use this forecaster, which was fitted on earlier data or other series.
 
         Returns
         -------
         data frame
-            id, time, ``cutoff`` (the last time that was known), truth, the forecast and its quantiles, and the
-            baselines ``Naive``, ``SeasonalNaive``, ``Drift`` and ``WindowAverage``; see :func:`evaluate`.
+            With id, time, ``cutoff`` (the last known time), truth, the forecast and its quantiles, and the baselines
+            ``Naive``, ``SeasonalNaive``, ``Drift`` and ``WindowAverage``. Score it with :func:`evaluate`.
         """
         check_settings(self)
         return cross_validate(self, df, n_windows, step_size, refit, static_df)
 
     def score(self, df: Any, y: Any = None) -> float:
-        """Minus the mean absolute error of the forecasts at the times in a frame, in units of each series' scale.
+        """Return the negative mean absolute error of the forecasts, in units of each series' scale.
 
-        The frame holds what follows on the series of ``fit``; rows of other series and times are left out. DataError if
-        that leaves none.
+        ``df`` holds the steps after the stored series. Rows of other series and times are ignored; DataError if no
+        row is left.
         """
         return score_of(self, df)
 
     def save(self, path: Any) -> None:
-        """Write the fitted forecaster to a file of plain data: networks, settings, and the ends of the series."""
+        """Write networks, settings, and the ends of the series to a file of plain data."""
         save_forecaster(self, path)
 
     @classmethod
     def load(cls, path: Any, **arguments: Any) -> Self:
-        """Read what :meth:`save` wrote; no code in the file is run.
+        """Load a forecaster that :meth:`save` wrote, without running code from the file.
 
-        ``arguments`` take the place of the stored ones; a ``model``, ``cell`` or ``loss`` of one's own is not stored
-        and must be given. FileNotFoundError or LoadError if the file is none.
+        ``arguments`` replace stored ones. A custom ``model``, ``cell`` or ``loss`` is not stored: pass it again. Raises
+        FileNotFoundError if there is no such file, and LoadError if it holds no forecaster.
         """
         return load_forecaster(cls, path, arguments)
 
@@ -354,7 +354,7 @@ class Forecaster(BaseEstimator):
         return Columns(self.id_col, self.time_col, self.target_col, *lists)
 
     def _read(self, df: Any, static_df: Any, fitted: bool = False) -> tuple[Panel | None, Any]:
-        """The panel of a frame, or an array; the other is None."""
+        """Return ``(panel, None)`` for a frame, ``(None, array)`` for an array."""
         if is_frame(df):
             if fitted and self.frequency_ is None:
                 raise DataError("df is a data frame, but the forecaster was fitted on an array (F, N, T)")
@@ -370,7 +370,7 @@ class Forecaster(BaseEstimator):
         return None, as_series(df, "df")[0].array
 
     def _windows(self, panel: Panel | None, array: Any) -> PanelWindows:
-        """Windows of a panel or an array from the first step on."""
+        """Return the windows of a panel or an array, from its first step."""
         if panel is None:
             return PanelWindows(ArraySource(array), self.features_, self.channels_)
         hist, futr = (filled_forward(self.covariates_.steps(panel, kind), panel.lengths) for kind in ("hist", "futr"))
@@ -380,7 +380,7 @@ class Forecaster(BaseEstimator):
         return PanelWindows(source, self.features_, self.channels_, static, codes, ahead)
 
     def _tail_windows(self, tail: np.ndarray, static: np.ndarray, codes: np.ndarray) -> PanelWindows:
-        """Windows of tails (C, N, K); those of covariates known ahead may be of more steps than the rest, NaN there."""
+        """Return the windows of tails (C, N, K). Where only covariates are known ahead, other channels are NaN."""
         n_own, n = 1 + self.channels_.hist, tail.shape[1]
         lengths = np.full(n, tail.shape[2])
         flat = tail.reshape(len(tail), -1)
@@ -389,7 +389,7 @@ class Forecaster(BaseEstimator):
 
     @property
     def _history(self) -> History:
-        """What forecasts go on from; after a fit it is computed when it is first needed."""
+        """The ends of the series, from which forecasts start; computed on first use after a fit."""
         if isinstance(self._origin, tuple):
             self._origin = start_history(self.models_, *self._origin)
         return self._origin

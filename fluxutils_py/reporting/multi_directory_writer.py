@@ -1,4 +1,4 @@
-"""A writer for several directories."""
+"""Write summaries into several directories."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NO_KEY = "hyper-parameters have no tag that names a directory; write them to sub
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """What a tag is for, and the rest of it.
+    """Split a tag into the key of its directory and the rest.
 
     >>> split_tag("dev/loss/mean")
     ('dev', 'loss/mean')
@@ -23,7 +23,7 @@ def split_tag(tag: str) -> tuple[str, str]:
     Raises
     ------
     ValueError
-        If there are no two parts.
+        If the tag does not have two parts.
     """
     key, _, rest = tag.partition("/")
     if not (key and rest):
@@ -32,39 +32,39 @@ def split_tag(tag: str) -> tuple[str, str]:
 
 
 class MultiDirectorySummaryWriter(Writer):
-    """A writer whose tags say in which directory to write: ``"dev/acc"`` is ``"acc"`` in ``log_dir_root/dev``.
+    """Writer that takes the directory from the tag: ``"dev/acc"`` becomes ``"acc"`` in ``log_dir_root/dev``.
 
-    TensorBoard shows directories as runs: the same tag of several runs in one plot, in different colours.
+    TensorBoard shows each directory as a run, and draws the same tag of several runs in one plot.
 
     Parameters
     ----------
     log_dir_root : str or path-like
-        Directories below it are made when they are first written to.
+        Parent directory. Directories in it are created on first use.
     keys : iterable of str
-        Keys that are known beforehand.
+        Keys known in advance.
     allow_new_keys : bool
-        Whether other keys may be used. False: they are a ValueError.
+        Whether other keys are allowed. False: they raise ValueError.
     only_from_leader_process : bool
-        Whether ranks other than the first write nothing.
+        Whether only the first rank writes.
     auto_flush : bool
-        Have each summary on disk as soon as it is written.
+        Flush each summary to disk as soon as it is written.
     tag_to_key : callable
         ``tag_to_key(tag) -> (key, tag in the directory)``.
     dirname : callable
         ``dirname(key) -> name of the directory``.
     use_threaded_writer : bool
-        Write in another thread, by :class:`ThreadedSummaryWriter`.
+        Write in another thread, with :class:`ThreadedSummaryWriter`.
     comm : "auto", None, "mpi", "torch" or a communicator
-        Which ranks there are, as for an ``Estimator``.
+        Communicator of the ranks, as for an ``Estimator``.
 
     Raises
     ------
     ValueError
-        When written to, before anything is: for a tag without a key, or a key that is not allowed.
+        When writing with a tag without a key, or a key that is not allowed. Nothing is written then.
 
     Notes
     -----
-    Source: bobbin, where ``allow_new_keys`` is not looked at.
+    Source: bobbin, which ignores ``allow_new_keys``.
 
     Examples
     --------
@@ -95,10 +95,10 @@ class MultiDirectorySummaryWriter(Writer):
         self.tag_to_key, self.dirname = tag_to_key, dirname
         self.disabled = only_from_leader_process and not is_main_process(comm=comm)
         self._writers: dict[str, Writer] = {}
-        self._lock, self._closed = threading.Lock(), False  # a ThreadedSummaryWriter around it may have several
+        self._lock, self._closed = threading.Lock(), False  # several threads may write
 
     def subwriter(self, key: str) -> Writer:
-        """The writer for the directory of a key; it is closed with this one."""
+        """Return the writer for the directory of a key. Closing this writer closes it."""
         if not (self.allow_new_keys or key in self.keys):
             known = ", ".join(map(repr, self.keys)) or "none"
             raise ValueError(f"key {key!r} is not known (known: {known}); add it to keys, or set allow_new_keys=True")
@@ -120,7 +120,7 @@ class MultiDirectorySummaryWriter(Writer):
         getattr(self.subwriter(key), method)(tag, *args[1:], **options)
 
     def hparams(self, hparams: dict[str, Any]) -> None:
-        """Write hyper-parameters into every directory: those of ``keys``, and those written to so far."""
+        """Write hyper-parameters into the directories of ``keys`` and of all keys used so far."""
         keys = dict.fromkeys([*self.keys, *self._writers])
         if not keys:
             raise ValueError(NO_KEY)
@@ -128,7 +128,7 @@ class MultiDirectorySummaryWriter(Writer):
             self.subwriter(key).hparams(hparams)
 
     def as_result_processor(self, method: Callable[..., Any] | None = None) -> Callable[[Mapping[str, Any], Any], None]:
-        """Make a result processor for :class:`RunEval`, which writes each result to the directory of its dataset.
+        """Return a result processor for :class:`RunEval` that writes each result to the directory of its dataset.
 
         It calls ``method(result, loop, writer)``, by default ``result.write_to_tensorboard(loop, writer)``.
         """
@@ -152,7 +152,7 @@ class MultiDirectorySummaryWriter(Writer):
         self._each(lambda writer: writer.close())
 
     def _each(self, call: Callable[[Writer], None]) -> None:
-        """Have all of them do it, also after one has failed."""
+        """Apply ``call`` to every writer, then raise the first error."""
         failed: Exception | None = None
         for writer in self._writers.values():
             try:

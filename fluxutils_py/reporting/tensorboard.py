@@ -1,4 +1,4 @@
-"""The curves of a fit, in TensorBoard."""
+"""Write training curves for TensorBoard."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ from fluxutils_py.reporting.publish import PublishTrainingProgress
 from fluxutils_py.reporting.tables import as_number
 from fluxutils_py.reporting.writers import SummaryWriter, import_torch_writer
 
-SUFFIX = ".fit"  # of the files that are written here; others in the directory are let be
+SUFFIX = ".fit"  # file names of this hook end in it; other files in the directory are left alone
 
 
 class TensorBoard:
-    """A hook that writes the curves of training for TensorBoard; ``callbacks=[TensorBoard("runs/a")]`` is all.
+    """Hook that writes training curves for TensorBoard: ``callbacks=[TensorBoard("runs/a")]``.
 
-    Tags are ``train/loss``, ``validation/loss``, ``train/lr`` and so on for the numbers in the record of an epoch, and
-    those of :class:`PublishTrainingProgress`, such as ``train/batch_loss``, for single steps. All go by the step of the
-    loop. Rank 0 writes, and what was written can be looked at while training goes on.
+    The numbers in the record of an epoch have tags ``train/loss``, ``validation/loss``, ``train/lr`` and so on. Single
+    steps have the tags of :class:`PublishTrainingProgress`, such as ``train/batch_loss``. The x axis is the step of the
+    loop. Rank 0 writes, and TensorBoard can show the curves during training.
 
     Parameters
     ----------
     log_dir : str or path-like
-        Is made if need be. The runs of which TensorBoard is shown a folder, as ``tensorboard --logdir runs``, are the
-        directories in it.
+        Directory of the run, created if it does not exist. ``tensorboard --logdir runs`` shows each directory in
+        ``runs`` as a run.
     trigger : int or Trigger
-        After which steps to write what is of single steps; ``n``: whenever the step is a multiple of it.
+        When to write single steps. ``n``: at each step that is a multiple of ``n``.
     each_fit : bool
-        Give every fit a directory of its own in ``log_dir``: ``fit-0001``, ``fit-0002``, ..., with the parameters of
-        the estimator as a text. For searches and cross-validation, also with ``n_jobs``.
+        Whether to write each fit to a new directory in ``log_dir``, ``fit-0001``, ``fit-0002``, ..., with the
+        estimator's parameters as text. For searches and cross-validation, also with ``n_jobs``.
 
     Raises
     ------
     ImportError
-        Without TensorBoard, before training.
+        Before training, if TensorBoard is not installed.
     RuntimeError
-        If another fit is writing to the directory, before training.
+        Before training, if another fit is writing to the directory.
 
     Notes
     -----
-    A directory shows the curves of one training. One that goes on (from a checkpoint, ``partial_fit``, ``warm_start``)
-    goes on with them; what an interrupted one wrote behind its checkpoint is replaced. One that begins anew sets aside
-    what earlier ones wrote there: their files are renamed, to ``events.out.earlier.*``, which TensorBoard does not
-    look at. With ``each_fit``, a fit that goes on has a directory for what it adds.
+    A directory shows one training. A fit that continues it (from a checkpoint, ``partial_fit``, ``warm_start``) extends
+    the curves, and replaces what an interrupted fit wrote after its checkpoint. A new fit hides the files of earlier
+    ones: it renames them to ``events.out.earlier.*``, which TensorBoard ignores. With ``each_fit``, a continued fit
+    writes what it adds to a new directory.
 
-    Copies and pickles of it, as in clones of an estimator, know the directory only.
+    Copies and pickles, as in clones of an estimator, keep only the settings.
 
     Examples
     --------
@@ -60,7 +60,7 @@ class TensorBoard:
     >>> loop.run_epochs([4, 3, 2, 1], epochs=1)
     """
 
-    name, priority = "TensorBoard", 60  # after all that adds to the record of an epoch
+    name, priority = "TensorBoard", 60  # after all hooks that add to the record of an epoch
 
     def __init__(self, log_dir: Any, *, trigger: Any = 10, each_fit: bool = False) -> None:
         by_number = isinstance(trigger, int)
@@ -79,7 +79,7 @@ class TensorBoard:
     def on_start(self, loop: Any) -> None:
         if not is_main_process(loop):
             return
-        import_torch_writer()  # before anything is made
+        import_torch_writer()  # fails before a directory is created
         self._open = ExitStack()
         folder = make_run_folder(self.log_dir) if self.each_fit else self.log_dir
         folder.mkdir(parents=True, exist_ok=True)
@@ -113,23 +113,23 @@ class TensorBoard:
 
 
 def purge_step(loop: Any) -> int | None:
-    """From which step on a run that goes on will write: what is there of it and of later ones would be there twice."""
+    """Return the step from which a continued run replaces earlier summaries; None for a new run."""
     if loop.step == 0:
         return None
-    # Saved behind the last step of an epoch, before its end, which comes again: its record would be there twice. The
-    # price is what was written of that single step.
+    # A checkpoint after the last step of an epoch, but before its end: the end is repeated, and its record would appear
+    # twice. Purging from this step removes it, together with the summaries of this single step.
     ends = loop.n_epochs is not None and loop.epoch_step > 0 and loop.steps_per_epoch in (None, loop.epoch_step)
     return int(loop.step) + (not ends)
 
 
 def hide_earlier_events(folder: Path) -> None:
-    """Have TensorBoard not look at what earlier fits wrote. Not all of its readers heed a ``purge_step`` of 0."""
+    """Rename the files of earlier fits, so that TensorBoard ignores them. Some readers ignore ``purge_step=0``."""
     for path in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
         path.rename(path.with_name(path.name.replace("tfevents", "earlier", 1)))
 
 
 def make_run_folder(root: Path) -> Path:
-    """A new folder in ``root``, also where others are making theirs."""
+    """Create a new folder in ``root``; safe when several processes do so at once."""
     root.mkdir(parents=True, exist_ok=True)
     for n in itertools.count(1):
         with suppress(FileExistsError):
@@ -140,7 +140,7 @@ def make_run_folder(root: Path) -> Path:
 
 @contextmanager
 def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Hold a folder against other fits, of this process and of others; where the system has locks."""
+    """Lock a folder against other fits in any process, if the system supports locks."""
     try:
         import fcntl
     except ImportError:  # on Windows
@@ -148,7 +148,7 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
         return
     lock = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # of file systems without locks
+        with suppress(OSError):  # on file systems without locks
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -159,6 +159,6 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
             yield
         finally:
             with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_UN)  # also where a forked process has it open
+                fcntl.flock(lock, fcntl.LOCK_UN)  # releases it even if a forked process has the folder open
     finally:
         os.close(lock)

@@ -1,4 +1,4 @@
-"""A writer of summaries that does not keep training waiting."""
+"""Write summaries in another thread, while training continues."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from fluxutils_py.validation import check_integer
 class ThreadedSummaryWriter(Writer):
     """Write summaries in another thread: a call returns as soon as values are copied to main memory.
 
-    What is written is as of the call: tensors and arrays are copied, figures drawn, the time taken. Summaries are
-    written in the order of the calls.
+    Each call copies tensors and arrays, draws figures and takes the time, so later changes do not show. The thread
+    writes summaries in the order of the calls.
 
     Parameters
     ----------
     base_writer : Writer or torch.utils.tensorboard.SummaryWriter
-        Is written to by the thread only, and closed with this one.
+        Writer that the thread uses, and nothing else may. Closing this writer closes it.
     max_workers : int
-        As in bobbin, without effect: a file takes one summary at a time, so there is one thread.
+        Accepted for bobbin and ignored: a file takes one summary at a time, so there is one thread.
     wait_on_flush : bool
-        Whether :meth:`flush` returns when everything is on disk. False: it is put in line like the rest.
+        Whether :meth:`flush` waits until everything is on disk. False: it is queued like a summary.
 
     Raises
     ------
     RuntimeError
-        By :meth:`flush` and :meth:`close`, if summaries could not be written since the last of these; it names the
-        first. Also when written to in a process that was forked from the one that made it, where the thread is not.
+        From :meth:`flush` and :meth:`close`, if a summary could not be written since the last of these calls; names
+        the first one. Also when writing in a process that was forked from the one that opened the writer.
     ValueError
-        When written to after :meth:`close`.
+        When writing after :meth:`close`.
 
     Notes
     -----
-    One that was not closed is closed when the program ends. Source: bobbin, where the errors of threads are lost.
+    An open writer is closed when the program ends. Source: bobbin, which drops errors of its threads.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class ThreadedSummaryWriter(Writer):
 
     @classmethod
     def open(cls, log_dir: Any, max_workers: int = 1, wait_on_flush: bool = False, **options: Any) -> Self:
-        """Open a writer for a directory; options are those of :class:`SummaryWriter`."""
+        """Open a writer for a directory; ``options`` go to :class:`SummaryWriter`."""
         return cls(SummaryWriter(log_dir, **options), max_workers, wait_on_flush)
 
     def _call(self, method: str, *args: Any, **options: Any) -> None:
@@ -78,7 +78,7 @@ class ThreadedSummaryWriter(Writer):
         if self._process.ends():
             try:
                 self._thread.submit(self._attempt, "close", self.base_writer.close).result()
-            except RuntimeError:  # the program ends: the thread has ended before, after all that waited
+            except RuntimeError:  # the program is ending: the thread has finished its queue and ended
                 self._attempt("close", self.base_writer.close)
             self._thread.shutdown()
             self._raise_failed()

@@ -1,4 +1,4 @@
-"""Writers of summaries for TensorBoard: one family, over torch's."""
+"""Write summaries for TensorBoard with torch's writer."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from torch import Tensor
 
 
 class Writer:
-    """What all writers here have: torch's names, bobbin's names for the same, and ``with``.
+    """Base class of all writers: torch's methods, the same under bobbin's names, and ``with``.
 
-    Subclasses define ``_call``, which does what a method of torch's ``SummaryWriter`` does, or has it done.
-    Values are tensors on any device, arrays, or numbers, as of the moment of the call. Steps are counts, as those of
-    ``loop.step``; ``walltime`` is by default the time of the call, in seconds since 1970.
+    Subclasses define ``_call``, which executes a method of torch's ``SummaryWriter``.
+    Values are tensors on any device, arrays, or numbers; later changes to them do not show. Steps are counts, such as
+    ``loop.step``. ``walltime`` is in seconds since 1970, by default the time of the call.
     """
 
     def _call(self, method: str, *args: Any, **options: Any) -> None:
-        """Have ``method`` of torch's writer called. The first argument is the tag, but for ``add_hparams``."""
+        """Call ``method`` of torch's writer. The first argument is the tag, except for ``add_hparams``."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Have on disk what was written; nothing after :meth:`close`."""
+        """Write everything to disk. Does nothing after :meth:`close`."""
 
     def close(self) -> None:
-        """Finish the files. A second call does nothing; writing after it is a ValueError."""
+        """Close the files. A second call does nothing; writing afterwards raises ValueError."""
 
     def __enter__(self) -> Self:
         return self
@@ -40,7 +40,7 @@ class Writer:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    # -- torch's names; options are those of torch's methods -------------------------------------------
+    # -- torch's names; ``options`` go to torch's methods ----------------------------------------------
 
     def _write(self, method: str, *args: Any, **options: Any) -> None:
         if options.get("walltime") is None:
@@ -48,66 +48,66 @@ class Writer:
         self._call(method, *args, **options)
 
     def add_scalar(self, tag: str, scalar_value: Any, global_step: Any = None, **options: Any) -> None:
-        """A number; kept as float32, as TensorBoard does."""
+        """Write a number; TensorBoard stores it as float32."""
         self._write("add_scalar", tag, scalar_value, global_step, **options)
 
     def add_scalars(
         self, main_tag: str, tag_scalar_dict: Mapping[str, Any], global_step: Any = None, **options: Any
     ) -> None:
-        """Several numbers for one plot; each gets a directory of its own, below this writer's."""
+        """Write several numbers for one plot, each into a separate directory below this writer's."""
         self._write("add_scalars", main_tag, dict(tag_scalar_dict), global_step, **options)
 
     def add_image(self, tag: str, img_tensor: Any, global_step: Any = None, **options: Any) -> None:
-        """An image (C, H, W), floats from 0 to 1, or uint8; ``dataformats`` names other axes, such as ``"HW"``."""
+        """Write an image (C, H, W), floats in 0..1 or uint8; ``dataformats`` names other axes, such as ``"HW"``."""
         self._write("add_image", tag, img_tensor, global_step, **options)
 
     def add_images(self, tag: str, img_tensor: Any, global_step: Any = None, **options: Any) -> None:
-        """Several images (N, C, H, W), side by side in one; ``dataformats`` names other axes."""
+        """Write images (N, C, H, W), side by side as one; ``dataformats`` names other axes."""
         self._write("add_images", tag, img_tensor, global_step, **options)
 
     def add_figure(self, tag: str, figure: Any, global_step: Any = None, close: bool = True, **options: Any) -> None:
-        """A matplotlib figure, drawn now; it need not come from pyplot, and if it does, is closed there."""
+        """Draw a matplotlib figure, from pyplot or not, and write the image; ``close`` closes it in pyplot."""
         self.add_image(tag, render_figure(figure, close), global_step, dataformats="HWC", **options)
 
     def add_histogram(self, tag: str, values: Any, global_step: Any = None, **options: Any) -> None:
-        """How values are distributed; any shape, at least one; ``bins`` as in NumPy, or ``"tensorflow"``."""
+        """Write a histogram of one or more values, of any shape; ``bins`` as in NumPy, or ``"tensorflow"``."""
         self._write("add_histogram", tag, values, global_step, **options)
 
     def add_audio(self, tag: str, snd_tensor: Any, global_step: Any = None, **options: Any) -> None:
-        """Sound of one channel, (L,) or (1, L), from -1 to 1, at ``sample_rate`` (44100)."""
+        """Write sound of one channel, (L,) or (1, L), in -1..1, at ``sample_rate`` (default 44100 Hz)."""
         self._write("add_audio", tag, snd_tensor, global_step, **options)
 
     def add_text(self, tag: str, text_string: str, global_step: Any = None, **options: Any) -> None:
-        """Text, shown as Markdown."""
+        """Write text, which TensorBoard shows as Markdown."""
         self._write("add_text", tag, text_string, global_step, **options)
 
     def add_tensor(self, tag: str, tensor: Any, global_step: Any = None, **options: Any) -> None:
-        """A tensor or array, for other programs to read."""
+        """Write a tensor or array, for other programs to read."""
         tensor = torch.from_numpy(tensor) if isinstance(tensor, np.ndarray) else tensor
         self._write("add_tensor", tag, tensor, global_step, **options)
 
     def add_hparams(self, hparam_dict: dict[str, Any], metric_dict: dict[str, Any], **options: Any) -> None:
-        """Hyper-parameters (numbers, strings, truth values) and what came of them.
+        """Write hyper-parameters (numbers, strings, booleans) and the resulting metrics.
 
-        They go to the directory ``run_name`` below this writer's, named after the time if None.
+        They go to the directory ``run_name`` below this writer's; None: named after the time.
         """
         self._call("add_hparams", hparam_dict, metric_dict, **options)
 
     # -- bobbin's names, which are flax's ------------------------------------------------------------
 
     def scalar(self, tag: str, value: Any, step: Any) -> None:
-        """:meth:`add_scalar`"""
+        """Same as :meth:`add_scalar`."""
         self.add_scalar(tag, value, step)
 
     def image(self, tag: str, image: Any, step: Any, max_outputs: int = 3) -> None:
-        """An image (H, W) or (H, W, C), or of a batch (N, H, W, C) the first ``max_outputs``, side by side."""
+        """Write an image (H, W) or (H, W, C), or the first ``max_outputs`` of (N, H, W, C), side by side."""
         if image.ndim == 4:
             self.add_images(tag, image[:max_outputs], step, dataformats="NHWC")
         else:
             self.add_image(tag, image, step, dataformats="HWC"[: image.ndim])
 
     def audio(self, tag: str, audiodata: Any, step: Any, sample_rate: int = 44100, max_outputs: int = 3) -> None:
-        """Sound (L,) or (1, L), or of a batch (N, L, 1) the first ``max_outputs``, as ``tag/0``, ``tag/1``, ..."""
+        """Write sound (L,) or (1, L), or the first ``max_outputs`` of (N, L, 1), as ``tag/0``, ``tag/1``, ..."""
         if audiodata.ndim < 3:
             self.add_audio(tag, audiodata, step, sample_rate=sample_rate)
         else:
@@ -115,24 +115,24 @@ class Writer:
                 self.add_audio(f"{tag}/{n}", sound.reshape(-1), step, sample_rate=sample_rate)
 
     def histogram(self, tag: str, values: Any, step: Any, bins: Any = None) -> None:
-        """:meth:`add_histogram`"""
+        """Same as :meth:`add_histogram`; ``bins`` is ``"tensorflow"`` by default."""
         self.add_histogram(tag, values, step, bins="tensorflow" if bins is None else bins)
 
     def text(self, tag: str, textdata: str, step: Any) -> None:
-        """:meth:`add_text`"""
+        """Same as :meth:`add_text`."""
         self.add_text(tag, textdata, step)
 
     def write(self, tag: str, tensor: Any, step: Any, metadata: Any = None) -> None:
-        """:meth:`add_tensor`; torch's writer has no place for TensorFlow's ``metadata``, which is left out."""
+        """Same as :meth:`add_tensor`; ``metadata`` is ignored, as torch's writer cannot store it."""
         self.add_tensor(tag, tensor, step)
 
     def hparams(self, hparams: dict[str, Any]) -> None:
-        """:meth:`add_hparams`, without results, into this writer's directory itself."""
+        """Write hyper-parameters without metrics into this writer's directory; see :meth:`add_hparams`."""
         self.add_hparams(hparams, {}, run_name=".")
 
 
 class NullSummaryWriter(Writer):
-    """A writer that writes nothing: for ranks other than the first, and to switch summaries off.
+    """Writer that writes nothing, for ranks other than the first or to turn summaries off.
 
     >>> NullSummaryWriter().add_scalar("loss", 0.5, 1)
     """
@@ -144,37 +144,37 @@ class NullSummaryWriter(Writer):
         pass  # without drawing it
 
     def as_result_processor(self, method: Any = None) -> Callable[..., None]:
-        """A result processor, as of :class:`MultiDirectorySummaryWriter`, that does nothing."""
+        """Return a result processor that does nothing; see :class:`MultiDirectorySummaryWriter`."""
         return lambda results, loop: None
 
 
 class SummaryWriter(Writer):
-    """Write event files into a directory, by torch's ``SummaryWriter``.
+    """Write event files into a directory, with torch's ``SummaryWriter``.
 
     Parameters
     ----------
     log_dir : str or path-like
-        Is made if need be.
+        Created if it does not exist.
     purge_step : int, optional
-        TensorBoard is to hide what earlier files of the directory have for this step and later ones.
+        Make TensorBoard hide what earlier files in the directory hold for this step and later ones.
     auto_flush : bool
-        Have each summary on disk when the call returns; else within some seconds.
+        Whether each summary is on disk when the call returns. False: within some seconds.
     filename_suffix : str
-        What the name of the file ends in.
+        Suffix of the file name.
 
     Raises
     ------
     ImportError
-        Without TensorBoard.
+        If TensorBoard is not installed.
     ValueError
-        When written to after :meth:`close`.
+        When writing after :meth:`close`.
     RuntimeError
-        When written to in a process that was forked from the one that made it: its file belongs to that one.
+        When writing in a process that was forked from the one that opened the writer.
 
     Notes
     -----
-    TensorBoard reads the files of a directory in the order of their names; this one's comes after those that are there.
-    A writer that was not closed is closed when the program ends.
+    TensorBoard reads the files of a directory in the order of their names; the new name sorts after existing ones.
+    An open writer is closed when the program ends.
 
     Examples
     --------
@@ -187,7 +187,7 @@ class SummaryWriter(Writer):
     [(1, 0.5)]
     """
 
-    flush_s = 5  # how long a summary may wait, so that whoever watches sees a run go on
+    flush_s = 5  # seconds until a summary is on disk: short enough to watch a run
 
     def __init__(
         self, log_dir: Any, *, purge_step: int | None = None, auto_flush: bool = False, filename_suffix: str = ""
@@ -197,9 +197,9 @@ class SummaryWriter(Writer):
         self._process = OpenInProcess(self.close)
 
     def _opened(self, **options: Any) -> Any:
-        """Torch's writer, of a file that sorts behind the others.
+        """Open torch's writer with a file whose name sorts after the others.
 
-        Names begin with the second and end in a number that grows, but "10" sorts before "9".
+        Names begin with the second and end in an increasing number, but "10" sorts before "9".
         """
         open_writer = import_torch_writer()
         while True:
@@ -228,7 +228,7 @@ class SummaryWriter(Writer):
 
 
 class OpenInProcess:
-    """Whether a writer is open, in the process that made it; it is closed when the program ends."""
+    """Truth value: the writer is open, and this is the process that opened it. Closes it when the program ends."""
 
     def __init__(self, close: Callable[[], Any]) -> None:
         self.close, self.pid, self.open = close, os.getpid(), True
@@ -238,7 +238,7 @@ class OpenInProcess:
         return self.open and self.pid == os.getpid()
 
     def require(self, where: Any) -> None:
-        """Raise if nothing can be written any more."""
+        """Raise an error if the writer is closed, or belongs to another process."""
         if not self.open:
             raise ValueError(f"the writer of {where} is closed; open another to write more")
         if self.pid != os.getpid():
@@ -248,27 +248,27 @@ class OpenInProcess:
             )
 
     def ends(self) -> bool:
-        """Whether it was open until now."""
+        """Mark the writer as closed, and return whether it was open in this process."""
         there, self.open = bool(self), False
         atexit.unregister(self.close)
         return there
 
 
 def copy_to_cpu(value: Any) -> Any:
-    """A value that nobody else will change, in main memory."""
+    """Copy a tensor or array to main memory; return other values as they are."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     return np.array(value) if isinstance(value, np.ndarray) else value
 
 
 def creation_second(path: Path) -> int:
-    """When an event file was opened, as its name says; 0 if it does not."""
+    """Return the second at which an event file was opened, read from its name; 0 if the name has none."""
     text = path.name.removeprefix("events.out.tfevents.").split(".")[0]
     return int(text) if text.isdigit() else 0
 
 
 def import_torch_writer() -> Any:
-    """Torch's class of writers, which needs TensorBoard."""
+    """Return torch's ``SummaryWriter``, which needs TensorBoard."""
     try:
         from torch.utils.tensorboard import SummaryWriter as TorchWriter
     except ImportError as error:
@@ -279,7 +279,7 @@ def import_torch_writer() -> Any:
 
 
 def render_figure(figure: Any, close: bool = False) -> np.ndarray:
-    """A matplotlib figure as an image (H, W, 3) of uint8; without a display, and whatever backend is in use."""
+    """Draw a matplotlib figure as a uint8 image (H, W, 3), without a display and with any backend in use."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     shown_by, canvas = figure.canvas, FigureCanvasAgg(figure)
