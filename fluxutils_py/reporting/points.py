@@ -1,4 +1,4 @@
-"""Metrics over steps, in a file to draw from."""
+"""Write metrics over steps to a file for plotting."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fluxutils_py.reporting.tables import as_number, evaluate_datasets
 
 
 class Point(NamedTuple):
-    """One value of a metric; metrics of the same type belong in the same plot."""
+    """One value of a metric. Metrics of the same type share a plot."""
 
     step: int
     metric: str
@@ -23,24 +23,24 @@ class Point(NamedTuple):
 
 
 class PointsWriter:
-    """A hook that appends metrics to a file, one JSON object per line.
+    """Hook that appends metrics to a file, one JSON object per line.
 
     Parameters
     ----------
     path : str or path-like
-        Is appended to; written on rank 0 only.
+        File to append to, on rank 0 only.
     trainer : Trainer, optional
-        Evaluates on ``datasets``.
+        Evaluates ``datasets``.
     *datasets
-        For points named ``"Eval on <dataset>: <metric>"``. Not what the loop goes through: evaluation resets them.
+        For points named ``"Eval on <dataset>: <metric>"``. Not the training dataset: evaluation resets it.
     trigger : Trigger, optional
-        After which steps; None: after all.
+        When to write. None: after every step.
 
     Notes
     -----
-    Points of training are named ``"Train: <metric>"``: the metrics of the step, or its loss if it has none. The type is
-    ``"loss"`` or ``"accuracy"`` if that is in the name of the metric, else the name. What is NaN, infinite or no number
-    is left out. A line that was broken off, when a process was killed, is removed. Source: ``plots`` of gomlx.
+    Training points are named ``"Train: <metric>"``: the metrics of the step, or its loss if it has none. The type is
+    ``"loss"`` or ``"accuracy"`` if the metric's name contains it, else the name. Values that are NaN, infinite or not
+    numbers are skipped. An incomplete last line of a killed process is removed. Source: ``plots`` of gomlx.
 
     Examples
     --------
@@ -73,7 +73,7 @@ class PointsWriter:
             self.write(loop.step, metrics)
 
     def write(self, step: int, found: Mapping[str, Mapping[str, Any]]) -> None:
-        """Append metrics by where they were found, such as ``{"Train": {"loss": 0.5}}``."""
+        """Append metrics, grouped by their source, such as ``{"Train": {"loss": 0.5}}``."""
         points = [
             Point(step, f"{where}: {name}", next((t for t in ("loss", "accuracy") if t in name.lower()), name), value)
             for where, metrics in found.items()
@@ -94,14 +94,14 @@ def _ends_within_a_line(file: Any) -> bool:
 
 
 def load_points(path: Any) -> list[Point]:
-    """What a :class:`PointsWriter` wrote, by step.
+    """Read the points that a :class:`PointsWriter` wrote, sorted by step.
 
-    Of points with the same step and metric the last is kept: a run that goes on from a checkpoint writes some again.
+    Of points with the same step and metric the last is kept: a run continued from a checkpoint writes some again.
 
     Raises
     ------
     DataError
-        If a line is no point. A last line without its end is left out.
+        If a line is not a point. An incomplete last line is skipped.
     """
     path, found = Path(path), {}
     lines = path.read_bytes().split(b"\n")

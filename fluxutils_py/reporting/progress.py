@@ -1,4 +1,4 @@
-"""A progress bar for whoever is watching, and lines in a log for those who look later."""
+"""Show training progress: a progress bar, or lines in a log."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fluxutils_py.reporting.tables import as_number, format_metric
 from fluxutils_py.terminal import shows_progress
 
 LOG = logging.getLogger("fluxutils_py")
-HIDDEN_KEYS = ("epoch", "mean_batch_loss", "seconds")  # of the record of an epoch, among its other numbers
+HIDDEN_KEYS = ("epoch", "mean_batch_loss", "seconds")  # not shown among the numbers of an epoch's record
 
 
 def progress_hook(verbose: Any) -> ProgressBar | EpochLog | None:
-    """The hook that tells people of a run, for the argument ``verbose`` of an estimator; None for none.
+    """Return the progress hook for an estimator's ``verbose``, or None.
 
-    On a terminal and in a notebook, a bar. Elsewhere, a line for each epoch in the log; where ``verbose`` is true and
-    logging is not set up to show it, on stderr. False: nothing.
+    "auto": a bar on a terminal and in a notebook, elsewhere a line per epoch in the log. True: the same, but the line
+    goes to stderr if logging does not show it. False: None.
     """
     if not shows_progress(verbose) and verbose != "auto":
         return None
@@ -27,16 +27,16 @@ def progress_hook(verbose: Any) -> ProgressBar | EpochLog | None:
 
 
 class EpochLog:
-    """A hook that logs a line after each epoch, to the logger ``fluxutils_py``, of level INFO.
+    """Hook that logs a line after each epoch, to the logger ``fluxutils_py`` at level INFO.
 
     Parameters
     ----------
     insist : bool
-        Write the line to stderr where the logger would drop it: no handler, or another level.
+        Write the line to stderr if the logger would drop it, for lack of a handler or by its level.
 
     Notes
     -----
-    The line has all numbers of the epoch's record, such as ``epoch 3: loss 0.1234, validation_loss 0.2, 1.2 s``.
+    The line shows the numbers of the epoch's record, such as ``epoch 3: loss 0.1234, validation_loss 0.2, 1.2 s``.
     """
 
     name, priority = "epoch log", 100
@@ -52,17 +52,17 @@ class EpochLog:
 
 
 def epoch_line(record: Mapping[str, Any]) -> str:
-    """The record of an epoch as a line of text: its number, the numbers in it, and how long it took."""
+    """Format the record of an epoch as a line: epoch, metrics and duration."""
     hidden = HIDDEN_KEYS if record.get("folds", 1) > 1 else (*HIDDEN_KEYS, "folds")
     numbers = [f"{k} {format_metric(v)}" for k, v in record.items() if k not in hidden and as_number(v) is not None]
     return f"epoch {record['epoch']}: {', '.join(numbers)}, {record['seconds']:.1f} s"
 
 
 class ProgressBar:
-    """A hook that shows epoch, step and metrics with tqdm; a notebook widget where there is one.
+    """Hook that shows epoch, step and metrics with tqdm, as a widget in notebooks.
 
-    Metrics are those of the step, or its loss if it has none; after an epoch, also the losses of its record,
-    and into how many pieces its series were folded.
+    It shows the metrics of the step, or its loss if it has none; after an epoch also the losses of its record, and the
+    number of pieces into which its series were folded.
     """
 
     name, priority = "progress bar", 100
@@ -75,11 +75,11 @@ class ProgressBar:
             warnings.simplefilter("ignore")  # tqdm warns when the notebook lacks widgets, then falls back to text
             from tqdm.auto import tqdm
         total = None if loop.end_step is None else max(loop.end_step - loop.start_step, 0)
-        done = loop.step - loop.start_step  # not 0 in a run that goes on where it was interrupted
+        done = loop.step - loop.start_step  # not 0 in a run that continues an interrupted one
         self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, leave=True)
 
     def on_step(self, loop: Any) -> None:
-        if self._bar.update():  # true when the bar was drawn: format numbers no more often than that
+        if self._bar.update():  # true when tqdm redraws the bar; format numbers only then
             self._show(loop)
 
     def _show(self, loop: Any) -> None:
@@ -93,7 +93,7 @@ class ProgressBar:
         self._bar.set_postfix({"epoch": loop.record["epoch"], **folds, **losses, **metrics})
 
     def on_end(self, loop: Any) -> None:
-        if loop.n_epochs is None:  # else the last epoch said it
+        if loop.n_epochs is None:  # else on_epoch has shown it
             self._show(loop)
 
     def on_close(self, loop: Any) -> None:

@@ -1,4 +1,4 @@
-"""How training goes, and where it runs, for a writer of summaries."""
+"""Write training progress and the environment to a summary writer."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ logger = logging.getLogger(__name__)
 
 
 class PublishTrainingProgress:
-    """A hook that writes the loss and the metrics of the step, the speed, and what the model has sown.
+    """Hook that writes loss and metrics of the step, the speed, and the summaries that the model sows.
 
-    Tags are ``train/batch_loss``, ``train/<metric>``, ``trainer/steps_per_sec`` (since the last time that it acted, so
-    not at the first), and ``summary/<path>/<name>`` for each :func:`sow`. Only rank 0 writes.
+    Tags are ``train/batch_loss``, ``train/<metric>``, ``trainer/steps_per_sec`` (since the previous call, so not at the
+    first one), and ``summary/<path>/<name>`` for each :func:`sow`. Only rank 0 writes.
 
     Parameters
     ----------
     writer : Writer
-        Of this package or of torch.
+        Writer of this package or of torch.
     summary_collections : iterable of str
-        As in bobbin, without effect: all that was sown is written.
+        Accepted for bobbin and ignored: all sown summaries are written.
     trigger : Trigger, optional
-        As a hook of a loop: after which steps. None: after all.
+        When to act as a hook of a loop. None: after every step.
     clock : callable
-        Returns seconds.
+        Returns the time in seconds.
 
     Notes
     -----
-    As a hook of a loop, also in a ``CronTab``, or among the callbacks of an ``Estimator``, it collects what the model
-    sows by itself. Called as ``publish(state, step_info=info)`` in a loop of one's own, it takes what is collected
-    around it, ``with collected_summaries(): ...``, and warns once if there is something and nobody collects.
+    As a hook of a loop, in a ``CronTab``, or among the callbacks of an ``Estimator``, it collects the sown summaries
+    itself. In a custom loop, call ``publish(state, step_info=info)`` within ``with collected_summaries():``. It warns
+    once if the model sows summaries outside such a block.
 
     Source: bobbin, which writes the speed and the summaries.
 
@@ -67,7 +67,7 @@ class PublishTrainingProgress:
     ('train/accuracy', 0.75, 133)
     """
 
-    name, priority = "training progress", 50  # after what other hooks do to the step
+    name, priority = "training progress", 50  # after hooks that change the step's results
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class PublishTrainingProgress:
             )
 
     def on_start(self, loop: Any) -> None:
-        """A run begins: the time that has passed since an earlier one does not count."""
+        """Begin a run; the speed does not include the time since an earlier run."""
         self._last = None
         if is_main_process(loop) and active_collector() is None:
             self._collector = collected_summaries()
@@ -127,22 +127,22 @@ def publish_trainer_env_info(
     also_do_logging: bool = True,
     loglevel: int = logging.INFO,
 ) -> None:
-    """Write as text what is trained, and where: for a look at it years later.
+    """Write the parameters' shapes, devices, command line and process as text. Only rank 0 writes.
 
     Parameters
     ----------
     writer : Writer
-        Of this package or of torch.
+        Writer of this package or of torch.
     state : TrainState or Loop
-        With ``step`` and ``model``. Of several ranks the first writes.
+        Object with ``step`` and ``model``.
     prefix : str
-        Of the tags ``total_num_params``, ``param_shape``, ``local_device``, ``trainer_argv`` and ``process``.
+        Prefix of the tags ``total_num_params``, ``param_shape``, ``local_device``, ``trainer_argv`` and ``process``.
     also_do_logging : bool
-        Log the texts as well, at ``loglevel``.
+        Whether to log the texts as well, at ``loglevel``.
 
     Notes
     -----
-    Source: bobbin, where the prefix comes twice.
+    Source: bobbin, which repeats the prefix.
     """
     if not is_main_process(state):
         return
@@ -163,7 +163,7 @@ def publish_trainer_env_info(
 
 
 def describe_device(device: torch.device) -> str:
-    """A device, and what is behind it."""
+    """Describe a device: the name of a GPU, the number of threads of a CPU."""
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} ({torch.get_num_threads()} threads)" if device.type == "cpu" else str(device)

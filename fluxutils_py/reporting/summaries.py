@@ -1,4 +1,4 @@
-"""Summaries that a model leaves behind as it computes."""
+"""Collect summaries that a model records in its forward pass."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fluxutils_py.tree import named_leaves
 
 
 class Summary:
-    """A value that knows how it is published.
+    """Base class of values that a writer can publish.
 
-    Tensors, detached from the gradient and on their device, and arrays are copied: later changes do not show.
+    Tensors are detached and copied on their device, arrays are copied: later changes do not show.
     """
 
     def __init__(self, value: Any) -> None:
@@ -27,7 +27,7 @@ class Summary:
         self.value = value.copy() if isinstance(value, np.ndarray) else value
 
     def publish(self, writer: Any, tag: str, step: int) -> None:
-        """Write it with a writer of this package or of torch."""
+        """Write the value with a writer of this package or of torch."""
         raise NotImplementedError(f"{type(self).__name__} does not define publish(writer, tag, step)")
 
 
@@ -43,7 +43,7 @@ class ScalarSummary(Summary):
 
 
 class ImageSummary(Summary):
-    """An image: floats from 0 to 1, or uint8. Its axes are (H, W) or (H, W, C), or as ``dataformats`` says."""
+    """An image of floats in 0..1, or uint8, with axes (H, W) or (H, W, C), or as in ``dataformats``."""
 
     def __init__(self, image: Any, dataformats: str | None = None) -> None:
         super().__init__(image)
@@ -54,17 +54,17 @@ class ImageSummary(Summary):
 
 
 class MplImageSummary(ImageSummary):
-    """A picture by matplotlib, drawn at once, without pyplot or a display.
+    """An image that matplotlib draws at once, without pyplot or a display.
 
     Parameters
     ----------
     image : matplotlib Figure, or array of shape (H, W) or (H, W, C)
-        An array is drawn with ``imshow``.
+        ``imshow`` draws an array.
     h_paddings, v_paddings : array of shape (W,) and (H,), optional
-        Leave out the columns, or rows, at which these are above 0.5.
+        Leave out the columns (``h_paddings``) or rows where these are above 0.5.
     with_colorbar : bool
     **options
-        For ``imshow``, such as ``cmap``, ``interpolation``, ``aspect``, ``origin``.
+        Arguments of ``imshow``, such as ``cmap``, ``interpolation``, ``aspect``, ``origin``.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class MplImageSummary(ImageSummary):
 
 
 class SummaryCollector:
-    """What modules have sown since it was last taken, the last of each name."""
+    """Summaries sown since the last ``take``; the latest for each module and name."""
 
     def __init__(self, evaluation: bool) -> None:
         self.evaluation = evaluation
@@ -100,7 +100,7 @@ class SummaryCollector:
         self._found[module, name] = summary
 
     def take(self, model: nn.Module) -> dict[str, Summary]:
-        """Those of the modules of a model, by path, such as ``"layers/0/mean_output"``. They are kept no longer."""
+        """Remove and return the summaries of a model's modules, by path, such as ``"layers/0/mean_output"``."""
         found = {}
         for path, module in model.named_modules():
             for key in [k for k in self._found if k[0] is module]:
@@ -119,51 +119,51 @@ _active: ContextVar[SummaryCollector | None] = ContextVar("who collects summarie
 
 
 def active_collector() -> SummaryCollector | None:
-    """The innermost :func:`collected_summaries` under way, if there is one."""
+    """Return the collector of the innermost :func:`collected_summaries` block, or None outside of one."""
     return _active.get()
 
 
-_missed: WeakSet[nn.Module] = WeakSet()  # which have sown something that nobody collected
+_missed: WeakSet[nn.Module] = WeakSet()  # modules that sowed a summary while there was no collector
 
 
 def nobody_collected(model: nn.Module | None) -> bool:
-    """Whether a model in training has sown summaries that nobody collected; said once."""
+    """Return whether a model in training sowed summaries without a collector since the last call."""
     missed = set() if model is None else {m for m in model.modules() if m in _missed}
     _missed.difference_update(missed)
     return bool(missed)
 
 
 def collected_summaries(*, evaluation: bool = False) -> SummaryCollector:
-    """Collect what models :func:`sow`, within ``with collected_summaries() as found:``.
+    """Collect the summaries that models :func:`sow`, within ``with collected_summaries() as found:``.
 
-    ``found.take(model)`` gives the summaries by path. Of several that are nested the innermost collects.
+    ``found.take(model)`` returns the summaries by path. If blocks are nested, the innermost collects.
 
     Parameters
     ----------
     evaluation : bool
-        Whether modules in evaluation mode are listened to as well: else a validation in between would leave its own.
+        Whether to collect from modules in evaluation mode, too. False: a validation in between leaves no summaries.
     """
     return SummaryCollector(evaluation)
 
 
 def sow(module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) -> None:
-    """Leave a summary for whoever collects them; if nobody does, nothing happens.
+    """Record a summary in ``forward``, for :func:`collected_summaries`; without a collector, do nothing.
 
-    Called in ``forward``. Under one name the last one of a step stays.
+    A later summary under the same name replaces an earlier one.
 
     Parameters
     ----------
     module : nn.Module
-        Which leaves it: its path in the model becomes part of the tag.
+        The module that records; its path in the model becomes part of the tag.
     name : str
-    summary : Summary, or a callable that makes one
-        A callable is called only if somebody collects, without gradients.
+    summary : Summary, or a callable that returns one
+        A callable is called, without gradients, only if there is a collector.
 
     Notes
     -----
-    Threads have nobody who collects, so nothing comes of it with ``n_jobs`` above 1.
+    Worker threads have no collector, so nothing is recorded with ``n_jobs`` above 1.
 
-    Source: ``Module.sow`` of flax, with which bobbin's summaries are recorded.
+    Source: ``Module.sow`` of flax, with which bobbin records summaries.
 
     Examples
     --------
@@ -186,16 +186,16 @@ def sow(module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) 
 
 
 def publish_train_intermediates(writer: Any, tree: Any, step: int, *, prefix: str = "summary/") -> None:
-    """Write each summary in a tree, under its path; other leaves are left alone.
+    """Write each summary in a tree under its path, and ignore other leaves.
 
     Parameters
     ----------
     writer : Writer
     tree : nested dict, list or tuple
-        Such as what ``SummaryCollector.take`` gives.
+        For instance the result of ``SummaryCollector.take``.
     step : int
     prefix : str
-        Of the tags.
+        Prefix of the tags.
 
     Notes
     -----

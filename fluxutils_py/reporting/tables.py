@@ -7,21 +7,21 @@ from typing import Any
 
 
 def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str], Any] = print) -> None:
-    """Evaluate on each dataset, and show a table: a row for each, a column for each metric.
+    """Evaluate each dataset and print a table with a row per dataset and a column per metric.
 
     Parameters
     ----------
     trainer : Trainer
-        Or whatever has ``eval(dataset)``, which returns numbers by name.
+        Or any object whose ``eval(dataset)`` returns a dict of numbers.
     *datasets
-        What it takes; shown by their ``name``, or by that of their class.
+        Datasets for ``eval``. The table shows their ``name``, or the name of their class.
     printer : callable
-        Is given the table, as one string.
+        Called with the table, as one string.
 
     Raises
     ------
     ValueError
-        If there are no datasets, or two of the same name. Nothing is evaluated then.
+        If there are no datasets, or two with the same name. Nothing is evaluated then.
 
     Notes
     -----
@@ -49,7 +49,7 @@ def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str],
 
 
 def evaluate_datasets(trainer: Any, datasets: Iterable[Any]) -> dict[str, dict[str, Any]]:
-    """What ``trainer.eval`` finds on each dataset, by the names of the datasets."""
+    """Return the results of ``trainer.eval`` by dataset name."""
     datasets = list(datasets)
     names = [getattr(data, "name", None) or type(data).__name__ for data in datasets]
     if not names:
@@ -63,7 +63,7 @@ def evaluate_datasets(trainer: Any, datasets: Iterable[Any]) -> dict[str, dict[s
 
 
 def as_number(value: Any) -> float | None:
-    """A metric as a number, if it is one."""
+    """Convert a metric to float; None if it is not a number."""
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):  # such as None, a mapping, or a tensor of several
@@ -71,18 +71,18 @@ def as_number(value: Any) -> float | None:
 
 
 def format_metric(value: Any) -> str:
-    """A metric in four digits; what is no number as it is."""
+    """Format a number with four digits, and any other value with ``str``."""
     found = as_number(value)
     return str(value) if found is None else f"{found:.4g}"
 
 
 def history_table(history: Iterable[Mapping[str, Any]]) -> Any:
-    """The records of epochs, such as ``Loop.history``, as a table: a row for each, a column for each quantity.
+    """Convert epoch records, such as ``Loop.history``, to a table with a row per epoch and a column per quantity.
 
     Returns
     -------
     pandas.DataFrame or dict of list
-        A frame if pandas is installed, else columns. What a record lacks is None there.
+        A frame if pandas is installed, else a dict of columns. Values that a record lacks are None.
 
     Examples
     --------
@@ -94,7 +94,7 @@ def history_table(history: Iterable[Mapping[str, Any]]) -> Any:
     names = dict.fromkeys(name for record in records for name in record)
     columns = {name: [record.get(name) for record in records] for name in names}
     try:
-        import pandas  # type: ignore[import-untyped]  # its stubs are a package of their own
+        import pandas  # type: ignore[import-untyped]  # its stubs are a separate package
     except ImportError:
         return columns
     return pandas.DataFrame(columns)
