@@ -1,4 +1,4 @@
-"""Forecasts of panels of series: from a data frame to intervals."""
+"""Forecast panels of series, from a data frame to intervals."""
 
 from fluxutils_py.forecasting.closed_loop import generate, rollout
 from fluxutils_py.forecasting.cross_validation import WalkForwardSplit, evaluate

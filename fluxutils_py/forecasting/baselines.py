@@ -1,4 +1,4 @@
-"""Naive baselines to compare forecasts with."""
+"""Compute naive baselines to compare forecasts with."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ BASELINES = ("Naive", "SeasonalNaive", "Drift", "WindowAverage")
 
 
 def baseline_forecasts(values: np.ndarray, h: int, season: int) -> dict[str, np.ndarray]:
-    """Forecasts of series from their last values alone.
+    """Forecast series from their last values alone.
 
     Parameters
     ----------
     values : ndarray of shape (N, K)
-        The last values of each series, in order; NaN where missing, and before its first.
+        Last values of each series, in order; NaN where missing, and before the first step.
     h : int
     season : int
 
     Returns
     -------
     dict of str to ndarray of shape (N, h)
-        ``Naive``: the last value. ``SeasonalNaive``: that of the same place in the last season, or the season before
-        where it is missing, or the last value. ``Drift``: the line through the first and the last value.
-        ``WindowAverage``: the mean of the last season. NaN for series without values.
+        ``Naive``: the last value. ``SeasonalNaive``: the value at the same position of the most recent season that has
+        one, else the last value. ``Drift``: the line through the first and the last value. ``WindowAverage``: the mean
+        of the last season, else the last value. NaN for series without values.
 
     Notes
     -----

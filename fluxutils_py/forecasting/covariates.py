@@ -1,4 +1,4 @@
-"""Turn covariates into numbers of a common size: standardise, encode categories."""
+"""Standardise numeric covariates and encode categorical ones."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fluxutils_py.forecasting.panel_windows import Channels
 
 @dataclass(frozen=True)
 class Covariate:
-    """How one column becomes channels.
+    """Conversion of one column to channels.
 
     Attributes
     ----------
     name : str
     mean, scale : float
-        Of numbers.
+        Mean and standard deviation of a numeric column.
     categories : tuple or None
-        The values that there are; None: numbers.
+        Values of a categorical column. None: the column is numeric.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Covariate:
 
     @classmethod
     def of(cls, name: str, values: np.ndarray) -> Covariate:
-        """Learn it from the values that there are."""
+        """Fit the conversion to the values that are not missing."""
         if values.dtype == object:
             different = {v for v in values if v is not None}
             return cls(name, categories=tuple(sorted(different, key=str)))
@@ -47,7 +47,7 @@ class Covariate:
         return 1 if self.categories is None else len(self.categories)
 
     def channels(self, values: np.ndarray) -> np.ndarray:
-        """(n_channels, total): standardised numbers, or an indicator of each category."""
+        """Return standardised numbers, or an indicator of each category: (n_channels, total)."""
         if self.categories is None:
             return ((values - self.mean) / self.scale)[None]
         codes = self.codes(values)
@@ -56,7 +56,7 @@ class Covariate:
         return found
 
     def codes(self, values: np.ndarray) -> np.ndarray:
-        """Numbers from 1 of the categories; 0 for one that was not seen in training."""
+        """Return the codes of categories, from 1; 0 for categories not seen in training, with a warning."""
         number = {v: i + 1 for i, v in enumerate(self.categories or ())}
         codes = np.array([number.get(v, 0) for v in values], int)
         new = {v for v, c in zip(values, codes, strict=True) if c == 0 and v is not None}
@@ -70,7 +70,7 @@ class Covariate:
 
 
 def filled_forward(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Channels (C, total) whose missing values are the last ones before them in the same series; 0 for none."""
+    """Fill missing values of channels (C, total) with the last value before in the same series, or 0."""
     if not np.isnan(values).any():
         return values
     begin = np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -82,7 +82,7 @@ def filled_forward(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Covariates:
-    """All covariates of a panel, as learnt in training."""
+    """All covariates of a panel, as fitted in training."""
 
     hist: tuple[Covariate, ...] = ()
     futr: tuple[Covariate, ...] = ()
@@ -94,7 +94,7 @@ class Covariates:
         return cls(of_steps[0], of_steps[1], tuple(Covariate.of(c, panel.static[c]) for c in stat))
 
     def steps(self, panel: Panel, kind: str) -> np.ndarray:
-        """Channels (C, total) of the ``"hist"`` or ``"futr"`` covariates of each step; NaN where missing."""
+        """Return the channels (C, total) of the ``"hist"`` or ``"futr"`` covariates, NaN where missing."""
         parts = [c.channels(panel.values[c.name]) for c in getattr(self, kind)]
         return np.concatenate(parts) if parts else np.empty((0, int(panel.lengths.sum())))
 
@@ -102,17 +102,17 @@ class Covariates:
         return sum(c.n_channels for c in getattr(self, kind))
 
     def static(self, panel: Panel) -> np.ndarray:
-        """Standardised numbers of each series, (N, numeric static covariates)."""
+        """Return the standardised static numbers of each series, (N, numeric static covariates)."""
         found = [c.channels(panel.static[c.name])[0] for c in self.stat if c.categories is None]
         return np.stack(found, 1) if found else np.empty((panel.n_series, 0))
 
     def codes(self, panel: Panel) -> np.ndarray:
-        """Numbers of each series' categories, (N, categorical static covariates)."""
+        """Return the category codes of each series, (N, categorical static covariates)."""
         found = [c.codes(panel.static[c.name]) for c in self.stat if c.categories is not None]
         return np.stack(found, 1) if found else np.empty((panel.n_series, 0), int)
 
     def channels(self, h: int, history: int, base: bool) -> Channels:
-        """The channels of a network's input beside ``history`` ones of the series' own."""
+        """Return the channels of a network's input, ``history`` of which come from the target."""
         codes = tuple(len(c.categories) + 1 for c in self.stat if c.categories is not None)
         hist, futr = self.n_channels("hist"), self.n_channels("futr")
         return Channels(h, history, hist, len(self.stat) - len(codes), futr, codes, base)

@@ -1,4 +1,4 @@
-"""The network: recurrent layers that forecast all steps of the horizon directly, with a linear bypass."""
+"""Forecast all steps of the horizon directly, with recurrent layers and a linear bypass."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from fluxutils_py.forecasting.panel_windows import Channels
 
 
 class DirectModel(nn.Module):
-    """Forecasts of ``h`` steps at every step, with quantiles beside them.
+    """Network that forecasts the next ``h`` steps and their quantiles at every step.
 
     Parameters
     ----------
     body : callable
-        ``body(n_in, n_out)`` makes a module that takes windows ``(S, B, n_in)`` or steps ``(B, n_in)`` and gives
-        ``n_out`` outputs; its state lives in :class:`fluxutils_py.nn.Recur` layers.
+        ``body(n_in, n_out)`` returns a module that maps windows ``(S, B, n_in)`` or steps ``(B, n_in)`` to ``n_out``
+        outputs. Its state lives in :class:`fluxutils_py.nn.Recur` layers.
     channels : Channels
     quantiles : tuple of float
         In increasing order.
     hidden_size : int
-        Outputs of the body.
+        Number of outputs of the body.
     dropout : float
-        Of these, in training.
+        Dropout of these outputs.
 
     Notes
     -----
-    Outputs are ``(S, B, h * (1 + Q))``: the point forecasts, then those of each quantile, as differences from the
-    seasonal naive forecast in units of the scale. The heads of the quantiles give the lowest one and non-negative steps
-    between neighbours, so that they never cross.
+    Outputs are ``(S, B, h * (1 + Q))``: the point forecasts, then each quantile, as differences from the seasonal naive
+    forecast in units of the scale. The quantile heads return the lowest quantile and non-negative steps between
+    neighbours, so that quantiles never cross.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class DirectModel(nn.Module):
         self.channels, self.n_quantiles = channels, len(quantiles)
         self.embeddings = nn.ModuleList(nn.Embedding(n, min(16, 1 + n // 2)) for n in channels.categories)
         for embedding in self.embeddings:
-            nn.init.normal_(embedding.weight, std=0.1)  # type: ignore[arg-type]  # they are all nn.Embedding
+            nn.init.normal_(embedding.weight, std=0.1)  # type: ignore[arg-type]  # all are nn.Embedding
         n_in = channels.numeric + sum(e.embedding_dim for e in self.embeddings)  # type: ignore[misc]
         h = channels.h
         self.body = body(n_in, hidden_size)
@@ -87,7 +87,7 @@ class DirectModel(nn.Module):
         return torch.cat([point, levels.flatten(-2)], -1)
 
     def _of_known_ahead(self, x: Tensor, hidden: Tensor) -> Tensor:
-        """What covariates known ahead add to each step, from their values there and at the step that it repeats."""
+        """Return what covariates known ahead add to each step, from their values there and at its past counterpart."""
         c = self.channels
         first = c.numeric + len(c.categories)
         known = x[..., first : first + c.ahead].unflatten(-1, (c.futr * 2, c.h)).transpose(-1, -2)  # (.., h, 2 futr)
@@ -96,12 +96,12 @@ class DirectModel(nn.Module):
 
 
 class Ensemble(nn.Module):
-    """Several networks side by side, of the same input: their outputs follow one another.
+    """Run several networks on the same input and concatenate their outputs.
 
     Parameters
     ----------
     network : callable
-        Makes one.
+        Returns a new network.
     n_models : int
     """
 
@@ -114,7 +114,7 @@ class Ensemble(nn.Module):
 
 
 def recurrent_body(cell: Any, num_layers: int) -> Callable[[int, int], nn.Module]:
-    """A maker of recurrent layers for :class:`DirectModel`; ``cell`` is called as that of ``SequenceRegressor``."""
+    """Return the ``body`` of a :class:`DirectModel` with recurrent layers; ``cell`` as in ``SequenceRegressor``."""
 
     def body(n_in: int, n_out: int) -> nn.Module:
         made: nn.Module = cell(n_in, n_out, num_layers, 0.0)

@@ -1,4 +1,4 @@
-"""Choose normalisation and lags from the data."""
+"""Choose transform and lags from the data, and check settings."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
 from fluxutils_py.validation import check_integer, check_positive
 
 POSITIVE_INTEGERS = ("h", "hidden_size", "num_layers", "n_models", "max_steps", "batchsize", "seqsize")
-SAMPLED = 256, 2048  # series and last steps that are looked at
-MOST_SEASONS = 8  # of a long season
-LEAST_SHARE = 0.02  # of the variance of errors, for a long season to be of use
+SAMPLED = 256, 2048  # number of series and of last steps to sample
+MOST_SEASONS = 8  # largest long season, in seasons
+LEAST_SHARE = 0.02  # share of the variance of errors that a long season must explain
 HOUR = DAY // 24
 
 
 def check_settings(fc: Any) -> None:
-    """Raise SpecError on a parameter of a forecaster that cannot be, by its name."""
+    """Raise SpecError, which names the parameter, if a setting of a forecaster is invalid."""
     for name in POSITIVE_INTEGERS:
         check_integer(name, getattr(fc, name), 1, error=SpecError)
     check_integer("season_length", fc.season_length, 1, optional=True, error=SpecError)
@@ -45,7 +45,7 @@ def check_settings(fc: Any) -> None:
 
 
 def season_of(frequency: Frequency | None) -> int:
-    """The usual season of a frequency: a day of hours, a week of days, a year of weeks, months or quarters."""
+    """Return the usual season of a frequency: a day of hours, a week of days, a year of weeks, months or quarters."""
     if frequency is None or frequency.kind == "integer":
         return 1
     if frequency.kind == "months":
@@ -58,7 +58,7 @@ def season_of(frequency: Frequency | None) -> int:
 
 
 def sample(source: PackedSeries | ArraySource) -> np.ndarray:
-    """The last steps of some of the series, evenly spaced: (B, K), NaN before a series' first step."""
+    """Return the last steps (B, K) of evenly spaced series, NaN before a series' first step."""
     n, k = SAMPLED
     series = np.unique(np.linspace(0, source.n_series - 1, min(n, source.n_series)).astype(int))
     k = min(k, int(source.lengths[series].max()))
@@ -74,12 +74,12 @@ def all_positive(source: PackedSeries | ArraySource, some: np.ndarray) -> bool:
 def choose_features(
     source: PackedSeries | ArraySource, h: int, season: int, lag: Any, input_size: int | None, transform: str
 ) -> Features:
-    """Transform, long season and unit from the data, where the user leaves them open.
+    """Choose from the data what the user leaves open: transform, long season, input size and unit.
 
     Raises
     ------
     DataError
-        If there is no value at all, or logarithms are asked for of what is not positive.
+        If all values are missing, or ``transform`` is "log" and some values are not positive.
     """
     some = sample(source)
     if np.isnan(some).all() and (not isinstance(source, PackedSeries) or np.isnan(source.values[0]).all()):
@@ -103,10 +103,10 @@ def choose_features(
 
 
 def choose_lag(z: np.ndarray, season: int) -> int:
-    """The long season whose last cycle says most of what the seasonal naive forecast will miss; of values (B, K).
+    """Choose the long season whose last cycle best explains the errors of the seasonal naive forecast, from (B, K).
 
-    Of the multiples of the season up to ``MOST_SEASONS``, the one with the largest squared correlation between the
-    errors one season ahead and how the values so long before them differed from the last season, levels removed.
+    Correlates the errors one season ahead with how values a long season earlier differed from the last season, levels
+    removed. Returns the shortest within 3 % of the largest squared correlation; the season if below ``LEAST_SHARE``.
     """
     m, n_steps = season, z.shape[1]
     change = np.abs(z[:, m:] - z[:, :-m])

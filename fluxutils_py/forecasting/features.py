@@ -1,4 +1,4 @@
-"""Causal features of a series at each step: normalised values, lags and statistics."""
+"""Compute causal features of series: normalised values, lags and statistics."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from fluxutils_py.errors import DataError
 
-LOWEST = 0.002  # of a scale: in logs, or relative to the level
-LARGEST = 8.0  # of an input
-SEASONS_BACK = 2  # from how many seasons ago a missing value is filled in
+LOWEST = 0.002  # smallest scale: in logs, or relative to the level
+LARGEST = 8.0  # inputs are clipped to this absolute value
+SEASONS_BACK = 2  # number of past seasons from which to fill in a missing value
 TRANSFORMS = ("log", "none")
 
 
 class Past(NamedTuple):
-    """What is known at each step of a stretch of series, from values up to that step.
+    """Statistics at each of S steps of B series, from values up to that step.
 
     Attributes
     ----------
     naive : ndarray of shape (B, S, h)
-        The seasonal naive forecast in units of the transform: the last value known at the same place in the season.
+        Seasonal naive forecast in units of the transform: the last known value at the same position in the season.
     level, scale : ndarray of shape (B, S)
-        Mean of the last season; how much values differ from those a season before.
+        Mean of the last season; mean absolute difference between values one season apart.
     known : ndarray of bool, shape (B, S)
-        Whether there is any value to go by. Elsewhere the rest is zero, the scale one.
+        Whether there is a value to forecast from. Elsewhere ``naive`` and ``level`` are 0 and ``scale`` is 1.
     filled, levels : ndarray of shape (B, K)
-        The values with missing ones filled in, and the level, from some steps before the stretch on.
+        Values with missing ones filled in, and the level, at the S steps and K - S steps before them.
     steps : slice
-        The stretch, within these.
+        Position of the S steps among the K.
     """
 
     naive: np.ndarray
@@ -44,26 +44,26 @@ class Past(NamedTuple):
 
 @dataclass(frozen=True)
 class Features:
-    """How a series' past becomes numbers that look alike for all series.
+    """Conversion of a series' past to network inputs of the same scale for all series.
 
     Parameters
     ----------
     h : int
-        Steps ahead.
+        Number of steps to forecast.
     season : int
-        Steps of a season; 1 means none.
+        Steps per season; 1 means no season.
     lag : int
-        Steps of the long season, a multiple of ``season``.
+        Steps per long season, a multiple of ``season``.
     input_size : int
-        How many last values are inputs.
+        Number of last values that are inputs.
     log : bool
-        Whether values are taken to logarithms first.
+        Whether to take logarithms first.
     unit : float
-        The typical size of the values, in the units of the transform: below a millionth of it, nothing counts.
+        Typical size of the values, in units of the transform. No scale is below a millionth of it.
 
     Notes
     -----
-    Every number at a step is a function of that step and the ``lookback`` ones before it, whatever stretch is computed.
+    The features of a step depend only on that step and the ``lookback`` steps before it, whatever range is computed.
     The scale is a mean over ``memory`` steps of the absolute difference from a season before, as in the scaled error
     of Hyndman & Koehler (2006), Int. J. Forecasting 22(4), 679-688.
     """
@@ -77,19 +77,19 @@ class Features:
 
     @property
     def memory(self) -> int:
-        """Steps of which the scale is a mean, and that a missing value may be filled in from."""
+        """Number of steps over which the scale is averaged, and from which a missing value may be filled in."""
         return max(128, 4 * self.season, 2 * self.lag, min(28 * self.season, 672))
 
     @property
     def reach(self) -> int:
-        """Steps before the first one that are needed to compute it, if no value is missing."""
-        turns = -(-self.h // self.lag)  # long seasons back to the counterparts of all steps ahead
+        """Number of earlier steps that the features of a step need, if no value is missing."""
+        turns = -(-self.h // self.lag)  # number of long seasons back to the counterpart of the last forecast step
         reach = max(self.memory + self.season, turns * self.lag + self.season, -(-self.h // self.season) * self.season)
         return max(reach, self.input_size)
 
     @property
     def lookback(self) -> int:
-        """As :attr:`reach`, if values may be missing, whose last ones before must be found."""
+        """Number of earlier steps that the features of a step need, if values may be missing."""
         return self.reach + self.memory + SEASONS_BACK * self.season
 
     @property
@@ -97,10 +97,10 @@ class Features:
         return self.input_size + 4 + self.h * (self.lag > self.season)
 
     def forward(self, values: np.ndarray) -> np.ndarray:
-        """Into the units of the transform."""
+        """Transform values: take logarithms if ``log``, else return them as they are."""
         if not self.log:
             return values
-        if (values <= 0).any():  # NaN is not
+        if (values <= 0).any():  # False for NaN
             raise DataError(
                 f"the series were positive when the forecaster was fitted, and are modelled by their logarithms, but "
                 f"now there is {np.nanmin(values):g}; fit with transform='none'"
@@ -108,11 +108,11 @@ class Features:
         return np.log(values)
 
     def inverse(self, values: np.ndarray) -> np.ndarray:
-        """Back to the units of the series."""
+        """Undo :meth:`forward`."""
         return np.exp(values) if self.log else values
 
     def past(self, z: np.ndarray, n_steps: int) -> Past:
-        """What is known at the last ``n_steps`` of transformed values (B, K), which begin ``lookback`` steps before."""
+        """Compute the statistics at the last ``n_steps`` of transformed values (B, K), with the steps before."""
         m, K = self.season, z.shape[1]
         steps = slice(K - n_steps, K)
         filled = self._fill(z)
@@ -134,7 +134,7 @@ class Features:
         return Past(naive, level, scale, here, filled, levels, steps)
 
     def inputs(self, past: Past, out: np.ndarray) -> None:
-        """Write the ``n_inputs`` inputs of each step to ``out`` of shape (B, S, n_inputs)."""
+        """Write the inputs of each step to ``out``, of shape (B, S, n_inputs)."""
         filled, steps, level, scale = past.filled, past.steps, past.level, past.scale
         n, inverse = self.input_size, 1.0 / scale[:, :, None]
         last = sliding_window_view(filled, n, axis=1)[:, steps.start - n + 1 : steps.stop - n + 1]
@@ -153,7 +153,7 @@ class Features:
         out[:, :, n + 3] = np.log(np.maximum(unit, 1e-30)) + (2.5 if self.log else 0.0)
         if self.lag > self.season:
             lagged = _gather(filled, steps, self.counterparts(self.lag))
-            turns = -(-np.arange(1, self.h + 1) // self.lag)  # how many long seasons back
+            turns = -(-np.arange(1, self.h + 1) // self.lag)  # number of long seasons back
             for turn in np.unique(turns):
                 shift = int(turn) * self.lag
                 lagged[:, :, turns == turn] -= _shifted(past.levels, steps, shift)[:, :, None]
@@ -164,13 +164,13 @@ class Features:
             out[~past.known] = 0.0
 
     def counterparts(self, period: int | None = None) -> np.ndarray:
-        """Where the last known counterpart of each step ahead lies, counted from the step at hand: 0 or less."""
+        """Return the offset (0 or less) from the current step to the last counterpart of each forecast step: (h,)."""
         period = self.season if period is None else period
         k = np.arange(1, self.h + 1)
         return k - period * -(-k // period)
 
     def _fill(self, z: np.ndarray) -> np.ndarray:
-        """Missing values filled in, from the same place in one of the last seasons, else with the last value."""
+        """Fill in missing values from the same position in one of the last seasons, else with the last value."""
         missing = np.isnan(z)
         if not missing.any():
             return z
@@ -191,7 +191,7 @@ class Features:
     def _scale(self, z: np.ndarray, zeros: np.ndarray, known: np.ndarray | None) -> np.ndarray:
         m = self.season
         seasonal = _mean_change(z, m, self.memory)
-        if known is not None or np.isnan(seasonal).any():  # before a season has passed: from step to step
+        if known is not None or np.isnan(seasonal).any():  # in the first season: change from step to step
             seasonal = np.where(np.isnan(seasonal), _mean_change(z, 1, self.memory), seasonal)
         if self.log:
             lowest: np.ndarray | float = LOWEST
@@ -202,7 +202,7 @@ class Features:
 
 
 def rolling_mean(values: np.ndarray, known: np.ndarray | None, n: int) -> np.ndarray:
-    """Mean over the last ``n`` columns, or as many as there are, of those that are known; NaN where none is."""
+    """Return the mean of the known values in the last ``n`` columns, or fewer at the start; NaN if there are none."""
     sums = _rolling_sum(values, n)
     if known is None:
         return sums / np.minimum(np.arange(1, values.shape[1] + 1), n)
@@ -226,14 +226,14 @@ def _mean_change(z: np.ndarray, back: int, n: int) -> np.ndarray:
 
 
 def _gather(filled: np.ndarray, steps: slice, ahead: np.ndarray) -> np.ndarray:
-    """Values at ``step + ahead`` for each step: shape (B, S, len(ahead))."""
+    """Return the values at ``step + ahead`` for each step: (B, S, len(ahead))."""
     low = int(ahead.min())
     view = sliding_window_view(filled, 1 - low, axis=1)[:, steps.start + low : steps.stop + low]  # step+low .. step
     return view[:, :, ahead - low]
 
 
 def _shifted(values: np.ndarray, steps: slice, back: int) -> np.ndarray:
-    """The values ``back`` steps before each step; NaN where they lie before the first column."""
+    """Return the values ``back`` steps before each step; NaN before the first column."""
     first = steps.start - back
     if first >= 0:
         return values[:, first : steps.stop - back]

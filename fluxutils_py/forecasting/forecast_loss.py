@@ -1,4 +1,4 @@
-"""Losses of the point forecast and of the quantiles."""
+"""Compute the losses of point forecasts and quantiles."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ LOSSES = ("smape", "mae", "mse", "mase")
 
 @dataclass(frozen=True)
 class ForecastLoss:
-    """The loss over a window of a :class:`DirectModel`, or the sum of those of an :class:`Ensemble`.
+    """Loss of a :class:`DirectModel` over a window; for an :class:`Ensemble`, the sum over its members.
 
     Parameters
     ----------
     loss : "smape", "mae", "mse", "mase" or callable
-        The error of the point forecast, from outputs and targets in units of each series' scale. A callable is a
-        criterion of torch.
+        Error of the point forecast, from outputs and targets in units of each series' scale. A callable is a criterion
+        of torch.
     h : int
     quantiles : tuple of float
-        The pinball losses of these are added.
+        The mean of their pinball losses is added.
     log : bool
-        Whether the series are modelled by their logarithms.
+        Whether the network models logarithms.
     n_models : int
     """
 
@@ -57,8 +57,8 @@ class ForecastLoss:
         return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
 
     def _point(self, out: Tensor, ys: Tensor, xs: Tensor) -> Tensor:
-        """The loss of each output, (S, B, h)."""
-        error, scale = (out - ys).abs(), xs[..., -1:].clamp(min=1e-12)  # 0 behind a series end
+        """Return the loss of each output, (S, B, h)."""
+        error, scale = (out - ys).abs(), xs[..., -1:].clamp(min=1e-12)  # the scale is 0 after the end of a series
         if self.loss == "mae":
             return error
         if self.loss == "mse":
@@ -66,7 +66,7 @@ class ForecastLoss:
         if self.loss == "mase":
             if not self.log:
                 return error
-            base = xs[..., -1 - self.h : -1]  # of the forecast, in units of the scale
+            base = xs[..., -1 - self.h : -1]  # seasonal naive forecast, in units of the scale
             return ((scale * (base + out)).exp() - (scale * (base + ys)).exp()).abs() / scale
         if self.loss == "smape":
             if self.log:

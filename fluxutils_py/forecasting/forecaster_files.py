@@ -1,4 +1,4 @@
-"""Save and load forecasters as plain data."""
+"""Save forecasters to files of plain data, and load them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from fluxutils_py.training.plain_files import read_file, write_file
 
 KIND, FORMAT = "fluxutils_py forecaster", 1
 PLAIN = (bool, int, float, str, type(None))
-NOT_STORED = ("callbacks", "device", "comm")  # code, or for another machine
-CODE = ("cell", "model", "loss", "freq")  # stored where they are plain
+NOT_STORED = ("callbacks", "device", "comm")  # code, or specific to a machine
+CODE = ("cell", "model", "loss", "freq")  # stored only if they are plain data
 
 
 def save_forecaster(fc: Any, path: Any) -> None:
@@ -137,7 +137,7 @@ def _history(content: dict[str, Any], frequency: Frequency | None) -> History:
 
 
 def _type(text: str) -> Any:
-    """A narwhals type of what it is shown as."""
+    """Parse the ``repr`` of a narwhals data type."""
     nw = require("narwhals")
     found = re.fullmatch(r"Datetime\(time_unit='(\w+)', time_zone=(?:None|'([^']*)')\)", text)
     if found:

@@ -13,7 +13,7 @@ from fluxutils_py.errors import DataError
 
 
 def require(name: str, extra: str = "forecast") -> Any:
-    """A library that forecasting needs, or an error that says what to install."""
+    """Import a library that forecasting needs, or raise ImportError that says what to install."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -22,18 +22,18 @@ def require(name: str, extra: str = "forecast") -> Any:
 
 
 def is_frame(value: Any) -> bool:
-    """Whether a value is a data frame rather than an array."""
+    """Return whether a value is a data frame rather than an array."""
     return hasattr(value, "columns") and not hasattr(value, "__array_interface__")
 
 
 class Frame:
-    """A data frame of pandas, polars or another library that narwhals knows, read column by column.
+    """Read a data frame of pandas, polars or another library that narwhals supports, column by column.
 
     Parameters
     ----------
     frame : data frame
     name : str
-        What errors call it.
+        Name of the frame in error messages.
     """
 
     def __init__(self, frame: Any, name: str) -> None:
@@ -68,7 +68,7 @@ class Frame:
         return self.frame.schema[column]
 
     def labels(self, column: str) -> np.ndarray:
-        """A column of names, none of which may be missing."""
+        """Return a column of labels as objects; DataError if one is missing."""
         values = self.frame[column]
         self._refuse_missing(column, values.is_null().to_numpy())
         found = np.asarray(values.to_list(), dtype=object)
@@ -78,12 +78,12 @@ class Frame:
         return not self.dtype(column).is_numeric() and self.dtype(column) != require("narwhals").Boolean
 
     def numbers(self, column: str, missing: bool) -> np.ndarray:
-        """A column of numbers as float64, NaN where missing.
+        """Return a column of numbers as float64, NaN where missing.
 
         Raises
         ------
         DataError
-            Naming column and row, if there is something else; also what is missing, unless ``missing``.
+            If the column is not numeric or has infinite values, or has missing ones and ``missing`` is False.
         """
         nw, values = require("narwhals"), self.frame[column]
         if not values.dtype.is_numeric() and values.dtype != nw.Boolean:
@@ -98,7 +98,7 @@ class Frame:
         return found
 
     def times(self, column: str) -> TimeColumn:
-        """A column of times; errors name column and row."""
+        """Return a column of dates or integers; DataError names column and row of what is neither."""
         nw, values = require("narwhals"), self.frame[column]
         dtype = values.dtype
         if dtype.is_integer():
@@ -135,12 +135,12 @@ class Frame:
 
     @property
     def backend(self) -> str:
-        """The library's name, as :func:`make_frame` takes it."""
+        """Name of the library, for :func:`make_frame`."""
         return str(self.frame.implementation.value)
 
 
 def make_frame(columns: dict[str, Any], like: dict[str, Any], backend: str) -> Any:
-    """A frame of a library, of arrays; columns in ``like`` get those narwhals types."""
+    """Make a frame of the library ``backend`` from arrays; ``like`` maps columns to their narwhals types."""
     nw = require("narwhals")
     made = nw.from_dict({k: _plain(v) for k, v in columns.items()}, backend=backend)
     casts = []
@@ -155,20 +155,20 @@ def make_frame(columns: dict[str, Any], like: dict[str, Any], backend: str) -> A
 
 
 def _plain(values: np.ndarray) -> Any:
-    """Objects as the list that they are: libraries then find their type."""
+    """Convert an object array to a list, so that the library infers its type."""
     return values.tolist() if values.dtype == object else values
 
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """Times as integers: units, or nanoseconds since 1970.
+    """Times as integers, or as nanoseconds since 1970.
 
     Attributes
     ----------
     absolute : ndarray of int64
-        Integers as they are, or nanoseconds of UTC (of the clock, where there is no time zone).
+        Integers as given, or nanoseconds in UTC (in local time if there is no time zone).
     local : ndarray of int64 or None
-        Nanoseconds of the local clock; None: integers.
+        Nanoseconds in local time. None for integer times.
     zone : str or None
     dtype : narwhals data type
     """
@@ -187,7 +187,7 @@ class TimeColumn:
 
 
 def to_absolute(local: np.ndarray, zone: str | None) -> np.ndarray:
-    """Nanoseconds of UTC of local ones; a time that clocks skip is moved forward, of one that comes twice the first."""
+    """Convert local to UTC nanoseconds. A skipped time moves forward; of an ambiguous time take the first."""
     if zone is None:
         return local
     pd = require("pandas")

@@ -1,4 +1,4 @@
-"""Convert times of a series to numbers of steps, and back."""
+"""Parse and infer frequencies, and convert times to numbers of steps and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.frames import require
 
 POLARS = re.compile(r"(\d*)(ns|us|ms|s|m|h|d|w|mo|q|y)")
-OF_POLARS = {"m": "min", "d": "D", "w": "W", "mo": "MS", "q": "QS", "y": "YS"}  # as pandas says it
+OF_POLARS = {"m": "min", "d": "D", "w": "W", "mo": "MS", "q": "QS", "y": "YS"}  # aliases of polars to those of pandas
 MONTHS = {"Month": 1, "Quarter": 3, "Year": 12}
 NANOSECONDS = {"Hour": 3_600_000_000_000, "Minute": 60_000_000_000, "Second": 1_000_000_000, "Milli": 1_000_000}
 NANOSECONDS |= {"Micro": 1_000, "Nano": 1}
@@ -22,19 +22,19 @@ WAYS_OUT = "an integer for integer times, or an alias of pandas such as 'h', '15
 
 @dataclass(frozen=True)
 class Frequency:
-    """What one step is.
+    """Length of one step.
 
     Attributes
     ----------
     kind : "integer", "elapsed", "days", "months" or "business"
-        Whether times are integers, or a step is a span of time (hours and less, whatever clocks do), so many days of
-        the calendar, months, or business days.
+        Kind of step: a number for integer times, elapsed time (hours and less, unaffected by clock changes), calendar
+        days, months, or business days.
     size : int
-        Units, nanoseconds, nanoseconds of whole days, months, or business days of a step.
+        Size of the step, in this order: integers, nanoseconds, nanoseconds (whole days), months, business days.
     at : "start", "end" or "same"
-        Where in its month a time of the kind "months" lies.
+        Day in the month, for the kind "months": the first, the last, or that of the first time.
     text : str
-        As pandas calls it.
+        Name in error messages, such as the alias of pandas.
     """
 
     kind: str
@@ -44,13 +44,13 @@ class Frequency:
 
     @property
     def is_local(self) -> bool:
-        """Whether steps go by the calendar of the time zone."""
+        """Whether steps follow the calendar of the time zone."""
         return self.kind in ("days", "months", "business")
 
     def steps_between(self, first: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Steps from ``first`` to ``times``, and where there is a whole number of them.
+        """Return the number of steps from ``first`` to ``times``, and a mask of where that number is whole.
 
-        Both are int64: integers, or nanoseconds since 1970, of the local clock if :attr:`is_local`.
+        Both arguments are int64: integers, or nanoseconds since 1970, in local time if :attr:`is_local`.
         """
         if self.kind in ("integer", "elapsed", "days"):
             steps, rest = np.divmod(times - first, self.size)
@@ -63,7 +63,7 @@ class Frequency:
         return steps, (rest == 0) & (self.after(first, steps) == times)
 
     def after(self, first: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """The times so many steps after ``first``."""
+        """Return the times ``steps`` steps after ``first``."""
         if self.kind in ("integer", "elapsed", "days"):
             return first + steps * self.size
         day, clock = np.divmod(first, DAY)
@@ -78,12 +78,12 @@ class Frequency:
 
 
 def parse_frequency(freq: Any, integer: bool, polars: bool) -> Frequency:
-    """A frequency as the user says it.
+    """Parse the ``freq`` of a user.
 
     Raises
     ------
     ValueError
-        If it is none, or does not fit the times.
+        If it is not a supported frequency, or does not fit the times.
     """
     if isinstance(freq, int | np.integer):
         if not integer:
@@ -119,14 +119,14 @@ def parse_frequency(freq: Any, integer: bool, polars: bool) -> Frequency:
 
 
 def infer_frequency(differences: np.ndarray, times: np.ndarray, integer: bool) -> Frequency:
-    """The frequency that most of the differences between neighbouring times suggest.
+    """Infer the frequency from the most common difference between neighbouring times.
 
     Parameters
     ----------
     differences : ndarray of int
-        Between neighbours of the same series: units, or nanoseconds.
+        Differences between neighbouring times of a series: integers, or nanoseconds.
     times : ndarray of int
-        Local times in nanoseconds.
+        Integers, or local times in nanoseconds.
 
     Raises
     ------
@@ -161,10 +161,10 @@ def infer_frequency(differences: np.ndarray, times: np.ndarray, integer: bool) -
 
 
 def _months(times: np.ndarray) -> np.ndarray:
-    """Months since January 1970."""
+    """Convert times in nanoseconds to months since January 1970."""
     return np.floor_divide(times, DAY).astype("M8[D]").astype("M8[M]").astype(np.int64)
 
 
 def _first_days(months: np.ndarray) -> np.ndarray:
-    """Days since 1970 of the first of each month."""
+    """Return the first day of each month, in days since 1970."""
     return np.asarray(months).astype("M8[M]").astype("M8[D]").astype(np.int64)

@@ -1,4 +1,4 @@
-"""The end of each series, from which forecasts continue: its last values and the network's state."""
+"""Store the end of each series, its last values and the network's state, and forecast from it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.nn.states import batch_dims
 from fluxutils_py.training.predictor import Predictor
 
-BLOCK = 1024  # series whose forecasts are computed together
+BLOCK = 1024  # number of series to forecast at a time
 
 
 @dataclass
 class History:
-    """The tails of N series, and the state of each network after all steps but the last.
+    """Last values of N series, and the state of each network after all steps but the last.
 
-    The last step is taken anew with every forecast: what is known of the future goes in with it.
+    Each forecast runs the last step again, because its input includes the covariates known ahead.
 
     Attributes
     ----------
     tail : ndarray of shape (C, N, K)
-        The last K values of each channel, NaN before the first: target, past covariates, those known ahead.
+        Last K values of each channel (target, past covariates, covariates known ahead), NaN before the first step.
     lengths : ndarray of int, shape (N,)
-        How many steps each series has had.
+        Number of steps of each series so far.
     static : ndarray of shape (N, ...)
     codes : ndarray of int, shape (N, ...)
     states : list of list of Tensor
-        For each network, as :func:`fluxutils_py.states`, of N series.
+        State of each network for N series, as from :func:`fluxutils_py.states`.
     panel : Panel or None
-        Names and times of the series, without values. None: they came as an array.
+        Ids and times of the series, without values. None: the series came as an array.
     """
 
     tail: np.ndarray
@@ -56,11 +56,11 @@ class History:
 
     @property
     def n_kept(self) -> int:
-        """K."""
+        """Number of last steps in ``tail``, K."""
         return self.tail.shape[2]
 
     def extended(self, models: Sequence[nn.Module], more: Steps, make: Callable[..., PanelWindows]) -> History:
-        """The history after further steps of some series, and of new ones. The networks walk through these alone."""
+        """Return a new history with more steps of some series, and with new series; networks read only these steps."""
         which, n_old = more.series, self.n_series
         n_new = max(0, int(which.max()) + 1 - n_old)
         channels, _, K = self.tail.shape
@@ -100,18 +100,18 @@ class History:
 
 @dataclass(frozen=True)
 class Steps:
-    """Further steps of some series, to extend a :class:`History` by.
+    """New steps with which to extend a :class:`History`.
 
     Attributes
     ----------
     series : ndarray of int, shape (n,)
-        Their numbers; from N on for new ones.
+        Numbers of the series; new series are numbered from N.
     lengths : ndarray of int, shape (n,)
     values : ndarray of shape (C, total)
-        The steps of each, one after the other.
+        New steps of all series, one series after the other.
     static, codes : ndarray of shape (n, ...)
     panel : Panel or None
-        Of the extended history.
+        The ``panel`` of the extended history.
     """
 
     series: np.ndarray
@@ -123,7 +123,7 @@ class Steps:
 
 
 def start_history(models: Sequence[nn.Module], windows: PanelWindows, panel: Panel | None) -> History:
-    """The history at the end of series that the networks walk through from their first step."""
+    """Run the networks through all series from the first step, and return the history at the end."""
     lengths = np.asarray(windows.source.lengths)
     n, K = windows.n_series, windows.features.lookback + 1
     series = np.arange(n)
@@ -138,7 +138,7 @@ def start_history(models: Sequence[nn.Module], windows: PanelWindows, panel: Pan
 
 
 def state_dims(model: nn.Module, state: list[Tensor]) -> list[int]:
-    """Which axis of each tensor of a state is the series."""
+    """Return the series axis of each tensor of a state."""
     return batch_dims(model) or [1] * len(state)
 
 
@@ -151,7 +151,7 @@ def _widened(state: Tensor, dim: int, n: int) -> Tensor:
 def walk(
     model: nn.Module, windows: PanelWindows, start: np.ndarray, count: np.ndarray, state: list[Tensor] | None
 ) -> list[Tensor]:
-    """The state of a network after ``count[n]`` steps of each series, from step ``start[n]`` on."""
+    """Run a network for ``count[n]`` steps of each series from step ``start[n]``, and return its state."""
     n = windows.n_series
     rows = Segments(np.arange(n), start, count)
     array = WindowArray(windows, "inputs", n_steps=max(1, int(count.max())))
@@ -166,13 +166,13 @@ def walk(
     for _ in predictor:
         pass
     after = predictor.state()
-    still = torch.from_numpy(np.flatnonzero(count == 0))  # series without a step: their states moved on with the rest
+    still = torch.from_numpy(np.flatnonzero(count == 0))  # restore the states of series without a step
     triples = zip(after, before, dims, strict=True)
     return [a.index_copy(d, still.to(a.device), b.index_select(d, still.to(b.device))) for a, b, d in triples]
 
 
 def last_outputs(model: nn.Module, windows: PanelWindows, at: np.ndarray, state: list[Tensor]) -> np.ndarray:
-    """What a network gives at the step ``at[n]`` of each series, (N, outputs); the state is that before it."""
+    """Return a network's outputs (N, outputs) at the step ``at[n]`` of each series, from the state before it."""
     n, first = windows.n_series, next(model.parameters())
     found: list[np.ndarray] = []
 
@@ -192,7 +192,7 @@ def last_outputs(model: nn.Module, windows: PanelWindows, at: np.ndarray, state:
 
 
 def outputs_along(model: nn.Module, windows: PanelWindows, origins: np.ndarray) -> np.ndarray:
-    """What a network gives at the steps ``origins[n, w]`` of each series, in one walk: (N, W, outputs), NaN for -1."""
+    """Return a network's outputs (N, W, outputs) at steps ``origins[n, w]``, in one pass; NaN where it is -1."""
     n, out = windows.n_series, np.empty(0)
     count = np.maximum(origins.max(1) + 1, 1)
     rows = Segments(np.arange(n), np.zeros(n, int), count)
@@ -211,7 +211,7 @@ def outputs_along(model: nn.Module, windows: PanelWindows, origins: np.ndarray) 
 def forecasts_along(
     models: Sequence[Any], windows: PanelWindows, origins: np.ndarray, n_quantiles: int
 ) -> Iterator[np.ndarray]:
-    """For each column of ``origins`` (N, W), forecasts (N, 1 + quantiles, h) made at these steps; NaN for -1."""
+    """Yield forecasts (N, 1 + quantiles, h) from the steps in each column of ``origins`` (N, W); NaN for -1."""
     outputs = np.mean([outputs_along(model, windows, origins) for model in models], 0)
     series = np.arange(windows.n_series)
     for out, at in zip(outputs.swapaxes(0, 1), origins.T, strict=True):
@@ -220,7 +220,7 @@ def forecasts_along(
 
 
 def denormalised(windows: PanelWindows, past: Past, out: np.ndarray, n_quantiles: int) -> np.ndarray:
-    """Outputs (N, outputs) in the units of the series, (N, 1 + quantiles, h); NaN where no value is known."""
+    """Convert outputs (N, outputs) to the units of the series, (N, 1 + quantiles, h); NaN where no value is known."""
     z = past.naive + past.scale[:, :, None] * out.reshape(len(out), 1 + n_quantiles, -1)
     found = windows.features.inverse(z)
     found[~past.known[:, 0]] = np.nan
@@ -230,10 +230,10 @@ def denormalised(windows: PanelWindows, past: Past, out: np.ndarray, n_quantiles
 def forecasts(
     models: Sequence[Any], windows: PanelWindows, at: np.ndarray, states: list[list[Tensor]], n_quantiles: int
 ) -> np.ndarray:
-    """Forecasts made at the step ``at[n]`` of each series, in its own units: (N, 1 + quantiles, h).
+    """Forecast from the step ``at[n]`` of each series, in its units: (N, 1 + quantiles, h).
 
-    Several networks are averaged before the transform is undone, which keeps quantiles in order. NaN for a series of
-    which no value is known.
+    Outputs of several networks are averaged before the transform is undone, which keeps quantiles in order. NaN for
+    series without known values.
     """
     rows = Segments(np.arange(windows.n_series), at, np.ones(windows.n_series, int))
     past = windows.past(rows, 0, 1)
