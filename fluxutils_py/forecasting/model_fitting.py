@@ -21,13 +21,13 @@ from fluxutils_py.forecasting.panel_windows import Channels, PanelWindows, Windo
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.training.make_optimizer import adamw
 
-MOST_EPOCHS = 16  # passes over the data, unless these are fewer steps than the next
+MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
 FEW_STEPS = 300
-PIECE = 8  # windows of a piece that a long series is cut into, at least
+PIECE = 8  # a piece of a long series has at least so many windows
 
 
 def make_network(forecaster: Any, channels: Channels) -> Any:
-    """What makes the network of a forecaster, for inputs of these channels."""
+    """Return a callable that makes the network of a forecaster, for inputs with these channels."""
     body = (
         recurrent_body(cell_of(forecaster.cell), int(forecaster.num_layers))
         if forecaster.model is None
@@ -39,7 +39,7 @@ def make_network(forecaster: Any, channels: Channels) -> Any:
 
 
 def cell_of(cell: Any) -> Any:
-    """The recurrent layer of that name, or a class as it is."""
+    """Return the recurrent layer for a name, or a class unchanged; SpecError for anything else."""
     if isinstance(cell, str):
         if cell not in CELLS:
             raise SpecError(f"cell must be one of {', '.join(CELLS)}, or a class, got {cell!r}")
@@ -54,20 +54,20 @@ def _own_body(model: Any, n_in: int, n_out: int) -> nn.Module:
 
 
 def warmup_of(windows: PanelWindows) -> np.ndarray:
-    """Before which step of each series nothing is learnt: a long season, or a quarter of a short series."""
+    """Return the first step of each series with targets: after one long season, or a quarter of a short series."""
     lengths = np.asarray(windows.source.lengths)
     return np.minimum(windows.features.lag, lengths // 4)
 
 
 def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> Estimator:
-    """Train an :class:`Ensemble` of ``n_models`` networks, which differ in their initial weights and dropout.
+    """Train an :class:`Ensemble` of ``n_models`` networks, which differ in initial weights and dropout.
 
-    They see the same windows: cutting these takes a third of the time of a step of one network.
+    All networks train on the same windows: cutting these takes a third of the time of one network's step.
 
     Raises
     ------
     DataError
-        If no series has a step to learn from.
+        If no series has two steps.
     """
     lengths = np.asarray(windows.source.lengths)
     if lengths.max() < 2:
@@ -78,15 +78,15 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> Estimator:
     in_memory = windows.source.in_memory
     batchsize, seqsize = int(forecaster.batchsize), int(forecaster.seqsize)
     n_steps = steps_per_epoch(lengths, batchsize * get_communicator(forecaster.comm).size, seqsize)
-    most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes learn the noise by heart
+    most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes overfit
     epochs = min(most, max(1, round(forecaster.max_steps / n_steps)))
     lr = float(forecaster.lr)
     spec = Spec(
         epochs=epochs,
         batchsize=batchsize,
         seqsize=seqsize,
-        shuffle=in_memory,  # series that lie side by side in a file are read together
-        clip=math.sqrt(n_models),  # of the norm of all gradients together
+        shuffle=in_memory,  # in a file, neighbouring series are read together
+        clip=math.sqrt(n_models),  # bounds the joint norm of all networks' gradients
         scheduler=partial(OneCycleLR, max_lr=lr, total_steps=epochs * n_steps + 1),
         schedule_every="step",
     )
@@ -107,7 +107,7 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> Estimator:
 
 
 def steps_per_epoch(lengths: np.ndarray, batchsize: int, seqsize: int) -> int:
-    """How many windows there are at most, in whatever order the series come."""
+    """Return the maximal number of windows per epoch, over all orders of the series."""
     rows = Segments.from_lengths(len(lengths), int(lengths.max()), lengths).fold(batchsize, PIECE * seqsize)
     longest = np.sort(rows.length)[::-1][: -(-len(rows) // batchsize)]
     return int(np.sum(-(-longest // seqsize)))

@@ -1,4 +1,4 @@
-"""Turn forecasts into frames and arrays, and append later data."""
+"""Convert forecasts to frames and arrays, and new data to steps of a history."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fluxutils_py.forecasting.panel import Panel, read_steps
 
 
 def shape_of(array: Any) -> tuple[int, int] | None:
-    """Features and series of an array; None for frames."""
+    """Return the numbers of features and series of an array; None for None."""
     return None if array is None else (int(array.shape[0]), int(array.shape[1]))
 
 
@@ -25,7 +25,7 @@ def column_names(fc: Any) -> list[str]:
 
 
 def warn_of_short(fc: Any, lengths: np.ndarray, panel: Panel | None) -> None:
-    """Say which series are too short for what the forecasts build on."""
+    """Warn of series that are not longer than a season."""
     season = fc.features_.season
     short = np.flatnonzero(lengths <= season)
     if len(short):
@@ -40,7 +40,7 @@ def warn_of_short(fc: Any, lengths: np.ndarray, panel: Panel | None) -> None:
 
 
 def forecast_values(fc: Any, history: History, ahead: np.ndarray) -> np.ndarray:
-    """Forecasts (N, 1 + quantiles, h); ``ahead`` are the covariates known ahead, (C, N, h)."""
+    """Return forecasts (N, 1 + quantiles, h); ``ahead`` holds the covariates known ahead, (C, N, h)."""
     K, h = history.tail.shape[2], fc.features_.h
     tail = np.concatenate([history.tail, np.full((*history.tail.shape[:2], h), np.nan)], axis=2)
     if len(ahead):
@@ -61,7 +61,7 @@ def forecast_values(fc: Any, history: History, ahead: np.ndarray) -> np.ndarray:
 
 
 def forecast_frame(fc: Any, history: History, shape: tuple[int, int] | None, futr_df: Any) -> Any:
-    """What ``Forecaster.predict`` returns."""
+    """Implement ``Forecaster.predict`` for a history."""
     ahead = future_covariates(fc, history, futr_df)
     found = forecast_values(fc, history, ahead)
     names = column_names(fc)
@@ -85,7 +85,7 @@ def _panel(history: History) -> Panel:
 
 
 def _keys(fc: Any, history: History) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The id and time columns of the h steps after the end of each series, and their types."""
+    """Return the id and time columns of the h steps after the end of each series, and their types."""
     panel, h = _panel(history), fc.features_.h
     series = np.repeat(np.arange(panel.n_series), h)
     steps = panel.lengths[series] + np.tile(np.arange(h), panel.n_series)
@@ -93,12 +93,12 @@ def _keys(fc: Any, history: History) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def future_covariates(fc: Any, history: History, futr_df: Any) -> np.ndarray:
-    """The channels of covariates known ahead at the next h steps: (C, N, h).
+    """Return the channels of covariates known ahead, at the next h steps: (C, N, h).
 
     Raises
     ------
     DataError
-        If a row is missing or holds a missing value; it is named.
+        If a row or a value is missing. The message names it.
     """
     h, n = fc.features_.h, history.n_series
     covariates = fc.covariates_.futr
@@ -136,7 +136,7 @@ def future_covariates(fc: Any, history: History, futr_df: Any) -> np.ndarray:
 
 
 def score_of(fc: Any, df: Any) -> float:
-    """What ``Forecaster.score`` returns."""
+    """Implement ``Forecaster.score``."""
     check_is_fitted(fc, "models_")
     history = fc._history
     panel = _panel(history)
@@ -171,11 +171,11 @@ def _column(frame: Any, name: str) -> np.ndarray:
     return found
 
 
-# -- what came later -----------------------------------------------------------------------------------
+# -- new data ------------------------------------------------------------------------------------------
 
 
 def further_steps(fc: Any, panel: Panel) -> Steps:
-    """A panel as steps after the end of the series that a forecaster knows."""
+    """Convert a panel to steps after the end of a forecaster's series."""
     old = _panel(fc._history)
     number = {label: i for i, label in enumerate(old.ids)}
     fresh = [label for label in panel.ids if label not in number]
@@ -213,7 +213,7 @@ def further_steps(fc: Any, panel: Panel) -> Steps:
 
 
 def array_steps(fc: Any, array: Any) -> Steps:
-    """The next steps (F, N, T) of all series of an array."""
+    """Convert an array (F, N, T) to the next steps of all series."""
     if shape_of(array) != fc._shape:
         raise ShapeError(f"df has shape {tuple(array.shape)}; expected (F, N, T) with {fc._shape} features and series")
     n, length = fc._history.n_series, int(array.shape[2])

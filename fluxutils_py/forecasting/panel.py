@@ -14,7 +14,7 @@ from fluxutils_py.forecasting.frequency import Frequency, infer_frequency, parse
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns of a long frame, as NeuralForecast and utilsforecast call them."""
+    """Column names of a long frame; defaults as in NeuralForecast and utilsforecast."""
 
     id: str = "unique_id"
     time: str = "ds"
@@ -24,7 +24,7 @@ class Columns:
     stat: tuple[str, ...] = ()
 
     def arguments(self, target: bool, futr: bool, hist: bool) -> dict[str, str]:
-        """Which argument names each column that a frame must have."""
+        """Map each column that a frame must have to the argument that names it."""
         found = {self.id: "id_col", self.time: "time_col"}
         if target:
             found[self.target] = "target_col"
@@ -37,27 +37,27 @@ class Columns:
 
 @dataclass(frozen=True)
 class Panel:
-    """Series on a grid of times, each from its own first to its own last one.
+    """Series on a regular grid of times, each with its first and last time.
 
     Attributes
     ----------
     ids : ndarray of object, shape (N,)
         In increasing order.
     first : ndarray of int64, shape (N,)
-        The first time of each series, see :class:`Frequency`.
+        First time of each series, see :class:`Frequency`.
     lengths : ndarray of int, shape (N,)
-        How many steps each series has; their columns follow one another in ``values``.
+        Number of steps of each series. The series follow one another in ``values``.
     values : dict of str to ndarray, shape (total,)
-        Of each column: float64 (NaN where missing), or object for categories (None where missing).
+        Values of each column: float64 (NaN where missing), or object for categories (None where missing).
     static : dict of str to ndarray, shape (N,)
-        Of each static covariate.
+        Values of each static covariate.
     frequency : Frequency
     zone : str or None
         Time zone.
     types : dict
         narwhals data types of the id and time columns.
     backend : str
-        The library that frames are made with.
+        Library of the frames to return.
     """
 
     ids: np.ndarray
@@ -79,12 +79,12 @@ class Panel:
         return np.concatenate([[0], np.cumsum(self.lengths)[:-1]]).astype(int)
 
     def places(self, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-        """Columns of ``values`` of the steps ``start[n]`` to ``stop[n]`` of each series, one after the other."""
+        """Return the positions in ``values`` of the steps ``start[n]`` to ``stop[n]`` of each series."""
         count = stop - start
         return np.repeat(self.offsets + start - (np.cumsum(count) - count), count) + np.arange(count.sum())
 
     def cut(self, start: np.ndarray, stop: np.ndarray) -> Panel:
-        """The steps ``start[n]`` to ``stop[n]`` of each series; of those that have any."""
+        """Return a copy with the steps ``start[n]`` to ``stop[n]`` of each series, without series that have none."""
         at, has = self.places(start, stop), stop > start
         return replace(
             self,
@@ -96,7 +96,7 @@ class Panel:
         )
 
     def times(self, series: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """The times of some steps of some series, as ``datetime64[ns]`` of UTC, or integers."""
+        """Return the times of ``steps`` of ``series``, as ``datetime64[ns]`` in UTC, or as integers."""
         found = self.frequency.after(self.first[series], steps)
         if self.frequency.kind == "integer":
             return found
@@ -113,7 +113,7 @@ def read_panel(
     hist: bool = True,
     name: str = "df",
 ) -> Panel:
-    """Read a long frame, in any order of its rows.
+    """Read a long frame, whose rows may be in any order.
 
     Parameters
     ----------
@@ -122,14 +122,14 @@ def read_panel(
     freq : Frequency, str, pandas offset, int, or None
         None: inferred from the times.
     static_df : data frame, optional
-        One row per series with the static covariates; else they are columns of ``df``.
+        One row per series with the static covariates. None: ``df`` holds them.
     target, hist : bool
-        Whether there is a column of the target, and columns of past covariates.
+        Whether to read the target, and the past covariates.
 
     Raises
     ------
     DataError
-        Naming column and row, for what cannot be used.
+        If the data cannot be used. The message names column and row.
     """
     frame = Frame(df, name)
     frame.require(columns.arguments(target, True, hist))
@@ -181,13 +181,13 @@ def _step_columns(columns: Columns, target: bool, hist: bool) -> list[str]:
 
 
 def _numbered(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each label its number among the different ones, and these, in order."""
+    """Return the number of each label among the sorted unique labels, and these labels."""
     numbers: dict[Any, int] = {}
     codes = np.fromiter((numbers.setdefault(label, len(numbers)) for label in labels), int, len(labels))
     ids = list(numbers)
     try:
         order = sorted(range(len(ids)), key=ids.__getitem__)
-    except TypeError:  # of several types
+    except TypeError:  # labels of different types
         order = sorted(range(len(ids)), key=lambda i: str(ids[i]))
     rank = np.empty(len(ids), int)
     rank[order] = np.arange(len(ids))
@@ -253,9 +253,9 @@ def _read_static(
 
 
 def read_steps(frame: Frame, columns: Columns, panel: Panel) -> tuple[np.ndarray, np.ndarray]:
-    """Of each row of a frame: which series of a panel it is of, and which step, counted on from its first one.
+    """Return the series and the step in a panel of each row of a frame; steps count from the series' first one.
 
-    Both are (rows,); the series is -1 for one that is not in the panel.
+    Both are (rows,). The series is -1 if the panel does not have it.
     """
     name = frame.name
     number = {label: i for i, label in enumerate(panel.ids)}

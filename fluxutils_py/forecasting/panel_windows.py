@@ -1,4 +1,4 @@
-"""Inputs and targets of a forecasting network, computed window by window."""
+"""Compute inputs and targets of a forecasting network, window by window."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
 
 @dataclass(frozen=True)
 class Channels:
-    """Which channels of an input belong together, in this order.
+    """Numbers of channels of each kind in an input, in this order.
 
     Attributes
     ----------
     history, hist, stat, futr : int
-        The series' own past; past covariates; static ones; those known ahead, at the step itself.
+        Features of the target; past covariates; static covariates; covariates known ahead, at the current step.
     categories : tuple of int
-        Of each categorical covariate, how many values it has; each is one channel, of numbers from 0 (not seen before).
+        Number of codes of each categorical static covariate, which has one channel. Code 0: not seen in training.
     ahead : int
-        Covariates known ahead, ``h`` steps of each, and as many at the steps that the seasonal naive forecast repeats.
+        Covariates known ahead at the next ``h`` steps, and at the ``h`` steps that the seasonal naive forecast repeats.
     base : bool
-        Whether the seasonal naive forecast comes along, divided by the scale; of logarithms, less the level.
-        Last comes the scale, always.
+        Whether the ``h`` steps of the seasonal naive forecast follow, divided by the scale; for logarithms, less the
+        level. The scale is always the last channel.
     """
 
     h: int
@@ -54,19 +54,18 @@ class Channels:
 
 @dataclass
 class PanelWindows:
-    """Cuts windows of inputs and targets out of a panel.
+    """Cut windows of inputs and targets out of a panel.
 
     Parameters
     ----------
     source : PackedSeries or ArraySource
-        The series: channel 0 is the target, in its own units; then ``hist``, then ``futr`` covariates, scaled.
-        Covariates known ahead may reach ``h`` steps beyond the target, in ``ahead``.
+        The series: channel 0 is the target in its original units, the others are the scaled past covariates.
     features : Features
     channels : Channels
     static : ndarray of shape (N, stat), optional
     codes : ndarray of int, shape (N, len(categories)), optional
     ahead : PackedSeries, optional
-        Covariates known ahead with ``h`` steps more than the series.
+        Scaled covariates known ahead, as long as the series or longer.
     """
 
     source: PackedSeries | ArraySource
@@ -83,11 +82,11 @@ class PanelWindows:
 
     @property
     def lookback(self) -> int:
-        """How many steps before a stretch are read with it."""
+        """Number of earlier steps to read with a window."""
         return self.features.reach if self.source.is_complete else self.features.lookback
 
     def inputs(self, rows: Segments, start: int, stop: int) -> np.ndarray:
-        """Inputs at steps ``start`` to ``stop`` of each row, counted from its own start: (B, S, channels), float32."""
+        """Return inputs (B, S, channels), float32, at steps ``start`` to ``stop`` of each row, from the row's start."""
         values, _, past = self._cut(rows, start, stop)
         c, features = self.channels, self.features
         n_steps = stop - start
@@ -124,7 +123,7 @@ class PanelWindows:
         return out
 
     def targets(self, rows: Segments, start: int, stop: int) -> np.ndarray:
-        """What the network is to give at these steps: (B, S, h), float32; NaN where a value is not known."""
+        """Return the targets (B, S, h), float32, of these steps; NaN where a value is not known."""
         _, z, past = self._cut(rows, start, stop)
         features, n_steps = self.features, stop - start
         out = np.full((len(rows), n_steps, features.h), np.nan, np.float32)
@@ -139,9 +138,9 @@ class PanelWindows:
         return self._cut(rows, start, stop)[2]
 
     def _cut(self, rows: Segments, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, Past]:
-        """The values of a stretch and what lies before it, transformed, and what is known there.
+        """Return values and transformed values of a window with its earlier steps, and the statistics.
 
-        Those of the last call are kept: targets are asked for after the inputs.
+        Caches the last result, because training reads the targets of a window after its inputs.
         """
         last = self._last
         if last is not None and last[0] is rows and last[1:3] == (start, stop):
@@ -155,16 +154,16 @@ class PanelWindows:
 
 
 class WindowArray(DuckArray):
-    """Inputs or targets of a panel as an (F, N, T) array, of which only what is asked for is computed.
+    """Inputs or targets of a panel as an (F, N, T) array, computed on access.
 
     Parameters
     ----------
     panel : PanelWindows
     what : "inputs" or "targets"
     warmup : ndarray of int, shape (N,), optional
-        Before which step of each series there are no targets.
+        First step of each series with targets; earlier targets are NaN.
     n_steps : int, optional
-        T; by default that of the longest series.
+        T. By default the length of the longest series.
     """
 
     def __init__(
@@ -177,7 +176,7 @@ class WindowArray(DuckArray):
         self.nonblocking = panel.source.in_memory
 
     def read_segments(self, rows: Segments, start: int, stop: int) -> np.ndarray:
-        """Steps ``start`` to ``stop`` of any rows: (S, B, F)."""
+        """Return the steps ``start`` to ``stop`` of the given rows: (S, B, F)."""
         if self.what == "inputs":
             return self.panel.inputs(rows, start, stop).transpose(1, 0, 2)
         out = self.panel.targets(rows, start, stop)

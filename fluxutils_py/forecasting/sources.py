@@ -1,4 +1,4 @@
-"""Where the values of a panel lie, and how to read ranges of them."""
+"""Read ranges of steps of series from memory or files."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 
 
 class PackedSeries:
-    """Series of any lengths, one after the other in one array.
+    """Series of different lengths, one after the other in one array.
 
     Parameters
     ----------
     values : ndarray of shape (C, total)
-        C channels, one column per step; those of series ``n`` begin at column ``offsets[n]``. NaN where missing.
+        C channels, one column per step; series ``n`` begins at column ``offsets[n]``. NaN where missing. Not copied.
     lengths : ndarray of int, shape (N,)
 
     Attributes
@@ -33,12 +33,12 @@ class PackedSeries:
         self.is_complete = not np.isnan(values[0]).any()
 
     def cut(self, series: np.ndarray, start: np.ndarray, n_steps: int) -> np.ndarray:
-        """Steps ``start[b]`` to ``start[b] + n_steps`` of the series ``series[b]``.
+        """Return the steps ``start[b]`` to ``start[b] + n_steps`` of the series ``series[b]``.
 
         Returns
         -------
         ndarray of shape (C, B, n_steps), float64
-            A copy. NaN before a series' first step, and behind its last one.
+            A copy. NaN before the first step of a series and after the last.
         """
         steps = start[:, None] + np.arange(n_steps)  # (B, K)
         outside = (steps < 0) | (steps >= self.lengths[series][:, None])
@@ -50,12 +50,12 @@ class PackedSeries:
 
 
 class ArraySource:
-    """Each feature of each series of an (F, N, T) array as a series of its own: number ``f * N + n``.
+    """An (F, N, T) array as ``F * N`` series: feature ``f`` of series ``n`` is series ``f * N + n``.
 
     Parameters
     ----------
     array : array of shape (F, N, T)
-        A NumPy array, a memory map, an h5py dataset, or anything that takes three slices. Only what is cut is read.
+        A NumPy array, a memory map, an h5py dataset, or any object that takes three slices. Reads only what is cut.
     """
 
     n_channels, is_complete = 1, False
@@ -68,7 +68,7 @@ class ArraySource:
         self.in_memory = type(array) is np.ndarray
 
     def cut(self, series: np.ndarray, start: np.ndarray, n_steps: int) -> np.ndarray:
-        """As :meth:`PackedSeries.cut`; neighbours that start together are read in one piece."""
+        """Like :meth:`PackedSeries.cut`; reads neighbouring series with equal starts at once."""
         out = np.full((1, len(series), n_steps), np.nan)
         feature, n = np.divmod(series, self.n_per_feature)
         new = (np.diff(series) != 1) | (np.diff(feature) != 0) | (np.diff(start) != 0)
