@@ -89,7 +89,7 @@ class Features:
 
     @property
     def lookback(self) -> int:
-        """Number of earlier steps that the features of a step need, if values may be missing."""
+        """Like :attr:`reach`, if values may be missing: includes the steps from which to fill them in."""
         return self.reach + self.memory + SEASONS_BACK * self.season
 
     @property
