@@ -1,4 +1,4 @@
-"""Evaluation: results that merge over batches and ranks, evaluation tasks, keeping the best model."""
+"""Evaluate models: tasks, results that merge over batches and ranks, and hooks that keep the best model."""
 
 from fluxutils_py.evaluation.eval_task import EvalTask
 from fluxutils_py.evaluation.evaluate import eval_batches, eval_datasets

@@ -1,4 +1,4 @@
-"""What to find out about a model."""
+"""The base class of evaluation tasks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fluxutils_py.evaluation.run_eval import RunEval
 
 
 class EvalTask:
-    """Base of evaluation tasks: where results begin, what a batch gives, and how they end.
+    """Base class of evaluation tasks: create empty results, evaluate one batch, finalize the merged results.
 
     Notes
     -----
-    Source: ``EvalTask`` of bobbin, where ranks without a batch evaluate None.
+    Source: ``EvalTask`` of bobbin, where ranks without a batch call ``evaluate`` with None.
 
     Examples
     --------
@@ -44,23 +44,23 @@ class EvalTask:
     """
 
     def create_eval_results(self, dataset_name: str) -> EvalResults:
-        """The result of no data, with which others are merged: ``create(...).reduce(r)`` is to equal ``r``."""
+        """Return the result of no data, the start of every merge: its ``reduce(r)`` must equal ``r``."""
         raise_undefined(self, "create_eval_results(dataset_name)", "gives the result of no data")
 
     def evaluate(self, batch: Any, *args: Any, **kwargs: Any) -> EvalResults:
-        """The result of one batch; the other arguments are those that the evaluation was given.
+        """Return the result of one batch; :func:`eval_datasets` passes its other arguments on.
 
-        Called on the rank that has the batch, for itself: no collectives in here, ranks have different numbers of
-        batches.
+        Each rank calls this for its batches only. Do not call collectives in it: ranks may have different numbers
+        of batches.
         """
         raise_undefined(self, "evaluate(batch, ...)", "gives the result of a batch")
 
     def finalize_eval_results(self, results: EvalResults) -> EvalResults:
-        """What becomes of the results of all data of all ranks; by default nothing. Called on every rank, alike."""
+        """Return the final results, given the merged results of all ranks; by default unchanged. All ranks call it."""
         return results
 
     def make_cron_action(
         self, datasets: Mapping[str, Batches], *, tensorboard_root_path: Any = None, comm: Any = "auto"
     ) -> RunEval:
-        """This task as a hook of a training loop: see :class:`RunEval`."""
+        """Return a hook that runs this task in a training loop: a :class:`RunEval`."""
         return RunEval(self, datasets, tensorboard_root_path, comm=comm)

@@ -1,4 +1,4 @@
-"""From batches and ranks to one result."""
+"""Evaluate a task on batches and merge the results of all ranks."""
 
 from __future__ import annotations
 
@@ -21,51 +21,50 @@ Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 
 
 def eval_batches(task: Any, dataset_name: str, batches: Batches, *args: Any, comm: Any = "auto", **kwargs: Any) -> Any:
-    """Evaluate a task on batches: what :func:`eval_datasets` returns for several datasets, of one."""
+    """Evaluate a task on one dataset and return its result; see :func:`eval_datasets`."""
     return eval_datasets(task, {dataset_name: batches}, *args, comm=comm, **kwargs)[dataset_name]
 
 
 def eval_datasets(
     task: Any, datasets: Mapping[str, Batches], *args: Any, comm: Any = "auto", **kwargs: Any
 ) -> dict[str, Any]:
-    """Evaluate a task on several datasets; the results by name.
+    """Evaluate a task on several datasets and return the results by name.
 
-    Each rank reduces the results of its own batches; those of the ranks are then reduced in their order, on each of
-    them, so that all have the same. Numbers of batches may differ, and be 0. Nobody divides the data: give each rank
-    its own, such as ``batches[rank::size]``; what two ranks have counts twice.
+    Each rank merges the results of its batches. Then every rank merges the results of all ranks, in rank order, so
+    that all ranks return the same. The number of batches may differ between ranks and may be 0. The data are not
+    divided for you: give each rank its part, such as ``batches[rank::size]``. A batch on two ranks counts twice.
 
     Parameters
     ----------
     task : EvalTask
     datasets : mapping of str to iterable or callable
-        Batches, or a function without arguments that returns them. ``batches.reset()`` is called first, if there is
-        such a method. The same names in the same order on all ranks.
+        Batches, or a function without arguments that returns them. If the batches have a method ``reset()``, it is
+        called first. All ranks must give the same names in the same order.
     *args, **kwargs
-        For :meth:`EvalTask.evaluate`, after the batch. If the first is a model, or has one (a loop, an estimator),
-        the model is in evaluation mode meanwhile. Its recurrent layers forget their state before each batch, but for a
-        ``Minibatch`` that is not the first of its series.
+        Passed to :meth:`EvalTask.evaluate` after the batch. If the first is a model or has one (a loop, an
+        estimator), the model is in evaluation mode, and its recurrent layers reset their state before each batch,
+        except before a ``Minibatch`` that continues a series.
     comm : "auto", "mpi", "torch", None, a communicator or a RankGroup
-        Which ranks; see :class:`fluxutils_py.Estimator`.
+        The ranks that evaluate together; see :class:`fluxutils_py.Estimator`.
 
     Returns
     -------
     dict of str to EvalResults
-        With tensors in main memory.
+        The results by dataset name. Their tensors are on the CPU.
 
     Raises
     ------
     TypeError
-        On every rank, if on one of them the task returns something else than the results that it creates.
+        On every rank, if ``evaluate`` returns another type than ``create_eval_results`` on any rank.
     RankError
-        If ranks have different datasets.
+        If the dataset names differ between ranks.
     RemoteError
-        On the other ranks, if evaluation fails on one, which raises its own error.
+        On the other ranks, if evaluation fails on one rank. The failing rank raises the original error.
 
     Notes
     -----
-    Evaluation leaves no trace: there are no gradients, and the model's mode and recurrent state, and torch's random
-    generators, are afterwards as before. Other generators are not looked after: a dataset that shuffles should not be
-    one that is trained on.
+    Evaluation computes no gradients and restores the model's mode, its recurrent state and torch's random generators.
+    It does not restore other generators: do not evaluate on the same shuffling dataset object that you train on.
     """
     with RankGroup.from_comm(comm, "eval_datasets") as ranks:
         ranks.require_equal({"the datasets": list(datasets)})
@@ -75,13 +74,13 @@ def eval_datasets(
 def _evaluate(
     task: Any, name: str, batches: Batches, args: tuple[Any, ...], kwargs: dict[str, Any], ranks: RankGroup
 ) -> EvalResults:
-    """The result of all ranks, on all."""
+    """Return the merged result of all ranks, on every rank."""
 
     def evaluate_own() -> tuple[Any, str | None]:
         try:
             result = _evaluate_batches(task, name, batches, args, kwargs)
             return result if ranks.is_single else pickle.dumps(result), None
-        except _WrongTypeError as error:  # to be raised on all ranks, not only on this one
+        except _WrongTypeError as error:  # all ranks raise it below, not only this one
             return None, str(error)
 
     def reduce_all(results: list[Any]) -> EvalResults:
@@ -103,7 +102,7 @@ def _evaluate(
 def _evaluate_batches(
     task: Any, name: str, batches: Batches, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> EvalResults:
-    """The result of the batches of this rank."""
+    """Return the result of the batches of this rank."""
     total = _checked(task.create_eval_results(name), EvalResults, "create_eval_results")
     kind, model = type(total), _model_of(args)
     with evaluation_mode(model):
@@ -132,7 +131,7 @@ def _reduce(one: EvalResults, other: EvalResults) -> EvalResults:
 
 
 def _model_of(args: tuple[Any, ...]) -> nn.Module | None:
-    """The first argument, if it is a model, or the model of it."""
+    """Return the first argument if it is a model, else its model, else None."""
     try:
         return module_of(args[0])
     except (IndexError, TypeError):
@@ -141,7 +140,7 @@ def _model_of(args: tuple[Any, ...]) -> nn.Module | None:
 
 @contextmanager
 def evaluation_mode(model: nn.Module | None) -> Iterator[None]:
-    """Evaluate without gradients; restore torch's generators, and the mode and state of the model."""
+    """Disable gradients and evaluate; restore torch's generators and the model's mode and state on exit."""
     gpus = {p.device for p in model.parameters() if p.device.type == "cuda"} if model is not None else ()
     with torch.random.fork_rng(devices=list(gpus)), torch.no_grad() if model is None else evaluating(model):
         yield

@@ -1,4 +1,4 @@
-"""The usual evaluation: means of losses and accuracies over data."""
+"""Evaluate the means of losses and accuracies over a dataset."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from fluxutils_py.tree import tree_map
 
 @dataclass(frozen=True)
 class Means(EvalResults):
-    """Means of several measures over data, see :class:`MetricsEval`; one is better if its first measure is.
+    """Weighted means of several measures, as :class:`MetricsEval` returns; the first measure decides which is better.
 
     Attributes
     ----------
     sums : dict of str to float
-        Of means over batches times their weights.
+        Sum over batches of the batch mean times the batch weight.
     weight : float
-        Of all batches.
+        Total weight of the batches.
     higher_is_better : bool
     """
 
@@ -36,7 +36,7 @@ class Means(EvalResults):
 
     @property
     def means(self) -> dict[str, float]:
-        """By name; NaN if there were no data."""
+        """The means by name; NaN if there were no data."""
         return {name: total / self.weight if self.weight else math.nan for name, total in self.sums.items()}
 
     def reduce(self, other: Means) -> Means:
@@ -44,7 +44,7 @@ class Means(EvalResults):
         return Means(sums, self.weight + other.weight, self.higher_is_better)
 
     def is_better_than(self, other: Means) -> bool:
-        """A number is better than NaN, NaN is never better."""
+        """Compare the first measure: a number is better than NaN, NaN is never better."""
         mine, best = (next(iter(m.means.values())) for m in (self, other))
         return not math.isnan(mine) and (math.isnan(best) or (mine > best if self.higher_is_better else mine < best))
 
@@ -57,17 +57,18 @@ class Means(EvalResults):
 
 
 class MetricsEval(EvalTask):
-    """Means over data of what functions of predictions and labels measure; each batch counts by its weight.
+    """Evaluate weighted means of measures, functions of predictions and labels.
 
-    Batches are what a :class:`Trainer` takes (:func:`fluxutils_py.training.minibatch.as_minibatch`), and weigh as much
-    as there: by default, as many predictions as they have. ``evaluate`` is given the model, or what has one.
+    Batches have the forms and weights of a :class:`Trainer` (:func:`fluxutils_py.training.minibatch.as_minibatch`);
+    the default weight is the number of predictions. ``evaluate`` takes the model or an object that has one.
 
     Parameters
     ----------
     measures : mapping of str to callable
-        ``measure(prediction, label)`` returns the mean over a batch, or a tensor whose mean that is; given tuples where
-        there are several. The first decides what is better.
+        ``measure(prediction, label)`` returns the mean over a batch, or a tensor to average. It receives tuples if
+        there are several predictions or labels. The first measure decides which result is better.
     higher_is_better : bool
+        Whether a higher value of the first measure is better.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Results of evaluations that can be merged, compared, shown and saved."""
+"""The base class of evaluation results: merge, compare, log and save them."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from fluxutils_py.tree import as_tensor, unshard
 
 @dataclass(frozen=True)
 class EvalResults:
-    """Base of the results of evaluating some data: a frozen dataclass whose values can be merged with others.
+    """Base class of evaluation results: a frozen dataclass that merges with results of other data.
 
-    A subclass is a ``@dataclass(frozen=True)`` too. If its fields hold numbers, tensors, arrays, strings, and lists,
-    tuples and mappings of them, it can be written to JSON and read back: see
-    :func:`fluxutils_py.treejson.write_pytree_json`. It is pickled for other ranks: its class stands at the top of a
-    module.
+    Decorate each subclass with ``@dataclass(frozen=True)``. If its fields hold numbers, tensors, arrays, strings, and
+    lists, tuples and mappings of them, :func:`fluxutils_py.treejson.write_pytree_json` writes it to JSON. Ranks
+    exchange results by pickle, so define the class at the top level of a module.
 
-    What a subclass defines: :meth:`reduce` always; :meth:`is_better_than` to keep the best model;
-    :meth:`write_to_tensorboard` to be written there.
+    A subclass must define :meth:`reduce`. Define :meth:`is_better_than` to keep the best model, and
+    :meth:`write_to_tensorboard` to write results to TensorBoard.
 
     Raises
     ------
     TypeError
-        When one is made of a subclass that is no dataclass itself.
+        If the class of the new object is not itself a dataclass.
 
     Notes
     -----
-    Results are merged in the order of the batches, those of a rank before those of the next; :meth:`reduce` must be
-    associative, but need not be commutative. Source: ``EvalResults`` of bobbin.
+    Results merge in batch order within a rank, then in rank order. :meth:`reduce` must be associative; it need not
+    be commutative. Source: ``EvalResults`` of bobbin.
 
     Examples
     --------
@@ -51,43 +50,43 @@ class EvalResults:
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        if "__dataclass_fields__" not in cls.__dict__:  # it has those of its base, and its own would be passed over
+        if "__dataclass_fields__" not in cls.__dict__:  # it would inherit the base's fields and ignore new ones
             raise TypeError(f"{cls.__name__} is a subclass of EvalResults: write @dataclass(frozen=True) above it")
         return super().__new__(cls)
 
     def reduce(self, other: Self) -> Self:
-        """The results of the data of both, this one's coming first."""
+        """Return the results of both data; the data of ``self`` come first."""
         raise_undefined(self, "reduce(other)", "merges two results")
 
     def unshard_and_reduce(self) -> Self:
-        """Merge results that lie one after the other along a leading axis of every value, as ``tpmap`` gives them.
+        """Merge results that are stacked along the leading axis of every value, as ``tpmap`` returns them.
 
         Raises
         ------
         ShapeError
-            If a value has no leading axis, or they differ in length.
+            If a value has no leading axis, or the axes differ in length.
         """
         return functools.reduce(lambda one, other: one.reduce(other), unshard(self))
 
     def is_better_than(self, other: Self) -> bool:
-        """Whether the model of these results is to be kept rather than that of others, of the same data.
+        """Return whether this result is better than another result of the same data, so that its model is kept.
 
-        A comparison with NaN is False: for a model whose loss is NaN to give way to the next, write
+        Comparisons with NaN are False. To let any finite loss replace a NaN loss, write
         ``self.loss < other.loss or other.loss != other.loss``.
         """
         raise_undefined(self, "is_better_than(other)", "says which of two is better")
 
     def to_log_message(self) -> str:
-        """A line for the log; by default the fields, arrays by their shapes."""
+        """Return a line for the log; by default the fields, with shapes in place of arrays."""
         return ", ".join(f"{f.name} {_shown(getattr(self, f.name))}" for f in fields(self))
 
     def write_to_tensorboard(self, state: Any, writer: Any) -> None:
-        """Write to a summary writer what shall be seen there, at step ``state.step``."""
+        """Write the results to a summary writer, at step ``state.step``."""
         raise_undefined(self, "write_to_tensorboard(state, writer)", "writes results to a summary writer")
 
 
 def raise_undefined(thing: Any, method: str, what: str) -> NoReturn:
-    """Raise the error of a base class's method that a subclass ought to have replaced."""
+    """Raise NotImplementedError for a method that the subclass must define."""
     raise NotImplementedError(f"{type(thing).__name__} does not define {method}, which {what}")
 
 

@@ -1,4 +1,4 @@
-"""Evaluation as a hook of a training loop, and keeping the best model that it has seen."""
+"""Hooks of a training loop that evaluate the model and keep the best one."""
 
 from __future__ import annotations
 
@@ -29,32 +29,31 @@ ResultProcessor = Callable[[dict[str, EvalResults], Any], Any]
 
 
 class RunEval:
-    """A hook that evaluates a task on datasets: ``run_eval(loop)`` returns the results by name.
+    """Hook that evaluates a task on datasets: ``run_eval(loop)`` returns the results by name.
 
-    All ranks call it together, in a loop's hooks or by hand, and have the same results; see :func:`eval_datasets`. The
-    task's ``evaluate`` gets the batch and the loop. Rank 0 logs the results at level INFO; then every rank calls the
-    result processors.
+    All ranks call it together, as a hook or directly, and get the same results; see :func:`eval_datasets`. It calls
+    the task's ``evaluate(batch, loop)``. Rank 0 logs the results at level INFO; then every rank calls the result
+    processors.
 
     Parameters
     ----------
     task : EvalTask
     datasets : mapping of str to iterable or callable
-        Batches that can be gone through again and again, or functions without arguments that return batches; of each
-        rank its own.
+        The batches of this rank, iterable more than once, or a function without arguments that returns them.
     tensorboard_root_path : path-like, optional
-        Write the results for TensorBoard, of each dataset in a directory of its name below this one: a
-        :class:`MultiDirectorySummaryWriter`.
+        Write the results to TensorBoard with a :class:`MultiDirectorySummaryWriter`: one subdirectory per dataset,
+        named after it.
     comm : "auto", "mpi", "torch", None, a communicator or a RankGroup
-        Which ranks, when called with a state without ``ranks``; a :class:`Loop` brings its own.
+        The ranks to use for a state without ``ranks``; a :class:`Loop` uses its ranks.
 
     Raises
     ------
     DataError
-        If a dataset can be gone through only once.
+        If a dataset is an iterator, which can be read only once.
 
     Notes
     -----
-    Training goes on as if it had not been there: see :func:`eval_datasets`. Source: ``RunEval`` of bobbin.
+    Evaluation does not change training: see :func:`eval_datasets`. Source: ``RunEval`` of bobbin.
 
     Examples
     --------
@@ -105,16 +104,16 @@ class RunEval:
             self.add_result_processor(writer.as_result_processor())
 
     def add_result_processor(self, processor: ResultProcessor) -> Self:
-        """Have ``processor(results, state)`` called after each evaluation, with the results by name. Returns self.
+        """Call ``processor(results, state)`` after each evaluation, with the results by name. Return self.
 
-        Every rank calls it, by itself, with the same results: what one alone shall do is for rank 0. In a loop it may
-        raise :class:`StopTraining`.
+        Every rank calls it with the same results; let only rank 0 write files or print. In a loop it may raise
+        :class:`StopTraining`.
         """
         self._processors.append(processor)
         return self
 
     def keep_best_checkpoint(self, tune_on: str, dest: Any) -> RunEvalKeepBest:
-        """This action, and afterwards keep the model in folder ``dest`` if it is the best so far on one dataset."""
+        """Return a hook that evaluates, then saves the model in folder ``dest`` if it is the best on one dataset."""
         return RunEvalKeepBest(self, tune_on, dest)
 
     def __call__(self, loop: Any, *_: Any, **__: Any) -> dict[str, EvalResults]:
@@ -122,7 +121,7 @@ class RunEval:
             return self.run(loop, ranks)
 
     def run(self, loop: Any, ranks: RankGroup) -> dict[str, EvalResults]:
-        """Evaluate with these ranks."""
+        """Evaluate on the given ranks and call the result processors; return the results by name."""
         results = eval_datasets(self.task, self.datasets, loop, comm=ranks)
         ranks.guard(self._process, results, loop, ranks.rank)
         ranks.allgather()
@@ -136,23 +135,23 @@ class RunEval:
             try:
                 processor(results, loop)
             except StopTraining:
-                if not hasattr(loop, "stop"):  # a loop of the user's own
+                if not hasattr(loop, "stop"):  # the user wrote the loop
                     raise
                 loop.stop()
 
 
 @dataclass(frozen=True)
 class KeepBestResults:
-    """What :class:`RunEvalKeepBest` returns, the same on every rank.
+    """Return value of :class:`RunEvalKeepBest`, the same on every rank.
 
     Attributes
     ----------
     eval_results : dict of str to EvalResults
-        Of this evaluation.
+        Results of this evaluation, by dataset.
     current_best : EvalResults
-        The best so far, of the dataset that decides; of this evaluation or an earlier one.
+        Best result so far on the dataset ``tune_on``.
     saved_train_state : Path or None
-        The checkpoint, if this model is the best so far and was therefore saved.
+        The checkpoint of this model if it is the best so far, else None.
     """
 
     eval_results: dict[str, EvalResults]
@@ -161,20 +160,20 @@ class KeepBestResults:
 
 
 class RunEvalKeepBest:
-    """A hook that evaluates, and keeps the model in a folder if its result is better than the best so far.
+    """Hook that evaluates the model and saves it in a folder if its result is the best so far.
 
-    The folder has one checkpoint (:class:`Checkpointer`), of the model and the optimizer as rank 0 has them, and the
-    result in ``results.json``. Rank 0 alone reads and writes there, and decides for all. The best result there is
-    the one to beat, also for a training that is started anew: give each experiment a folder of its own. One that cannot
-    be read is passed over with a warning.
+    The folder holds one checkpoint (:class:`Checkpointer`) of rank 0's model and optimizer, and the result in
+    ``results.json``. Only rank 0 reads and writes the folder; it decides for all ranks. A new training must beat the
+    result in the folder too, so use one folder per experiment. A result that cannot be read gives a warning and is
+    ignored.
 
     Parameters
     ----------
     run_eval : RunEval
     tune_on : str
-        The dataset whose results decide, by their ``is_better_than``. The first is kept whatever it is.
+        Name of the dataset whose results are compared with ``is_better_than``. The first result always counts as best.
     dest : str or path-like
-        The folder; made when something is saved.
+        The folder. The first save creates it.
 
     Raises
     ------
@@ -184,12 +183,12 @@ class RunEvalKeepBest:
     Notes
     -----
     The checkpoint is written before its result: if the process is killed between the two, the model in the folder is
-    better than its result says, never worse. :meth:`load_best` needs no hook:
-    ``model.load_state_dict(Checkpointer(dest).read()["model"])``; and ``TrainTask.initialize_train_state`` goes on from
+    better than its result says, never worse. To load the best model without this hook, call
+    ``model.load_state_dict(Checkpointer(dest).read()["model"])``. ``TrainTask.initialize_train_state`` resumes from
     the folder.
 
-    Source: ``RunEvalKeepBest`` of bobbin, which returns the state that it saved where this returns the checkpoint, and
-    where ranks may disagree about the best after a restart.
+    Source: ``RunEvalKeepBest`` of bobbin, which returns the saved state instead of the checkpoint's path, and whose
+    ranks may disagree about the best result after a restart.
 
     Examples
     --------
@@ -203,10 +202,10 @@ class RunEvalKeepBest:
             known = ", ".join(map(repr, run_eval.datasets)) or "none"
             raise ValueError(f"there is no dataset {tune_on!r} to tune on; there are {known}")
         self.run_eval, self.tune_on, self.dest = run_eval, tune_on, Path(dest)
-        self._best = _BestCheckpoint(self.dest)  # of rank 0
+        self._best = _BestCheckpoint(self.dest)  # rank 0 alone uses it
 
     def add_result_processor(self, processor: ResultProcessor) -> Self:
-        """As :meth:`RunEval.add_result_processor`; called before the model is kept."""
+        """Add a processor as :meth:`RunEval.add_result_processor` does; it runs before the model is saved."""
         self.run_eval.add_result_processor(processor)
         return self
 
@@ -217,12 +216,12 @@ class RunEvalKeepBest:
             return KeepBestResults(results, best, path)
 
     def load_best(self, model: nn.Module) -> nn.Module:
-        """Give a model the parameters and buffers that were kept. Returns it. Every rank that wants them calls this.
+        """Load the best parameters and buffers into ``model`` and return it. Call it on each rank that needs them.
 
         Raises
         ------
         FileNotFoundError
-            If none have been kept yet.
+            If no model has been saved yet.
         """
         kept = Checkpointer(self.dest).read()
         if kept is None:
@@ -232,7 +231,7 @@ class RunEvalKeepBest:
 
 
 class _BestCheckpoint(BestModel):
-    """The best model in a folder, and its result beside it."""
+    """The best model's checkpoint in a folder, and its result in a file beside it."""
 
     def __init__(self, dest: Path) -> None:
         super().__init__(is_better=lambda result, best: result.is_better_than(best))
@@ -240,14 +239,14 @@ class _BestCheckpoint(BestModel):
         self.path: Path | None = None
 
     def save_if_better(self, result: EvalResults, loop: Any) -> tuple[Path | None, EvalResults]:
-        """The checkpoint, if the model is the best so far, and the best result."""
+        """Save the model if it is the best so far; return its checkpoint or None, and the best result."""
         if self.value is None:
             self.value = self._read(result)
         self.model = loop
         return self.path if self.update(result) else None, self.value
 
     def _keep(self, value: EvalResults) -> None:
-        dump_pytree_json(value)  # what cannot be written raises before anything is
+        dump_pytree_json(value)  # raise before writing anything if the result cannot be written
         state = getattr(self.model, "state", self.model)
         parts = {"model": module_of(self.model), "optimizer": getattr(state, "opt", None)}
         states = {name: part.state_dict() for name, part in parts.items() if part is not None}
@@ -255,7 +254,7 @@ class _BestCheckpoint(BestModel):
         write_pytree_json(self.dest / "results.json", value)
 
     def _read(self, like: EvalResults) -> EvalResults | None:
-        """The best of an earlier process, if there is one."""
+        """Return the best result of an earlier process, or None."""
         try:
             return read_pytree_json(self.dest / "results.json", like)
         except FileNotFoundError:
@@ -266,13 +265,13 @@ class _BestCheckpoint(BestModel):
 
 
 def ranks_of(loop: Any, comm: Any, call: str) -> RankGroup:
-    """The ranks of a loop; of a state without ``ranks`` those that ``comm`` stands for."""
+    """Return the ranks of a loop, or the ranks of ``comm`` for a state without ``ranks``."""
     ranks = getattr(loop, "ranks", None)
     return RankGroup.from_comm(comm if ranks is None else ranks, call)
 
 
 def _from_rank_0(ranks: RankGroup, f: Callable[[], Any]) -> Any:
-    """What ``f()`` gives on rank 0, on all ranks."""
+    """Call ``f()`` on rank 0 and return its value on all ranks."""
     if ranks.is_single:
         return f()
     return pickle.loads(ranks.allgather(ranks.guard(lambda: pickle.dumps(f())) if ranks.rank == 0 else None)[0])

@@ -1,4 +1,4 @@
-"""A random sample of fixed size that can be merged with others."""
+"""A uniform random sample of bounded size that merges with other samples."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, init=False)
 class SampledSet(Collection[T]):
-    """A uniform sample, without replacement, of at most ``max_size`` of all elements that were added.
+    """Uniform sample, without replacement, of at most ``max_size`` of all elements added.
 
-    Every element gets a number when it is added, uniform in [0, 1), its priority; those with the smallest priorities
-    are kept. It keeps its priority in a :meth:`union`, so that samples of parts (minibatches, ranks) unite to a sample
-    of the whole, however unequal the parts are. Sets do not change: what adds returns another set.
+    Each added element draws a priority, uniform in [0, 1); the set keeps the elements with the smallest priorities.
+    A :meth:`union` keeps the priorities, so samples of parts (minibatches, ranks) unite to a uniform sample of the
+    whole, even if the parts differ in size. Sets are immutable: :meth:`add` and :meth:`union` return new sets.
 
-    Elements are in the order of their priorities, so that the first k are a uniform sample too. One that is added
-    twice counts twice.
+    Elements are sorted by priority, so the first k are a uniform sample too. An element added twice counts twice.
 
     Parameters
     ----------
     max_size : int
+        Maximum number of elements, at least 1.
     values : iterable
         The first elements.
     priorities : iterable of float
-        Their priorities; drawn if left out.
+        Priorities of ``values``; drawn by default.
     rng : numpy.random.Generator, optional, keyword only
-        Where priorities are drawn from; by default fresh numbers from the operating system. It is shared with every set
-        that comes from this one and moves on with each draw, so that ``add`` gives a new number each time, and a seed
-        and an order of calls one result. Give **one** generator to all sets that will be united, and ranks one each:
-        ``numpy.random.default_rng([seed, rank])``. A bare seed is refused, for sets that begin from one seed draw the
-        same numbers, and their union is no uniform sample.
+        Generator of the priorities; by default a fresh one, seeded by the operating system. All sets derived from this
+        one share the generator, so each ``add`` draws a new number and the same seed and calls give the same result.
+        Give **one** generator to all sets that you unite, and one to each rank:
+        ``numpy.random.default_rng([seed, rank])``. A seed is not accepted: sets with the same seed draw the same
+        priorities, and their union is not a uniform sample.
 
     Attributes
     ----------
     max_size, values, priorities
-        The fields of this frozen dataclass; the latter two are tuples. The generator is no field: a set that was
-        pickled, copied or read from JSON has none, lest two of them draw the same numbers, and draws fresh ones.
+        The fields of this frozen dataclass; ``values`` and ``priorities`` are tuples. The generator is not a field.
+        A pickled or copied set, or one read from JSON, has no generator, so that no two sets draw the same numbers.
 
     Raises
     ------
     TypeError, ValueError
-        If ``rng`` is no generator, ``max_size`` is below 1, or values and priorities differ in number.
+        If ``rng`` is not a generator, ``max_size`` is below 1, or values and priorities differ in number.
 
     Notes
     -----
@@ -67,7 +67,7 @@ class SampledSet(Collection[T]):
     max_size: int
     values: tuple[T, ...]
     priorities: tuple[float, ...]
-    _rng: ClassVar[np.random.Generator | None] = None  # each set has its own in its place, which is no field
+    _rng: ClassVar[np.random.Generator | None] = None  # default; __init__ sets an instance attribute, not a field
 
     def __init__(
         self,
@@ -97,13 +97,13 @@ class SampledSet(Collection[T]):
             object.__setattr__(self, name, value)
 
     def add(self, x: T) -> SampledSet[T]:
-        """A set to which ``x`` was added."""
+        """Return a new set with ``x`` added."""
         return self.union([x])
 
     def union(self, iterable: Iterable[T]) -> SampledSet[T]:
-        """A set of the same ``max_size`` to which all elements of another set or of an iterable were added.
+        """Return a new set of the same ``max_size`` with all elements of another set or an iterable added.
 
-        ValueError for a set with a smaller ``max_size``: it has dropped elements that might belong to the sample.
+        Raises ValueError for a set with a smaller ``max_size``, which may have dropped elements of the joint sample.
         """
         if not isinstance(iterable, SampledSet):
             pairs = _with_priorities(iterable, self._rng)
@@ -115,7 +115,7 @@ class SampledSet(Collection[T]):
         else:
             pairs = zip(iterable.priorities, iterable.values, strict=True)
         mine = zip(self.priorities, self.values, strict=True)
-        # not a list of everything: an iterable may be longer than memory
+        # no list of all pairs: the iterable may not fit in memory
         kept = heapq.nsmallest(self.max_size, chain(mine, pairs), key=operator.itemgetter(0))
         return SampledSet(self.max_size, [x for _, x in kept], [p for p, _ in kept], rng=self._rng)
 
@@ -133,6 +133,6 @@ class SampledSet(Collection[T]):
 
 
 def _with_priorities(values: Iterable[T], rng: np.random.Generator | None) -> Iterator[tuple[float, T]]:
-    """Values with a new priority each."""
+    """Yield each value with a new priority."""
     rng = np.random.default_rng() if rng is None else rng
     return ((rng.random(), x) for x in values)
