@@ -71,7 +71,7 @@ class EvalResults:
     def is_better_than(self, other: Self) -> bool:
         """Return whether this result is better than another result of the same data, so that its model is kept.
 
-        Comparisons with NaN are False. To let any finite loss replace a NaN loss, write
+        Comparisons with NaN are False. To let the next result replace a NaN loss, write
         ``self.loss < other.loss or other.loss != other.loss``.
         """
         raise_undefined(self, "is_better_than(other)", "says which of two is better")

@@ -1,4 +1,4 @@
-"""Hooks: functions that are called around training steps."""
+"""Hooks: functions that the loop calls before, between and after training steps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ EVENTS = ("start", "step", "epoch", "end", "close")
 Action = Callable[..., Any]
 
 
-class StopTraining(Exception):  # a request, not an error; the name is that of PrayTools and Flux
-    """Raised by a hook to end training cleanly after this step: what was learnt stays."""
+class StopTraining(Exception):  # a request, not an error; named as in PrayTools and Flux
+    """Raise this in a hook to end training cleanly after this step; the model keeps its parameters."""
 
 
 @dataclass(order=True)
 class _Entry:
-    """An action, and when to call it."""
+    """An action and its trigger."""
 
     priority: float
     order: int
@@ -30,7 +30,7 @@ class _Entry:
     trigger: Trigger | None = field(compare=False)
     collective: bool = field(compare=False)
     results: dict[str, Any] | None = field(compare=False)
-    last_step: int | None = field(default=None, compare=False)  # at which the action was called
+    last_step: int | None = field(default=None, compare=False)  # loop.step at the last call
 
     def is_due(self, event: str, loop: Any) -> bool:
         assert self.trigger is not None
@@ -43,7 +43,7 @@ class _Entry:
             value = self.action(loop, *args, **kwargs)
             if self.results is not None:
                 self.results[self.name] = value
-        finally:  # also when it raised StopTraining
+        finally:  # also if it raised StopTraining
             if self.trigger is not None:
                 self.last_step = loop.step
                 self.trigger.acted(loop)
@@ -58,23 +58,23 @@ class _Entry:
 
 
 class Hooks:
-    """Actions by event, called in the order of their priority (lowest first), then of their registration.
+    """Actions by event, called in order of priority (lowest first), then of registration.
 
     Events are ``start`` (before the first step of a run), ``step`` (after each step), ``epoch`` (after each epoch),
-    ``end`` (after the last step, unless something failed) and ``close`` (always, at the very end, to release things).
+    ``end`` (after the last step, unless the run failed) and ``close`` (always last, to release resources).
 
-    Collective actions are those that all ranks carry out together, such as saving a checkpoint. A rank on which another
-    action has failed takes part in them all the same: the first thing that they exchange is the error.
+    All ranks call a collective action together, such as saving a checkpoint. A rank on which another action failed
+    still takes part: the ranks exchange the error first.
 
-    :meth:`state_dict` holds the counters of triggers, and the state of hooks that have ``state_dict`` and
-    ``load_state_dict`` themselves, by name.
+    :meth:`state_dict` holds the counters of the triggers, and the state of every hook with ``state_dict`` and
+    ``load_state_dict``, by hook name.
     """
 
     def __init__(self) -> None:
         self._entries: dict[str, list[_Entry]] = {event: [] for event in EVENTS}
         self._n = 0
         self._stateful: dict[str, Any] = {}
-        self._pending_states: dict[str, Any] = {}  # of hooks that are yet to be added
+        self._pending_states: dict[str, Any] = {}  # loaded states of hooks not added yet
 
     def add(
         self,
@@ -92,16 +92,17 @@ class Hooks:
         Parameters
         ----------
         event : str
+            ``"start"``, ``"step"``, ``"epoch"``, ``"end"`` or ``"close"``.
         action : callable
-            If it is an object with ``on_start`` or ``on_close``, those are called too, around each run.
+            If it has ``on_start`` or ``on_close``, the loop calls them at the start and the end of each run.
         name : str, optional
-            For error messages, and for the state. None: that of the function or the class.
+            Name in error messages and in the state; by default the name of the function or class.
         priority, collective : optional
-            None: the attribute of that name of the action, or of the object whose method it is; else 0 and False.
+            By default the attribute of the action, or of the object whose method it is; else 0 and False.
         trigger : Trigger, optional
-            Call it after those steps or epochs only. ``event`` is then ``"step"``, or the event of the trigger.
+            Call the action only when it fires. ``event`` must be ``"step"`` or the trigger's event.
         results : dict, optional
-            Put what the action returns in here, under its name.
+            Store the action's return value in it, under ``name``.
         """
         name = name or getattr(action, "__name__", None) or type(action).__name__
         priority = _attribute(action, "priority", 0) if priority is None else priority
@@ -128,17 +129,17 @@ class Hooks:
         self._entries[event].sort()
 
     def attach(self, hook: Any) -> None:
-        """Add what a user passes as a callback.
+        """Add a user's callback.
 
-        A function ``f(loop)`` is called after every step. An object with ``add_to(hooks)``, such as :class:`CronTab`,
-        adds its parts itself. Any other object may have ``on_start``, ``on_step``, ``on_epoch``, ``on_end`` and
-        ``on_close``, each called with the loop; ``name``, ``priority`` and ``collective``; and a ``trigger``, which
-        decides when ``on_step`` is called.
+        The loop calls a function ``f(loop)`` after every step. An object with ``add_to(hooks)``, such as
+        :class:`CronTab`, adds its parts itself. Any other object may have methods ``on_start``, ``on_step``,
+        ``on_epoch``, ``on_end`` and ``on_close``, which take the loop; attributes ``name``, ``priority`` and
+        ``collective``; and a ``trigger``, which decides when ``on_step`` is called.
 
         Raises
         ------
         TypeError
-            If it is none of these, a class instead of an object, or cannot be called with the loop.
+            If ``hook`` is none of these, is a class, or cannot be called with the loop.
         """
         if isinstance(hook, type):
             raise TypeError(f"callback {hook.__name__} is a class; build it first: {hook.__name__}(...)")
@@ -165,8 +166,8 @@ class Hooks:
     def run(self, event: str, loop: Any, /, *args: Any, **kwargs: Any) -> None:
         """Call the actions of an event.
 
-        An error ends the event, and says which hook it came from; but all hooks of ``close`` are called. In a loop of
-        several ranks it is kept until the next collective.
+        An error ends the event, except ``close``, and names the hook that raised it. On several ranks it is raised at
+        the next collective.
         """
         ranks: Any = getattr(loop, "ranks", None)
         is_single, failed = ranks is None or ranks.is_single, None
@@ -191,7 +192,7 @@ class Hooks:
         try:
             entry(loop, *args, **kwargs)
         except StopTraining:
-            # other ranks take it for an error within a collective; a loop of one's own cannot be stopped
+            # within a collective, other ranks see an error; a user's loop without stop() gets the exception
             if not hasattr(loop, "stop") or loop.ranks.error_is_shared:
                 raise
             loop.stop()
@@ -200,7 +201,7 @@ class Hooks:
             raise
 
     def check_collective_triggers(self) -> None:
-        """Raise ValueError if ranks would do something together at times on which their clocks disagree."""
+        """Raise ValueError if the trigger of a collective hook goes by clock time, which differs between ranks."""
         for entry in self._entries["step"]:
             if entry.collective and entry.trigger is not None and entry.trigger.by_clock:
                 raise ValueError(
@@ -221,14 +222,14 @@ class Hooks:
         return {name: thing.state_dict() for name, thing in self._stateful.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state of the same hooks, added before or after; further ones begin anew."""
+        """Restore the states of hooks by name, also of hooks added later. Hooks without a saved state start afresh."""
         self._pending_states = dict(state)
         for name, thing in self._stateful.items():
             if name in self._pending_states:
                 thing.load_state_dict(self._pending_states.pop(name))
 
     def check_restored(self) -> None:
-        """Raise :class:`LoadError` if a hook is missing whose state was loaded."""
+        """Raise :class:`LoadError` if a loaded state belongs to a hook that was not added."""
         if self._pending_states:
             raise LoadError(
                 f"the state is of a run with the hooks {', '.join(map(repr, self._pending_states))}, which this run "
@@ -247,12 +248,12 @@ def numbered(name: str) -> Iterator[str]:
 
 
 def _attribute(action: Any, name: str, default: Any) -> Any:
-    """An attribute of an action, or of the object whose method it is."""
+    """Return an attribute of an action, or of the object whose method it is."""
     return getattr(action, name, getattr(getattr(action, "__self__", None), name, default))
 
 
 def _require_one_argument(name: str, action: Any) -> None:
-    """Raise TypeError unless an action can be called with the loop."""
+    """Raise TypeError unless the action can be called with one argument, the loop."""
     try:
         signature = inspect.signature(action)
     except (TypeError, ValueError):  # built-in

@@ -28,43 +28,42 @@ NO_MORE = object()
 
 
 class Loop:
-    """Call a step function for every batch of every epoch, and hooks around it.
+    """Training loop: call a step function for every batch of every epoch, and call hooks.
 
-    Every hook is called with the loop as its only argument, ``hook(loop)``, and reads what it needs from the
-    attributes below.
+    The loop calls every hook as ``hook(loop)``. Hooks read what they need from the attributes below.
 
     Parameters
     ----------
     step : callable
-        ``step(batch) -> StepInfo``; or None, if it was not done because ranks agreed to stop before it. Or an object
-        with a method ``train_step`` that does this, such as a :class:`Trainer`; it is attached as a hook too, and its
-        ``model``, ``optimizer``, ``state``, ``step`` and ``ranks`` are those of the loop.
+        ``step(batch)`` returns a :class:`StepInfo`, or None if the ranks agreed to stop before the step. Or an object
+        with such a method ``train_step``, for example a :class:`Trainer`: the loop attaches it as a hook too, and uses
+        its ``model``, ``optimizer``, ``state``, ``step`` and ``ranks``.
     comm : "auto", None, "mpi", "torch", a communicator or a RankGroup
-        The ranks that run this loop together, each with its own hooks, unless the step brings them. An error or a
-        request to stop on one rank becomes one on all, at the next collective.
+        The ranks that run this loop together; ignored if the step has ``ranks``. Each rank calls its hooks. An error
+        or a request to stop on one rank reaches all ranks at the next collective.
 
     Attributes
     ----------
     step : int
-        Steps completed so far, over all runs. A loop goes on from the ``step`` of the step object.
+        Number of steps completed in all runs. The loop starts from the ``step`` of the step object.
     loop_step : int
-        The step in progress, counted from 0: in step hooks one less than ``step``, after a run the same.
+        Index of the step in progress, from 0: ``step - 1`` in step hooks, ``step`` after a run.
     epoch : int
-        Epochs completed so far, over all runs.
+        Number of epochs completed in all runs.
     epoch_step : int
-        Completed steps of the epoch in progress.
+        Number of steps completed in the current epoch.
     start_step, start_epoch : int
-        Where the run began.
+        ``step`` and ``epoch`` at the start of the run.
     end_step : int or None
-        Where the run ends. None if that is unknown: in the first epoch over batches without a length; after it, an
-        estimate from the epochs so far.
+        ``step`` at the end of the run. If the batches have no length, None during the first epoch, then an estimate
+        from the completed epochs.
     batch_loss : float or None
-        Loss of the last step. A loss that a GPU is still computing is waited for.
+        Loss of the last step. Reading it waits for the GPU if the loss is still being computed.
     metrics : mapping
-        What the last step returned besides, by name.
+        Other values that the last step returned, by name.
     record : dict
-        Of the epoch that just ended, for ``on_epoch`` hooks to read and to add to: ``epoch``, ``loss`` (mean over
-        the data), ``mean_batch_loss`` (mean over the steps), ``seconds``.
+        Record of the epoch that just ended: ``epoch``, ``loss`` (mean over the data), ``mean_batch_loss`` (mean over
+        the steps) and ``seconds``. Epoch hooks read it and may add entries.
     history : list of dict
         The records of all epochs.
     model : nn.Module or None
@@ -72,25 +71,25 @@ class Loop:
     state : TrainState
         Step, model and optimizer.
     batches : iterable or None
-        What the run goes through.
+        The batches of the run.
     n_epochs, steps_per_epoch : int or None
-        What the run comes to, if it is known.
+        Number of epochs of the run and of steps per epoch, if known.
     train_step_durations : array of float
-        Seconds that each step of the run took, without waiting for the batch, and without hooks. On a GPU, what it
-        takes to start the work.
+        Duration of each step of the run in seconds, without loading the batch and without hooks. On a GPU, the time
+        to launch the work.
     shared_data : dict
-        For hooks to leave things for each other.
+        Values that hooks share with each other.
     rank : int
-        Which of the ranks this is: hooks run on all of them, and what one alone is to do is for rank 0.
+        Index of this rank. Hooks run on all ranks; let only rank 0 write files or print.
 
     Raises
     ------
     FloatingPointError
-        In a run, if a step returns a loss that is NaN or infinite; before its hooks, so that none of them saves it.
+        During a run, if a step returns a NaN or infinite loss. The step's hooks do not run, so none saves the model.
 
     Notes
     -----
-    Source: ``Loop`` of gomlx ``train``, where ``Epoch`` begins at 0 in each run: that is ``epoch - start_epoch``.
+    Source: ``Loop`` of gomlx ``train``, whose ``Epoch`` starts at 0 in each run: here ``epoch - start_epoch``.
 
     Examples
     --------
@@ -132,7 +131,7 @@ class Loop:
         self.shared_data: dict[str, Any] = {}
         self._progress = EpochProgress()
         self._running = self._in_epoch_hooks = False
-        self._resuming = False  # the next run is the one that was interrupted
+        self._resuming = False  # whether the next run continues an interrupted one
         self._stop_requested = False
 
     # -- hooks ---------------------------------------------------------------------------------------
@@ -142,7 +141,7 @@ class Loop:
         self.hooks.add("start", action, name=name, priority=priority)
 
     def on_step(self, name: str, action: Action, priority: float | None = None, trigger: Trigger | None = None) -> None:
-        """Call ``action(loop)`` after each step, or when a trigger fires."""
+        """Call ``action(loop)`` after each step, or only when ``trigger`` fires."""
         self.hooks.add("step", action, name=name, priority=priority, trigger=trigger)
 
     def on_epoch(self, name: str, action: Action, priority: float | None = None) -> None:
@@ -154,13 +153,13 @@ class Loop:
         self.hooks.add("end", action, name=name, priority=priority)
 
     def stop(self) -> None:
-        """End the run after the step in progress, as if it were the last; on all ranks, whichever asks for it."""
+        """End the run on all ranks after the step in progress, as if it were the last. Any rank may call it."""
         self._stop_requested = True
         self.ranks.stop()
 
     @property
     def step_info(self) -> StepInfo:
-        """What the last step returned."""
+        """The :class:`StepInfo` of the last step."""
         if isinstance(self._info.batch_loss, PendingLoss):
             self._info = replace(self._info, batch_loss=float(self._info.batch_loss))
         return self._info
@@ -188,26 +187,26 @@ class Loop:
 
     @property
     def stopped(self) -> bool:
-        """Whether the run is to end: :meth:`stop` was called in it, and all ranks know."""
+        """Whether the run ends after this step: a rank called :meth:`stop`, and all ranks know."""
         return self.ranks.stopped
 
     def median_train_step_duration(self) -> float:
-        """Median of the seconds that a step took, hooks not included; 0.001 if there was none yet."""
+        """Return the median duration of a step in seconds, without hooks; 0.001 before the first step."""
         return statistics.median(self.train_step_durations) if self.train_step_durations else 1e-3
 
     # -- runs ----------------------------------------------------------------------------------------
 
     def run_epochs(self, batches: Iterable[Any], epochs: int) -> None:
-        """Go through ``batches`` ``epochs`` times. A run that is stopped keeps the record of the epoch it broke off.
+        """Train for ``epochs`` passes over ``batches``. If the run is stopped, the unfinished epoch is recorded too.
 
-        An epoch that :meth:`run_steps` over the same batches left unfinished is finished, and counts as the first; so
-        do the epochs of a run that a checkpoint interrupted. After each epoch ``batches.reset()`` is called, if there
-        is such a method.
+        If :meth:`run_steps` left an epoch over the same batches unfinished, the run finishes it and counts it as the
+        first. A run resumed from a checkpoint counts its completed epochs too. After each epoch the loop calls
+        ``batches.reset()`` if it exists.
 
         Raises
         ------
         DataError
-            If ``batches`` can be gone through once only, and ``epochs`` is more than that. Nothing is run then.
+            If ``batches`` is an iterator, which can be read only once, and ``epochs`` is above 1. No step runs.
         """
         if epochs > 1 and isinstance(batches, Iterator) and not hasattr(batches, "reset"):
             raise DataError(
@@ -228,21 +227,21 @@ class Loop:
                 self._run_epoch(batches)
 
     def run_steps(self, batches: Iterable[Any], n: int) -> None:
-        """Take ``n`` more steps, also after a checkpoint was restored. No epoch ends.
+        """Take ``n`` more steps, counted from now even after a restore. No epoch ends.
 
-        A later run over the same ``batches`` goes on behind the last step. With ``n = 0`` nothing happens.
+        A later run over the same ``batches`` continues after the last step. ``n = 0`` does nothing.
 
         Raises
         ------
         DataError
-            If the batches end before. The next run begins with their first.
+            If there are fewer than ``n`` batches left. The next run starts again at the first batch.
         """
         if n != 0:
             self._begin(resume=False)
             self._run_to(batches, self.step + n)
 
     def run_to_step(self, batches: Iterable[Any], step: int) -> None:
-        """:meth:`run_steps` until ``loop.step`` is ``step``. A run that a checkpoint interrupted goes on."""
+        """Take steps until ``loop.step`` is ``step``, as :meth:`run_steps` does. Continue a restored run."""
         if step > self.step or self._resuming:
             self._begin(resume=True)
             self._run_to(batches, step)
@@ -275,7 +274,7 @@ class Loop:
 
     @contextmanager
     def _run_hooks(self) -> Iterator[None]:
-        """Call the hooks at the start and the end of a run."""
+        """Call the start hooks, then the end hooks; always the close hooks."""
         ranks, self._running = self.ranks, True
         with ranks:
             try:
@@ -313,7 +312,7 @@ class Loop:
         self.epoch += 1
 
     def _take_steps(self, batches: Iterable[Any], n: int | None = None) -> None:
-        """Take a step for each batch that is left of the epoch, or for the next ``n``."""
+        """Take a step for each remaining batch of the epoch, or for the next ``n``."""
         ranks, progress, clock = self.ranks, self._progress, time.perf_counter
         source = ranks.guard(progress.open, batches)
         end = None if n is None else self.step + n
@@ -345,21 +344,20 @@ class Loop:
         return info
 
     def _step_with_others(self, batch: Any) -> StepInfo | None:
-        """A step of several ranks; one whose batches have ended takes part until those of all have."""
+        """Take one step on several ranks. A rank without batches takes part until no rank has any."""
         if self._ends_together:
             return self.step_fn(None if batch is NO_MORE else batch)
         if not any(self.ranks.allgather(batch is not NO_MORE)):
             return None
         return StepInfo(None, 0) if batch is NO_MORE else self.ranks.guard(self._checked_step, batch)
 
-    # -- going on in another process -----------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the loop as plain data: counters, means, history, hooks, torch's random generators.
 
-        Saved by the last hook of a step, of an epoch or of the run, it is complete: another loop, with the same
-        hooks, that loads it and is then run with the same arguments over the same batches, goes on from there, and
-        ends as this one will.
+        Save it in the last hook of a step, an epoch or the run: a loop with the same hooks that loads it and runs with
+        the same arguments over the same batches then continues and ends exactly as this loop.
         """
         in_hooks = self._in_epoch_hooks
         return {
@@ -374,13 +372,12 @@ class Loop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`.
+        """Restore what :meth:`state_dict` returned.
 
-        The next :meth:`run_epochs` or :meth:`run_to_step` is the run that was interrupted, and takes as many epochs or
-        steps, those already done included; :meth:`run_steps` takes so many more. In an epoch in progress, the batches
-        done are passed over: by ``batches.skip(n)``, an iterator over the others, if there is such a method; else they
-        are read once more. Hooks may be added before or after; a run raises ``LoadError`` if one is missing that has
-        a state.
+        The next :meth:`run_epochs` or :meth:`run_to_step` continues the interrupted run: its argument includes the
+        epochs or steps already completed. :meth:`run_steps` counts from now. In an unfinished epoch the loop skips the
+        completed batches with ``batches.skip(n)``, an iterator over the remaining ones; without that method it reads
+        and drops them. Add hooks before or after; a run raises ``LoadError`` if a hook with a saved state is missing.
         """
         self.hooks.load_state_dict(state["hooks"])
         self._progress.load_state_dict(state["progress"])

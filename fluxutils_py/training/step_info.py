@@ -9,16 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class StepInfo:
-    """What one training step returns.
+    """Result of one training step.
 
     Attributes
     ----------
     batch_loss : float or None
-        The loss of the batch; None if the step computed none. ``loss`` is bobbin's name for it.
+        Loss of the batch; None if the step computed none. Alias ``loss``, as in bobbin.
     n_live : float
-        How many data the loss is a mean over: its weight in the mean over an epoch.
+        Number of data that the loss averages: its weight in the mean over an epoch.
     metrics : mapping
-        Anything else, by name. ``loss_aux_out`` is bobbin's name for it.
+        Other values, by name. Alias ``loss_aux_out``, as in bobbin.
     """
 
     batch_loss: Any
