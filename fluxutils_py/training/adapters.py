@@ -1,7 +1,7 @@
-"""The call forms of PrayTools, gomlx and bobbin, around hooks that take the loop.
+"""Adapters that turn callbacks of PrayTools, gomlx and bobbin into hooks.
 
 PrayTools calls ``cb()`` and ``cby(loss)``, gomlx ``fn(loop, dataset)`` and ``fn(loop, metrics)``, bobbin
-``action(state, step_info=...)``. Hooks of this package are called ``hook(loop)``; what is here makes one from each.
+``action(state, step_info=...)``. This package calls ``hook(loop)``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fluxutils_py.training.triggers import EveryNSteps as EveryNStepsTrigger
 from fluxutils_py.validation import check_integer
 
 KIND = "fluxutils_py parameters"
-FIRST, FIRST_EVERY = 200, 20  # steps of which the mean so far is printed, and how often
+FIRST, FIRST_EVERY = 200, 20  # during the first 200 steps, print the running mean every 20 steps
 
 LoopAndMetrics = Callable[[Any, Mapping[str, Any]], Any]
 
@@ -32,7 +32,7 @@ LoopAndMetrics = Callable[[Any, Mapping[str, Any]], Any]
 
 
 class cb:
-    """A hook that calls a function without arguments after every step, as ``cb=`` of Flux and PrayTools does.
+    """Hook that calls a function without arguments after every step, as ``cb=`` of Flux and PrayTools does.
 
     Examples
     --------
@@ -55,7 +55,7 @@ class cb:
 
 
 class cby(cb):
-    """A hook that calls a function with the loss after every step that has one, as ``cby=`` of PrayTools does."""
+    """Hook that calls a function with the loss after every step that has a loss, as ``cby=`` of PrayTools does."""
 
     def on_step(self, loop: Any) -> None:
         if loop.batch_loss is not None:
@@ -63,7 +63,7 @@ class cby(cb):
 
 
 class EvalCby:
-    """Take losses, one after each step; every ``steps`` of them, note their mean. See :func:`initevalcby`."""
+    """Callable that takes the loss of each step and records their mean every ``steps`` steps: :func:`initevalcby`."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class EvalCby:
                 write_file(self.resultdir / f"model_{self.step}.pt", {"kind": KIND, "parameters": parameters})
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the history, and the sum of the losses since its last record."""
+        """Return the counters, the sum of the losses since the last record, and the history."""
         elapsed = self.clock() - self.started
         return {"step": self.step, "sum": self.sum, "n": self.n, "elapsed": elapsed, "history": list(self.history)}
 
@@ -116,7 +116,7 @@ class EvalCby:
         """Restore what :meth:`state_dict` returned."""
         self.step, self.sum, self.n = state["step"], state["sum"], state["n"]
         self.started = self.clock() - state["elapsed"]
-        self.history[:] = state["history"]  # the list that the user holds
+        self.history[:] = state["history"]  # in place: the user has this list
 
 
 def initevalcby(
@@ -128,35 +128,35 @@ def initevalcby(
     *,
     clock: Clock = time.perf_counter,
 ) -> tuple[EvalCby, list[dict[str, Any]]]:
-    """Make a function that takes the loss after each step, and the history that it writes.
+    """Return a callback that takes the loss of each step, and the history that it records.
 
-    Every ``steps`` steps it appends to the history, and prints, the mean loss since the last time, what ``accuracy()``
-    returns, and the seconds since. In the first 200 steps it prints the mean loss so far at every 20th.
+    Every ``steps`` steps the callback prints, and appends to the history, the mean loss since the last record, the
+    result of ``accuracy()`` and the elapsed seconds. During the first 200 steps it prints the running mean of the loss
+    every 20 steps.
 
     Parameters
     ----------
     steps : int
+        Number of steps between records.
     accuracy : callable, optional
         Returns a number or a mapping of numbers.
     resultdir : path-like, optional
-        Where to write ``history.json``, and the model's parameters as ``model_STEP.pt``, which
-        ``read_file(path, "fluxutils_py parameters")["parameters"]`` reads.
+        Folder for ``history.json`` and the parameters of ``model``, ``model_STEP.pt``. Read these with
+        ``read_file(path, "fluxutils_py parameters")["parameters"]``.
     model : nn.Module, optional
-    printer : callable
-        Takes a line of text.
-    clock : callable
-        Returns seconds.
+    printer, clock : callable
+        Takes a line of text; returns the time in seconds.
 
     Returns
     -------
     cby : callable
         For ``train(..., cby=cby)``, or as a hook: ``Estimator(callbacks=training.cby(cby))``.
     history : list of dict
-        With ``step``, ``loss``, the accuracies, ``seconds``.
+        Records with ``step``, ``loss``, the accuracies and ``seconds``.
 
     Notes
     -----
-    Source: ``initevalcby`` of PrayTools.jl, where printing in the first steps begins the mean anew.
+    Source: ``initevalcby`` of PrayTools.jl, which also resets the mean when it prints during the first steps.
 
     Examples
     --------
@@ -172,7 +172,7 @@ def initevalcby(
 
 
 class ModelSelector(BestModel):
-    """Judge a model when called, and keep its best parameters. See :func:`bestmodelselector`."""
+    """Callable that evaluates a model and keeps its best parameters. See :func:`bestmodelselector`."""
 
     def __init__(self, model: nn.Module, accuracy: Callable[[], Any], show: Callable[[str], Any] | None, every: int):
         super().__init__(model, operator.gt)
@@ -202,7 +202,7 @@ def bestmodelselector(
     show: bool | Callable[[str], Any] = False,
     every: int = 1,
 ) -> tuple[ModelSelector, ModelSelector]:
-    """Make a function to call after each step, and what it keeps: the parameters with the highest accuracy so far.
+    """Return a callback that keeps the parameters with the highest accuracy so far, and the best model.
 
     Parameters
     ----------
@@ -210,20 +210,20 @@ def bestmodelselector(
     accuracy : callable
         Returns a number; higher is better, and NaN is ignored.
     show : bool or callable
-        Print each judgement, or pass it to a function as a line of text.
+        True prints each accuracy; a function receives it as a line of text.
     every : int
-        Judge at every so many calls.
+        Evaluate the accuracy at every ``every``-th call.
 
     Returns
     -------
     cb : callable without arguments
         For ``train(..., cb=cb)``, or as a hook: ``Estimator(callbacks=training.cb(cb))``.
     best : BestModel
-        ``value``, ``parameters``, and ``restore()``.
+        Has ``value``, ``parameters`` and ``restore()``.
 
     Notes
     -----
-    Source: ``bestmodelselector`` of PrayTools.jl, which starts from 0 and so never keeps a model of negative score.
+    Source: ``bestmodelselector`` of PrayTools.jl, which starts from 0 and so never keeps a model with negative score.
 
     Examples
     --------
@@ -257,7 +257,7 @@ def OnEnd(loop: Any, name: str, priority: float, fn: LoopAndMetrics) -> None:
 
 
 def EveryNSteps(loop: Any, n: int, name: str, priority: float, fn: LoopAndMetrics) -> None:
-    """Call ``fn(loop, metrics)`` at steps ``n``, ``2n``, ... from now on."""
+    """Call ``fn(loop, metrics)`` every ``n`` steps, counted from now."""
     OnStep(loop, name, priority, fn, EveryNStepsTrigger(n, relative=True))
 
 
@@ -269,7 +269,7 @@ def NTimesDuringLoop(loop: Any, n: int, name: str, priority: float, fn: LoopAndM
 def ExponentialCallback(
     loop: Any, start: int, factor: float, at_end: bool, name: str, priority: float, fn: LoopAndMetrics
 ) -> None:
-    """Call ``fn(loop, metrics)`` at steps further and further apart: see :class:`Exponential`."""
+    """Call ``fn(loop, metrics)`` at growing distances: see :class:`Exponential`."""
     OnStep(loop, name, priority, fn, Exponential(start, factor, at_end))
 
 
@@ -283,7 +283,7 @@ def PeriodicCallback(
     *,
     clock: Clock = time.monotonic,
 ) -> None:
-    """Call ``fn(loop, metrics)`` every so many seconds: see :class:`EveryNSeconds`."""
+    """Call ``fn(loop, metrics)`` every ``seconds`` seconds: see :class:`EveryNSeconds`."""
     OnStep(loop, name, priority, fn, EveryNSeconds(seconds, at_end, clock=clock))
 
 
@@ -291,9 +291,9 @@ def PeriodicCallback(
 
 
 def with_state(action: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Make a hook of bobbin's ``action(train_state, step_info=...)``, for a :class:`Loop` or a ``CronTab`` in one.
+    """Turn bobbin's ``action(train_state, step_info=...)`` into a hook for a :class:`Loop` or a ``CronTab`` in one.
 
-    In a ``for`` loop of one's own, ``CronTab.run(train_state, step_info=info)`` calls such actions as they are.
+    In your own ``for`` loop, ``CronTab.run(train_state, step_info=info)`` calls these actions without this adapter.
     """
 
     def hook(loop: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A table of actions and when to carry them out."""
+"""A table of actions and the steps at which to call them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ TIMES: Mapping[str, Callable[[Any], Trigger]] = {
 
 
 class CronTab:
-    """Actions and when to carry them out, as hooks of a loop or in a ``for`` loop of one's own.
+    """Table of actions and triggers, for a :class:`Loop` or your own ``for`` loop.
 
-    An action is a hook: a function of the loop. ``loop.hooks.attach(crontab)``, or ``callbacks=[crontab]`` of an
-    ``Estimator``, makes each row a hook. In a loop of one's own, call :meth:`run` with the training state after every
-    step: each action is then called with that state, and with what else :meth:`run` is given.
+    An action is a hook, a function of the loop. ``loop.hooks.attach(crontab)``, or ``callbacks=[crontab]`` of an
+    ``Estimator``, makes each row a hook. In your own loop, call :meth:`run` with the training state after every step;
+    it passes the state and its other arguments to each action that is due.
 
     Attributes
     ----------
     results : dict
-        What each action returned last, by name.
+        Last return value of each action, by name.
 
     Notes
     -----
-    Source: ``CronTab`` of bobbin, where a trigger that fires hides the step from the others of its row.
+    Source: ``CronTab`` of bobbin, where the first trigger of a row that fires hides the step from the others.
 
     Examples
     --------
@@ -61,16 +61,16 @@ class CronTab:
     def schedule(
         self, action: Action, *, name: str | None = None, trigger: Trigger | None = None, **times: Any
     ) -> Self:
-        """Carry out an action at certain steps. Returns self.
+        """Schedule an action. Return self.
 
         Parameters
         ----------
         action : callable
-            ``action(loop)``
+            Called as ``action(loop)``.
         name : str, optional
-            Of its result, and of the hook. None: that of the function or class.
+            Name of the result and of the hook; by default the name of the function or class.
         trigger : Trigger, optional
-            Such as ``EveryNSeconds(60)``.
+            For example ``EveryNSeconds(60)``.
         **times
             Triggers by bobbin's names: ``step_interval=100``, ``at_step=10`` or ``(1, 10)``, ``at_first_steps=3``,
             ``at_first_steps_of_process=3``, ``time_interval=60.0``. The action is due when any trigger fires.
@@ -78,9 +78,9 @@ class CronTab:
         Raises
         ------
         TypeError
-            If the action is not callable, or a trigger has another name.
+            If the action is not callable, or a keyword is not one of these.
         ValueError
-            If there is no trigger, or the name is taken.
+            If there is no trigger, or another action has this name.
         """
         if unknown := [key for key in times if key not in TIMES]:
             raise TypeError(f"schedule() has no trigger {unknown[0]!r}; there are {', '.join(TIMES)} and trigger")
@@ -93,7 +93,7 @@ class CronTab:
         return self.add(name, triggers[0] if len(triggers) == 1 else AnyOf(*triggers), action)
 
     def add(self, name: str, trigger: Trigger, action: Action) -> Self:
-        """Carry out ``action`` under a name when a trigger fires. Returns self."""
+        """Add ``action`` under ``name``; it is called when ``trigger`` fires. Return self."""
         if not callable(action):
             raise TypeError(f"an action is a function of the loop, got {action!r}")
         if name in self._rows:
@@ -103,15 +103,15 @@ class CronTab:
         return self
 
     def run(self, state: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Carry out what is due; call it once after every step. Returns the results by name.
+        """Call the actions that are due and return their results by name. Call this once after every step.
 
         Parameters
         ----------
         state : Any
-            With ``step``, the number of completed steps, such as a :class:`TrainState`.
+            Object with ``step``, the number of completed steps, such as a :class:`TrainState`.
         *args, **kwargs
-            Passed on to the actions, such as ``step_info=info``. ``is_train_state_replicated``, which bobbin knows, has
-            no meaning here.
+            Passed to the actions, such as ``step_info=info``. bobbin's ``is_train_state_replicated`` is accepted and
+            ignored.
         """
         if by_epoch := [name for name, (trigger, _) in self._rows.items() if trigger.event != "step"]:
             raise ValueError(f"CronTab.run goes by steps; give {by_epoch[0]!r} a trigger that does, or use a Loop")
@@ -122,12 +122,12 @@ class CronTab:
         return dict(self._step_results)
 
     def add_to(self, hooks: Hooks) -> None:
-        """Make each row a hook; ``hooks.attach(crontab)`` calls this."""
+        """Add each row to ``hooks``; ``hooks.attach(crontab)`` calls this."""
         for name, (trigger, action) in self._rows.items():
             hooks.add("step", action, name=name, trigger=trigger, results=self.results)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the counters of triggers, for a loop of one's own that goes on in another process."""
+        """Return the counters of the triggers, to resume your own loop in another process."""
         return self._hooks.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -92,7 +92,6 @@ class Hooks:
         Parameters
         ----------
         event : str
-            ``"start"``, ``"step"``, ``"epoch"``, ``"end"`` or ``"close"``.
         action : callable
             If it has ``on_start`` or ``on_close``, the loop calls them at the start and the end of each run.
         name : str, optional

@@ -1,4 +1,4 @@
-"""When a hook acts: after which steps or epochs, or how often."""
+"""Triggers: decide after which steps or epochs a hook acts, or how often."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ Clock = Callable[[], float]
 
 
 class Trigger:
-    """Decide after each step whether a hook acts; ``a | b`` acts when either would.
+    """Decide after each step whether a hook acts; ``a | b`` fires when either does.
 
-    Pass one as ``trigger=`` to :meth:`Loop.on_step`, to ``CronTab.schedule`` or to a hook that takes one. Every hook
-    works on its own copy, so one trigger can be given to several hooks.
+    Pass a trigger as ``trigger=`` to :meth:`Loop.on_step`, to ``CronTab.schedule`` or to a hook that takes one. Every
+    hook copies its trigger, so you can pass the same trigger to several hooks.
 
     Attributes
     ----------
     event : "step" or "epoch"
-        After what the trigger is asked.
+        Whether the loop checks the trigger after each step or after each epoch.
     at_end : bool
-        Whether the hook also acts when a run ends, unless it acted at that step.
+        Whether the hook also acts at the end of a run, unless it acted at that step.
     by_clock : bool
-        Whether it depends on the time, so that ranks may disagree.
+        Whether the trigger depends on time, so that ranks may disagree.
 
     Notes
     -----
     A subclass defines ``_due(loop)`` and lists in ``_memory`` the attributes that a checkpoint must hold. ``loop`` is a
-    :class:`Loop`, or for triggers that do not look at the length of a run any object with ``step``: the number of
-    completed steps. A subclass that overrides :meth:`fires` is asked exactly once after each step.
+    :class:`Loop`; triggers that do not need the length of a run take any object with ``step``, the number of completed
+    steps. The loop calls :meth:`fires` exactly once after each step.
     """
 
     event = "step"
@@ -42,18 +42,18 @@ class Trigger:
     _memory: Sequence[str] = ()
 
     def fires(self, loop: Any) -> bool:
-        """Whether to act now. Call it once after each step."""
+        """Return whether the hook acts now. Call it exactly once after each step."""
         return self._due(loop)
 
     def check(self, loop: Any) -> bool:
-        """:meth:`fires` under bobbin's name."""
+        """Alias of :meth:`fires`, as in bobbin."""
         return self.fires(loop)
 
     def acted(self, loop: Any) -> None:
-        """Called when the action has returned."""
+        """Note that the action has finished; the loop calls this after the action, even if it failed."""
 
     def copy(self) -> Trigger:
-        """Return a trigger that counts independently from here on."""
+        """Return a copy that counts independently."""
         return copy.copy(self)
 
     def _due(self, loop: Any) -> bool:
@@ -73,7 +73,7 @@ class Trigger:
 
 
 class AnyOf(Trigger):
-    """Fire when any of several triggers fires. All are asked at every step, so that none loses count.
+    """Fire when any of several triggers fires. It checks all of them at every step, so that each keeps its count.
 
     Examples
     --------
@@ -120,9 +120,9 @@ class EveryNSteps(Trigger):
     ----------
     n : int
     relative : bool
-        False: whenever ``loop.step`` is a multiple of ``n``, also after an interruption. True: count from the step at
-        which the hook was added, as ``EveryNSteps`` of gomlx does: a hook with ``n=100`` added at step 150 acts at
-        250, 350, ...
+        False: fire whenever ``loop.step`` is a multiple of ``n``, also after an interruption. True: count from the
+        step at which the hook was added, as ``EveryNSteps`` of gomlx does: a hook with ``n=100`` added at step 150
+        acts at 250, 350, ...
     """
 
     _memory = ("origin",)
@@ -138,7 +138,7 @@ class EveryNSteps(Trigger):
 
 
 class EveryNEpochs(Trigger):
-    """Fire after every ``n``-th epoch, counted from the first of training."""
+    """Fire after every ``n``-th epoch, counted from the start of training."""
 
     event = "epoch"
 
@@ -167,8 +167,8 @@ class AtFirstNSteps(Trigger):
     ----------
     n : int
     of_process : bool
-        Count the steps that this trigger sees, and not those of the training: after an interruption it fires ``n``
-        times again. In bobbin that is ``n - 1`` times.
+        Count the steps of this process instead of all steps of training: after an interruption the trigger fires
+        ``n`` times again (bobbin: ``n - 1`` times).
     """
 
     def __init__(self, n: int, of_process: bool = False) -> None:
@@ -180,12 +180,12 @@ class AtFirstNSteps(Trigger):
 
 
 class NTimes(Trigger):
-    """Fire ``n`` times during each run, evenly over its steps, the last time when it ends.
+    """Fire ``n`` times during each run, evenly spaced, the last time at its end.
 
-    In a run of ``m`` steps that is ``min(n, m)`` times: after ``ceil(m * k / n)`` of its steps for ``k`` from 1 to
-    ``n - 1``, and at its end, also when it goes on from a checkpoint. Nothing fires while the length of the run is
-    unknown, in the first epoch over data without a length. A run that ended, and is lengthened after a checkpoint was
-    restored, fires once more, at its new end.
+    A run of ``m`` steps fires ``min(n, m)`` times: after step ``ceil(m * k / n)`` of the run for ``k`` from 1 to
+    ``n - 1``, and at its end; a resumed run fires at the same steps. The trigger does not fire while the length of the
+    run is unknown, in the first epoch over data without a length. A finished run that is restored from a checkpoint
+    and extended fires once more, at its new end.
 
     Source: ``NTimesDuringLoop`` of gomlx, which fires up to ``n + 1`` times, and not at the end of a single epoch.
     """
@@ -208,18 +208,18 @@ class NTimes(Trigger):
 
 
 class Exponential(Trigger):
-    """Fire at growing distances: after ``start`` steps, then ``start * factor`` later, ``start * factor**2``, ...
+    """Fire at growing distances: at step ``start``, then ``start * factor`` later, then ``start * factor**2``, ...
 
-    Steps are those of ``loop.loop_step``, counted from 0, so that the first time is when ``loop.step`` is
-    ``start + 1``. Each distance is the one before times ``factor``, rounded (halves up).
+    Steps are counted from 0 like ``loop.loop_step``, so the trigger first fires when ``loop.step`` is ``start + 1``.
+    Each distance is the previous one times ``factor``, rounded (halves up).
 
     Parameters
     ----------
     start : int
     factor : float
-        At least 1.
+        Growth of the distance, at least 1.
     at_end : bool
-        Act after the last step of each run too.
+        Also act after the last step of each run.
 
     Notes
     -----
@@ -240,10 +240,10 @@ class Exponential(Trigger):
         self._next = self._distance = self.start
 
     def _due(self, loop: Any) -> bool:
-        if loop.step - 1 < self._next - self._distance:  # the loop went back to a checkpoint
+        if loop.step - 1 < self._next - self._distance:  # the loop restored an earlier step
             self._next = self._distance = self.start
         while self._next < loop.step - 1:
-            self._distance = math.floor(self._distance * self.factor + 0.5)  # round() takes halves to even numbers
+            self._distance = math.floor(self._distance * self.factor + 0.5)  # round() rounds halves to even
             self._next += self._distance
         return loop.step - 1 == self._next
 
@@ -252,19 +252,20 @@ class Exponential(Trigger):
 
 
 class EveryNSeconds(Trigger):
-    """Fire after the first step that ends ``seconds`` or more after the last action was over.
+    """Fire after the first step that ends ``seconds`` or more after the last action finished.
 
-    The first step starts the clock. A checkpoint holds how long it has run, for clocks differ from process to process.
+    The first step starts the clock. A checkpoint stores the elapsed time, because clocks differ between processes.
 
     Parameters
     ----------
     seconds : float
+        At least 0.
     at_end : bool
-        Act after the last step of each run too.
+        Also act after the last step of each run.
     fire_at_zero : bool
-        Fire after the first step too.
+        Also fire after the first step.
     clock : callable
-        Returns seconds.
+        Returns the time in seconds.
 
     Notes
     -----
@@ -300,7 +301,7 @@ class EveryNSeconds(Trigger):
 
 
 class ForEachTSeconds(EveryNSeconds):
-    """:class:`EveryNSeconds` as in bobbin: the time of the action counts, and must be more than ``seconds``."""
+    """:class:`EveryNSeconds` as in bobbin: count from the start of the last action, and fire after more than that."""
 
     _reached = staticmethod(operator.gt)
 
