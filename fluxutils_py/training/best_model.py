@@ -1,4 +1,4 @@
-"""The best model so far."""
+"""Keep the best model so far."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor, nn
 
 
 class BestModel:
-    """Keep the parameters and buffers that a model had at its best value so far.
+    """Keep the parameters and buffers of a model at its best value so far.
 
     Parameters
     ----------
     model : nn.Module
     is_better : callable
-        ``is_better(value, best)``; by default a lower value is better.
+        ``is_better(value, best)`` returns whether ``value`` is better; by default lower is better.
 
     Attributes
     ----------
     value : Any
-        The best so far. None before the first; NaN never counts.
+        Best value so far; None before the first. NaN is ignored.
     parameters : dict or None
-        The ``state_dict`` of the model at that value, copied to the CPU.
+        Copy of the model's ``state_dict`` at that value, on the CPU.
     """
 
     def __init__(self, model: Any = None, is_better: Callable[[Any, Any], bool] = operator.lt) -> None:
@@ -33,7 +33,7 @@ class BestModel:
         self.parameters: dict[str, Any] | None = None
 
     def update(self, value: Any) -> bool:
-        """Keep the model as it is if ``value`` is better than the best so far. Returns whether it is."""
+        """Keep the current parameters if ``value`` is the best so far, and return whether it is."""
         if value is None or value != value or (self.value is not None and not self.is_better(value, self.value)):
             return False
         self._keep(value)
@@ -44,7 +44,7 @@ class BestModel:
         self.parameters = copy_state(self.model)
 
     def restore(self) -> nn.Module:
-        """Load the best parameters and buffers into the model, and return it; unchanged if there are none yet."""
+        """Load the best parameters and buffers into the model, if there are any, and return the model."""
         if self.parameters is not None:
             self.model.load_state_dict(self.parameters)
         return self.model
@@ -59,6 +59,6 @@ class BestModel:
 
 
 def copy_state(model: nn.Module) -> dict[str, Any]:
-    """The ``state_dict`` of a model, copied to the CPU."""
+    """Return a copy of the model's ``state_dict`` on the CPU."""
     state = model.state_dict().items()
     return {k: v.detach().to("cpu", copy=True) if isinstance(v, Tensor) else copy.deepcopy(v) for k, v in state}

@@ -1,4 +1,4 @@
-"""Checkpoints: a folder from which training goes on as if it had not been interrupted."""
+"""Checkpoints: save training to a folder and resume it exactly."""
 
 from __future__ import annotations
 
@@ -29,42 +29,41 @@ NAME = re.compile(r"checkpoint-n(\d{7,})-step-(\d{8,})\.pt")
 
 
 class Checkpointer:
-    """Save what a run is made of into a folder, and bring it back.
+    """Save the state of a run to a folder and restore it.
 
-    A checkpoint is a file ``checkpoint-nNNNNNNN-step-SSSSSSSS.pt``, with the number of the save and of the step, beside
-    a ``.json`` that tells people and programs what it is of. It is written aside and moved into place: a process that
-    is killed while it saves leaves the earlier ones, and a file that is never listed and that the next save removes.
-    Among the callbacks of an ``Estimator`` it is told by ``fit`` what to save, and ``fit`` goes on from it.
+    A checkpoint is a file ``checkpoint-nNNNNNNN-step-SSSSSSSS.pt``, named by save number and step, with a ``.json``
+    of its step, metrics and versions beside it. It is written to a temporary file, then renamed: if the process is
+    killed during a save, the earlier checkpoints remain, and the next save removes the temporary file. As a callback
+    of an ``Estimator``, it saves what ``fit`` needs, and ``fit`` resumes from it.
 
-    Files hold plain data and tensors, and no code runs when they are read. One process saves into a folder at a time;
-    of several ranks of a loop it is rank 0, for all.
+    Files hold plain data and tensors; reading them runs no code. Only one process may save to a folder at a time. On
+    several ranks, rank 0 saves for all.
 
     Parameters
     ----------
     dir : str or path-like
-        Made by the first save.
+        The folder. The first save creates it.
     keep : int
-        How many checkpoints to keep, the newest; -1 for all.
+        Number of newest checkpoints to keep; -1 keeps all.
     take_mean : int
-        Of how many of the newest checkpoints :meth:`restore` takes the mean, for the trainable floating parameters of
-        modules; all else is that of the newest. -1 for all there are. With a mean, training does not go on exactly.
+        Number of newest checkpoints over which :meth:`restore` averages the trainable floating-point parameters of
+        modules; -1 averages all. Everything else comes from the newest. Above 1, training does not resume exactly.
     trigger : Trigger, optional
-        As a hook of a loop: after which steps to save, such as ``EveryNSeconds(60)``. None: after every epoch.
-
+        When to save as a hook of a loop, such as ``EveryNSeconds(60)``; by default after every epoch.
     exclude : sequence of str
-        Parameters and buffers of modules that are neither saved nor restored, such as ``"model.embedding.*"``: the
-        name under which the module is tracked, then the name in it, with the wildcards of ``fnmatch``.
+        Patterns of parameters and buffers that are neither saved nor restored, such as ``"model.embedding.*"``: the
+        tracked name of the module, then the name inside it, with the wildcards of ``fnmatch``.
 
     Notes
     -----
-    As a hook it comes last (``priority`` is infinite), so that what is saved is what the step, the epoch, or the run
-    ends with. It saves at the end of a run too.
+    As a hook it runs last (``priority`` is infinite), so it saves the final state of the step, the epoch or the run.
+    It also saves at the end of a run.
 
-    Of several ranks, modules and optimizers are saved as rank 0 has them, everything else as each has it; they save
-    together, so triggers must fire alike on all, and read the same files, so all must see the folder.
+    On several ranks, it saves the modules and optimizers of rank 0, and everything else of each rank. All ranks save
+    together and read the same files: triggers must fire at the same steps, and all ranks must see the folder.
 
-    Source: ``checkpoints.Handler`` of gomlx. There a mean needs a variable for each of the checkpoints, and a file that
-    was cut off is read.
+    Source: ``checkpoints.Handler`` of gomlx, where a mean needs every variable in every checkpoint, and which reads
+    truncated files.
 
     Examples
     --------
@@ -122,16 +121,16 @@ class Checkpointer:
     # -- what is saved -------------------------------------------------------------------------------
 
     def with_tracked(self, **things: Any) -> Self:
-        """Another one for the same folder, that tracks these things too; this one lets go of none and gains none."""
+        """Return a copy for the same folder that tracks these objects too; this checkpointer does not change."""
         other = copy.copy(self)
         other.tracked = dict(self.tracked)
         return other.track(**things)
 
     def track(self, **things: Any) -> Self:
-        """Name what :meth:`save` saves and :meth:`restore` brings back, in this order. Returns self.
+        """Add objects, by name, that :meth:`save` saves and :meth:`restore` restores in this order. Return self.
 
-        Each has ``state_dict()``, of plain data and tensors, and ``load_state_dict(state)``: modules, optimizers,
-        schedulers, a :class:`Loop` (with its hooks and triggers), datasets, :class:`RandomGenerators`.
+        Each needs ``state_dict()``, which returns plain data and tensors, and ``load_state_dict(state)``: modules,
+        optimizers, schedulers, a :class:`Loop` (with its hooks and triggers), datasets, :class:`RandomGenerators`.
         """
         for name, thing in things.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
@@ -142,10 +141,10 @@ class Checkpointer:
         return self
 
     def save(self, loop: Any, **unused: Any) -> Path | None:
-        """Save everything that is tracked; an action for hooks, too (``collective``, where there are several ranks).
+        """Save all tracked objects and return the path. Also an action for hooks (``collective`` on several ranks).
 
-        Of a :class:`Loop`, or of what else has ``step``, such as a :class:`TrainState`: then rank 0 saves what it has,
-        and the others return None.
+        ``loop`` is a :class:`Loop` or another object with ``step``, such as a :class:`TrainState`. Without a loop,
+        rank 0 saves its state only, and the other ranks return None.
         """
         if not self.tracked:
             raise ValueError("nothing is tracked: name what to save, such as track(model=model, optimizer=optimizer)")
@@ -153,7 +152,7 @@ class Checkpointer:
         if shared is None and not is_main_process():
             return None
         ranks = shared or RankGroup()
-        ranks.allgather()  # an error or the wish to stop of one rank is known to all from here on
+        ranks.allgather()  # from here on all ranks know an error or stop request of any rank
         own = ranks.guard(self._states, not ranks.is_single and ranks.rank > 0)
         _, *others = [own] if ranks.is_single else ranks.allgather(None if ranks.rank == 0 else own)
         if shared is None:  # rank 0 saves for all
@@ -186,15 +185,15 @@ class Checkpointer:
         return self.write(state, loop.step, metrics=metrics, trainable=trainable, others=others)
 
     def restore(self, comm: Any = "auto") -> bool:
-        """Bring back the newest checkpoint, if there is one; of several ranks, the newest that rank 0 sees.
+        """Restore the newest checkpoint (on several ranks, the newest that rank 0 sees). Return False if there is none.
 
-        All ranks of ``comm`` call it; ``"auto"``: those of a tracked loop, or else of the launcher.
+        All ranks of ``comm`` call it together; ``"auto"`` means the ranks of a tracked loop, else of the launcher.
 
         Raises
         ------
         LoadError
-            If it is not of the things that are tracked, or of another number of ranks, or cannot be read. They are left
-            as they were, on all ranks.
+            If the checkpoint does not fit the tracked objects or the number of ranks, or cannot be read. The objects
+            then keep their state, on all ranks.
         """
         if comm == "auto":
             comm = next((thing.ranks for thing in self.tracked.values() if hasattr(thing, "ranks")), "auto")
@@ -213,7 +212,7 @@ class Checkpointer:
         return True
 
     def _restore(self, paths: list[Path], before: dict[str, Any], rank: int, size: int) -> None:
-        """Have the things that are tracked go on from there; ``before`` takes up how those that were touched were."""
+        """Load the checkpoints into the tracked objects; store their previous states in ``before``."""
         state, others = self._combined(paths)
         if len(others) + 1 != size:
             raise LoadError(f"{paths[-1]} is of {n_ranks(len(others) + 1)}, this is {n_ranks(size)}: start as many")
@@ -243,21 +242,21 @@ class Checkpointer:
     # -- files ---------------------------------------------------------------------------------------
 
     def paths(self) -> list[Path]:
-        """The checkpoints in the folder, oldest first, by the number of the save."""
+        """Return the checkpoints in the folder, sorted by save number, oldest first."""
         if not self.dir.is_dir():
             return []
         return sorted((path for path in self.dir.iterdir() if NAME.fullmatch(path.name)), key=save_number)
 
     def _paths_to_read(self) -> list[Path]:
-        """The checkpoints of which means are taken."""
+        """Return the checkpoints to average, oldest first."""
         return self.paths() if self.take_mean == -1 else self.paths()[-self.take_mean :]
 
     def latest(self) -> Path | None:
-        """The newest checkpoint."""
+        """Return the newest checkpoint, or None."""
         return next(reversed(self.paths()), None)
 
     def latest_step(self) -> int:
-        """The step of the newest checkpoint; -1 if there is none."""
+        """Return the step of the newest checkpoint; -1 if there is none."""
         path = self.latest()
         return -1 if path is None else int(path.stem.rpartition("-")[2])
 
@@ -270,23 +269,23 @@ class Checkpointer:
         trainable: Mapping[str, list[str]] | None = None,
         others: Sequence[Mapping[str, Any]] = (),
     ) -> Path:
-        """Write a checkpoint of plain data and tensors; remove those that are too many.
+        """Write a checkpoint of plain data and tensors, remove checkpoints beyond ``keep``, and return the path.
 
         Parameters
         ----------
         state : mapping
         step : int
         metrics : mapping of numbers, optional
-            For the ``.json``.
+            Written to the ``.json``.
         trainable : mapping, optional
-            By the name of a part of ``state``, of which of its tensors means may be taken.
+            For each part of ``state``, by name, the names of the tensors that may be averaged.
         others : sequence of mapping
-            Of each rank but the first, which of ``state`` is otherwise there.
+            For each rank but the first, the parts of ``state`` that differ there.
 
         Raises
         ------
         TypeError
-            If ``state`` holds anything else; the message says where. Nothing is written then.
+            If ``state`` holds other data; the message says where. Nothing is written.
         """
         content = {
             "kind": KIND,
@@ -303,7 +302,7 @@ class Checkpointer:
         newest = self.latest()
         number = 1 if newest is None else save_number(newest) + 1
         path = self.dir / f"checkpoint-n{number:07d}-step-{step:08d}.pt"
-        with atomic_write(path.with_suffix(".json")) as f:  # first: every checkpoint has one
+        with atomic_write(path.with_suffix(".json")) as f:  # first, so that every checkpoint has one
             f.write(json.dumps(about, indent=1, default=str).encode())
         with atomic_write(path) as f:
             torch.save(content, f)
@@ -315,19 +314,18 @@ class Checkpointer:
         return path
 
     def read(self, path: Any = None, device: Any = "cpu") -> dict[str, Any] | None:
-        """The state in a checkpoint, by default the newest; None if there is none. Means are taken of the newest only.
+        """Return the state in a checkpoint, or None if there is none. Without ``path``, the newest (see ``take_mean``).
 
         Raises
         ------
         LoadError
-            If a file is damaged, which a killed process cannot bring about. The way out is to delete it: then the one
-            before is the newest.
+            If a file is damaged; a killed process cannot cause this. Delete the file to use the previous checkpoint.
         """
         paths = self._paths_to_read() if path is None else [Path(path)]
         return self._combined(paths, device)[0] if paths else None
 
     def _combined(self, paths: list[Path], device: Any = "cpu") -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """The state of the first rank, and what is otherwise on the others."""
+        """Return the state of rank 0, averaged over the files, and the parts that differ on the other ranks."""
         contents = [self._read(p, device) for p in reversed(paths)]
         newest = contents[0]["state"]
         for name, keys in contents[0]["trainable"].items() if len(contents) > 1 else ():
@@ -346,7 +344,7 @@ class Checkpointer:
         return content
 
     def _clean(self) -> None:
-        """Remove what a process that was killed while saving has left."""
+        """Remove the files that a process killed during a save left behind."""
         there = {path.stem for path in self.paths()}
         for path in self.dir.iterdir():
             aside = path.name.startswith(".checkpoint-n") and path.name.endswith(".part")
@@ -363,12 +361,12 @@ def _load(thing: Any, state: Any) -> None:
 
 
 def save_number(path: Path) -> int:
-    """Of which save a checkpoint is."""
+    """Return the save number of a checkpoint."""
     return int(path.name.split("-")[1].removeprefix("n"))
 
 
 def count_or_all(name: str, value: Any) -> int:
-    """A positive integer, or -1 for all."""
+    """Check a positive integer, or -1 for all, and return it."""
     return -1 if check_integer(name, value) == -1 else check_integer(name, value, 1)
 
 
@@ -377,7 +375,7 @@ def n_ranks(n: int) -> str:
 
 
 def mean(tensors: list[Tensor | None], name: str) -> Tensor:
-    """Mean of tensors of one shape, in their type."""
+    """Return the mean of tensors of equal shape, in their dtype; None entries are ignored."""
     shapes = [None if t is None else tuple(t.shape) for t in tensors]
     if len(set(shapes)) > 1:
         raise LoadError(f"{name} has the shapes {shapes} in the newest checkpoints: no mean can be taken of them")
@@ -386,7 +384,7 @@ def mean(tensors: list[Tensor | None], name: str) -> Tensor:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have the names in a folder on the disk, where the system can say so, before others are removed."""
+    """Flush the folder's file names to disk (POSIX only), so that removing older files is safe."""
     if os.name == "posix":
         handle = os.open(folder, os.O_RDONLY)
         try:

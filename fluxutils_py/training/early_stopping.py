@@ -1,4 +1,4 @@
-"""Hooks that look at each epoch: validation, learning-rate schedule, early stopping."""
+"""Hooks for each epoch: validation, learning-rate schedule, early stopping."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from fluxutils_py.training.window_step import evaluate_windows
 
 
 def monitored_loss(record: dict[str, Any]) -> float | None:
-    """The loss that decisions rest on: the validation loss if there is one, else the training loss."""
+    """Return the validation loss if there is one, else the training loss."""
     value = record.get("validation_loss")
     return record["loss"] if value is None else value
 
 
 class Validation:
-    """Add ``validation_loss`` to each epoch's record: the same loss on other data, in evaluation mode."""
+    """Add ``validation_loss`` to each epoch's record: the loss on validation data, in evaluation mode."""
 
     name, priority, collective = "validation", -30, True
 
@@ -43,11 +43,11 @@ class Schedule:
     Parameters
     ----------
     scheduler : torch.optim.lr_scheduler.LRScheduler
-        ``ReduceLROnPlateau`` is given the monitored loss.
+        ``ReduceLROnPlateau`` receives the monitored loss.
     every : "epoch" or "step"
-        A step is one of the optimizer: with ``accumulate``, several minibatches.
+        When to step it. A step is an optimizer step: with ``accumulate``, several minibatches.
     updates : callable, optional
-        How many steps the optimizer has made; by default the loop's steps.
+        Returns the number of optimizer steps so far; by default ``loop.step``.
     """
 
     name, priority = "learning-rate schedule", -20
@@ -64,7 +64,7 @@ class Schedule:
 
     def on_epoch(self, loop: Loop) -> None:
         loop.record["lr"] = self.scheduler.optimizer.param_groups[0]["lr"]
-        self.on_step(loop)  # for gradients that waited until the end of the epoch
+        self.on_step(loop)  # accumulated gradients may be applied at the end of the epoch
         if self.every == "epoch":
             if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
                 value = monitored_loss(loop.record)
@@ -73,20 +73,20 @@ class Schedule:
                 self.scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it is, and the scheduler; the optimizer's learning rates are the optimizer's to save."""
+        """Return the step count and the scheduler's state. The optimizer saves its learning rates."""
         return {"followed": self._followed, "scheduler": self.scheduler.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from :meth:`state_dict`, with a scheduler of the same kind."""
+        """Restore what :meth:`state_dict` returned, for a scheduler of the same class."""
         self._followed = state["followed"]
         self.scheduler.load_state_dict(state["scheduler"])
-        self.scheduler.optimizer._opt_called = True  # in another process; else torch warns of a step too early
+        self.scheduler.optimizer._opt_called = True  # else torch warns in a new process that the scheduler stepped first
 
 
 class EarlyStopping:
     """Stop when the monitored loss has not fallen for ``patience`` epochs in a row; restore the best weights.
 
-    Parameters and buffers are restored when the run ends, for whatever reason but an error.
+    The best parameters and buffers are restored at the end of the run, unless it fails.
 
     Attributes
     ----------
@@ -99,11 +99,11 @@ class EarlyStopping:
     def __init__(self, model: nn.Module, patience: int) -> None:
         self.model, self.patience = model, patience
         self.best, self.best_epoch = BestModel(model), 0
-        self._last: dict[str, Any] | None = None  # what the run ended with, before the best was restored
+        self._last: dict[str, Any] | None = None  # the final weights of the run, before restoring the best
         self._n_worse = 0
 
     def on_start(self, loop: Loop) -> None:
-        if self._last is not None and loop.step > loop.start_step:  # the run that had ended goes on
+        if self._last is not None and loop.step > loop.start_step:  # the finished run continues
             self.model.load_state_dict(self._last)
         self._last = None
 
@@ -121,7 +121,7 @@ class EarlyStopping:
             self.best.restore()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best so far, and for how many epochs there was nothing better."""
+        """Return the best model so far, the number of epochs since then, and the final weights of the last run."""
         best = self.best.state_dict()
         return {"best": best, "epoch": self.best_epoch, "n_worse": self._n_worse, "last": self._last}
 

@@ -15,20 +15,20 @@ SUMS = ("n_losses", "n_live", "total", "weighted")
 
 
 class EpochProgress:
-    """Where in the batches an epoch is, and the sums of which its record has the means.
+    """Position of an epoch in its batches, and the sums behind the means in its record.
 
     Attributes
     ----------
     step : int
-        Completed steps of the epoch.
+        Number of steps completed in the epoch.
     batches : iterable or None
-        What it goes through.
+        The batches of the epoch.
     """
 
     def __init__(self) -> None:
         self.batches: Any = None
         self._source: Iterator[Any] | None = None  # the rest of the epoch
-        self._pending: deque[StepInfo] = deque()  # whose losses have not been read yet, oldest first
+        self._pending: deque[StepInfo] = deque()  # steps with unread losses, oldest first
         self._clear()
 
     def _clear(self) -> None:
@@ -38,11 +38,11 @@ class EpochProgress:
         self._pending.clear()
 
     def is_over(self, batches: Iterable[Any]) -> bool:
-        """Whether it is an epoch over these batches that has begun."""
+        """Return whether an epoch over these batches has begun."""
         return self.step > 0 if self._source is None else self.batches is batches
 
     def open(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The rest of the epoch, or all of a new one if it is over other batches."""
+        """Return the rest of the epoch, or a new epoch if the batches are others."""
         if not self.is_over(batches):
             self.close()
         if self._source is None:
@@ -50,11 +50,11 @@ class EpochProgress:
         return self._source
 
     def close(self) -> None:
-        """Forget the epoch: it is complete, or given up."""
+        """Forget the epoch, complete or not."""
         source, batches, self._source, self.batches = self._source, self.batches, None, None
         self._clear()
         close = getattr(source, "close", None)
-        if close is not None and source is not batches:  # it may be reading ahead; batches are the caller's to close
+        if close is not None and source is not batches:  # it may be reading ahead; the caller closes batches
             close()
 
     def add(self, info: StepInfo) -> None:
@@ -67,7 +67,7 @@ class EpochProgress:
             self._add(info.batch_loss, info.n_live)
 
     def read_pending(self, keep: int = 0) -> None:
-        """Read the losses that a GPU was computing, but for the newest; it works on those meanwhile."""
+        """Read the losses computed on a GPU, except the ``keep`` newest, which it may still be computing."""
         while len(self._pending) > keep:
             info = self._pending.popleft()
             self._add(float(info.batch_loss), info.n_live)
@@ -89,7 +89,7 @@ class EpochProgress:
         return self._seconds + (0.0 if self._started is None else time.perf_counter() - self._started)
 
     def record(self) -> dict[str, float | None]:
-        """Means over the steps so far."""
+        """Return the means over the steps so far, and the seconds."""
         return {
             "loss": self.weighted / self.n_live if self.n_live else None,
             "mean_batch_loss": self.total / self.n_losses if self.n_losses else None,

@@ -16,7 +16,7 @@ Generator = np.random.Generator | torch.Generator
 
 
 def get_generator_state(generator: Generator) -> dict[str, Any]:
-    """Where a generator is, in numbers, strings and tensors.
+    """Return the state of a generator as plain data and tensors.
 
     Examples
     --------
@@ -33,12 +33,12 @@ def get_generator_state(generator: Generator) -> dict[str, Any]:
 
 
 def set_generator_state(generator: Generator, state: Mapping[str, Any]) -> None:
-    """Put a generator where :func:`get_generator_state` found one of its kind.
+    """Set a generator to a state from :func:`get_generator_state`.
 
     Raises
     ------
     LoadError
-        If it is of another kind. The generator stays where it is.
+        If the state belongs to another kind of generator. The generator does not change.
     """
     kind = "torch" if isinstance(generator, torch.Generator) else "numpy"
     if state["kind"] != kind:
@@ -53,9 +53,9 @@ def set_generator_state(generator: Generator, state: Mapping[str, Any]) -> None:
 
 
 def start_epoch_order(generator: Generator, began: Mapping[str, Any] | None, skipped: int) -> dict[str, Any]:
-    """The state of a generator as a pass over data begins that takes its order from it.
+    """Return the state of the generator that draws the order of a pass over data, at the start of the pass.
 
-    One that leaves out its first batches is the last pass once more: the generator is put where that began.
+    A pass that skips batches repeats the last pass, so the generator is first reset to the state ``began``.
     """
     if skipped and began is not None:
         set_generator_state(generator, began)
@@ -63,14 +63,14 @@ def start_epoch_order(generator: Generator, began: Mapping[str, Any] | None, ski
 
 
 class RandomGenerators:
-    """All that random numbers of a run come from: torch's default generators, and others by name.
+    """The random generators of a run: torch's default generators, and others by name.
 
     Parameters
     ----------
     device : torch.device, optional
-        If it is a GPU, its default generator too.
+        If it is a GPU, include its default generator.
     **generators
-        ``numpy.random.Generator`` or ``torch.Generator``.
+        Further generators, ``numpy.random.Generator`` or ``torch.Generator``.
     """
 
     def __init__(self, device: torch.device | None = None, **generators: Generator) -> None:
@@ -94,7 +94,7 @@ class RandomGenerators:
 
 
 def _numbers(value: Any) -> Any:
-    """NumPy arrays as lists, so that a file of plain data can hold them."""
+    """Convert NumPy arrays in nested dicts to lists, for files of plain data."""
     if isinstance(value, dict):
         return {k: _numbers(v) for k, v in value.items()}
     return value.tolist() if isinstance(value, np.ndarray) else value

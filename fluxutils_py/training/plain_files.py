@@ -1,4 +1,4 @@
-"""Read and write files of plain data, which run no code when they are read."""
+"""Read and write files of plain data and tensors; reading them runs no code."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
 
 
 def write_file(path: Any, content: dict[str, Any]) -> None:
-    """Write plain data and tensors to a file: aside, then moved into place, so that it is never half-written.
+    """Write plain data and tensors to a file: to a temporary file first, so that the file is never half-written.
 
     Parameters
     ----------
     path : str or path-like
         Its folder must exist. An existing file is replaced.
     content : dict
-        Of numbers, strings, None, lists, tuples, dicts and tensors.
+        Numbers, strings, None, lists, tuples, dicts and tensors.
     """
     with atomic_write(check_path(path)) as f:
         torch.save(content, f)
 
 
 def read_file(path: Any, kind: str, device: Any = "cpu") -> dict[str, Any]:
-    """Read what :func:`write_file` wrote. Only plain data and tensors are accepted: no code in the file can run.
+    """Read a file that :func:`write_file` wrote. It accepts only plain data and tensors, so no code can run.
 
     Parameters
     ----------
     path : str or path-like
     kind : str
-        What the content must call itself under ``"kind"``.
+        Required value of the entry ``"kind"``.
     device : str or torch.device
-        Where tensors go.
+        Device of the tensors.
 
     Raises
     ------
     FileNotFoundError
     LoadError
-        If it is another kind of file, damaged, or asks for more than plain data.
+        If the file is of another kind, is damaged, or holds more than plain data.
     """
     path = check_path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch wonders about pickles that it did not write
+            warnings.simplefilter("ignore")  # torch warns about pickles that it did not write
             content = torch.load(path, map_location=device, weights_only=True)
-        if zipfile.is_zipfile(path) and _has_wrong_sum(path):  # torch does not look: numbers may have changed
+        if zipfile.is_zipfile(path) and _has_wrong_sum(path):  # torch does not check; numbers may be wrong
             raise LoadError(f"{path} is damaged: a checksum in it is wrong")
     except LoadError:
         raise
@@ -71,7 +71,7 @@ def read_file(path: Any, kind: str, device: Any = "cpu") -> dict[str, Any]:
         raise LoadError(f"{path} is no {kind} file: it asks to run code ({asked[1]}), which is refused") from None
     except PermissionError:
         raise
-    except Exception as error:  # there is no telling what torch raises for a damaged file
+    except Exception as error:  # torch may raise any error for a damaged file
         reason = (str(error).splitlines() or [""])[0]
         raise LoadError(f"{path} is damaged or no {kind} file ({type(error).__name__}: {reason})") from None
     if not isinstance(content, dict) or content.get("kind") != kind:
@@ -80,12 +80,12 @@ def read_file(path: Any, kind: str, device: Any = "cpu") -> dict[str, Any]:
 
 
 def check_path(path: Any) -> Path:
-    """The path of a file, as it was given under the name ``path``.
+    """Return the argument ``path`` of a function as a ``Path``.
 
     Raises
     ------
     TypeError, ValueError
-        If it is no path, or empty.
+        If it is not a path, or is empty.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"path must be the name of a file, got {path!r}")
@@ -95,23 +95,23 @@ def check_path(path: Any) -> Path:
 
 
 def to_plain_data(value: Any, where: str) -> Any:
-    """``value`` as a file of plain data takes it: NumPy's numbers as Python's, tensors by themselves.
+    """Convert ``value`` to plain data: NumPy scalars to Python numbers, tensors to the CPU without unused storage.
 
     Raises
     ------
     TypeError
-        Naming the place of anything else.
+        For other types; the message names the place.
     """
     if type(value) in PLAIN_TYPES:
         return value
     if isinstance(value, Tensor):
         value = value.detach().cpu()
-        if value.layout != torch.strided:  # a sparse gradient that waits
+        if value.layout != torch.strided:  # an accumulated sparse gradient
             return value
         return value.clone() if value.untyped_storage().nbytes() > value.numel() * value.element_size() else value
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, Counter):  # of MultiStepLR
+    if isinstance(value, Counter):  # MultiStepLR has one
         return value
     if isinstance(value, Mapping):
         return {to_plain_data(k, f"a key of {where}"): to_plain_data(v, f"{where}[{k!r}]") for k, v in value.items()}

@@ -259,7 +259,6 @@ class EveryNSeconds(Trigger):
     Parameters
     ----------
     seconds : float
-        At least 0.
     at_end : bool
         Also act after the last step of each run.
     fire_at_zero : bool
