@@ -375,7 +375,7 @@ def n_ranks(n: int) -> str:
 
 
 def mean(tensors: list[Tensor | None], name: str) -> Tensor:
-    """Return the mean of tensors of equal shape, in their dtype; None entries are ignored."""
+    """Return the mean of tensors of equal shape, in their dtype; raise LoadError if the shapes differ."""
     shapes = [None if t is None else tuple(t.shape) for t in tensors]
     if len(set(shapes)) > 1:
         raise LoadError(f"{name} has the shapes {shapes} in the newest checkpoints: no mean can be taken of them")

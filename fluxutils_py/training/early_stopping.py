@@ -80,7 +80,7 @@ class Schedule:
         """Restore what :meth:`state_dict` returned, for a scheduler of the same class."""
         self._followed = state["followed"]
         self.scheduler.load_state_dict(state["scheduler"])
-        self.scheduler.optimizer._opt_called = True  # else torch warns in a new process that the scheduler stepped first
+        self.scheduler.optimizer._opt_called = True  # else torch warns in a new process that it stepped first
 
 
 class EarlyStopping:
