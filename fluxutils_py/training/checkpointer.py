@@ -62,8 +62,7 @@ class Checkpointer:
     On several ranks, it saves the modules and optimizers of rank 0, and everything else of each rank. All ranks save
     together and read the same files: triggers must fire at the same steps, and all ranks must see the folder.
 
-    Source: ``checkpoints.Handler`` of gomlx, where a mean needs every variable in every checkpoint, and which reads
-    truncated files.
+    Source: ``checkpoints.Handler`` of gomlx, which also reads truncated files.
 
     Examples
     --------

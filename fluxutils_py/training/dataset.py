@@ -1,4 +1,4 @@
-"""Batches of inputs and labels from anything that can be gone through."""
+"""Datasets: passes over batches of inputs and labels from any iterable."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["Dataset"]
 
 @runtime_checkable
 class Dataset(Protocol):
-    """What a :class:`Loop` and a :class:`Trainer` go through: iterating gives one pass of :class:`Minibatch`.
+    """Protocol of the data of a :class:`Loop` and a :class:`Trainer`: an iteration is one pass of :class:`Minibatch`.
 
-    It may also have ``__len__``, batches in a pass, and for going on in the middle of a pass ``skip(n)``, an iterator
-    over a pass without its first ``n`` batches, and ``state_dict`` and ``load_state_dict``, which make it the same
-    pass. Source: ``Dataset`` of gomlx ``train``.
+    Optional methods: ``__len__``, the number of batches in a pass. To resume in the middle of a pass: ``skip(n)``, an
+    iterator over a pass without its first ``n`` batches, and ``state_dict`` and ``load_state_dict``, which restore the
+    order of the pass. Source: ``Dataset`` of gomlx ``train``.
     """
 
     name: str
@@ -34,11 +34,11 @@ class Dataset(Protocol):
     def __iter__(self) -> Iterator[Minibatch]: ...
 
     def reset(self) -> None:
-        """Begin anew. The loop calls this after every epoch."""
+        """Start again at the first batch. The loop calls this after every epoch."""
 
 
 def known_length(batches: Any) -> int | None:
-    """How many batches a pass has, if that is known."""
+    """Return the number of batches in a pass, or None if it is unknown."""
     try:
         return len(batches)
     except TypeError:
@@ -46,7 +46,7 @@ def known_length(batches: Any) -> int | None:
 
 
 def iterate_from(batches: Iterable[Any], done: int) -> Iterator[Any]:
-    """A pass over ``batches`` without its first ``done``: by their ``skip``, else by reading and dropping them."""
+    """Return a pass without its first ``done`` batches: call ``batches.skip``, or else read and drop them."""
     if not done:
         return iter(batches)
     if hasattr(batches, "skip"):
@@ -57,22 +57,22 @@ def iterate_from(batches: Iterable[Any], done: int) -> Iterator[Any]:
 
 
 def as_dataset(data: Any, name: str | None = None, kind: Any = None) -> Dataset:
-    """``data`` as a :class:`Dataset`; itself if it is one.
+    """Return ``data`` as a :class:`Dataset`, unchanged if it is one.
 
     Parameters
     ----------
     data : iterable
-        Of what :func:`as_minibatch` takes: a list, a ``torch.utils.data.DataLoader``, :class:`TensorBatches`.
+        Items that :func:`as_minibatch` takes: a list, a ``torch.utils.data.DataLoader``, :class:`TensorBatches`.
     name : str, optional
-        By default that of its class.
+        By default the name of its class.
     kind : hashable, optional
-        Of all its batches that have none.
+        Kind of the batches that have none.
     """
     return data if isinstance(data, Dataset) else _IterableDataset(data, name or type(data).__name__, kind)
 
 
 class _DerivedDataset:
-    """A dataset made of another."""
+    """Base class of datasets that wrap another dataset."""
 
     def __init__(self, source: Any, name: str | None = None) -> None:
         self.source = as_dataset(source)
@@ -90,7 +90,7 @@ class _DerivedDataset:
 
 
 class _IterableDataset:
-    """Any iterable. What its order may come from, torch's default generator and its own, is noted as a pass begins."""
+    """Dataset over any iterable. To repeat a pass, it stores torch's default generator and ``data.generator``."""
 
     def __init__(self, data: Any, name: str, kind: Any) -> None:
         if not isinstance(data, Iterable):
@@ -98,7 +98,7 @@ class _IterableDataset:
         self.data: Any = data
         self.name, self.kind = name, kind
         self._spent = False
-        self._began: dict[str, Any] | None = None  # generators at the beginning of the last pass
+        self._began: dict[str, Any] | None = None  # generator states at the start of the last pass
 
     def __len__(self) -> int:
         return len(self.data)
@@ -114,7 +114,7 @@ class _IterableDataset:
             )
         self._spent = isinstance(self.data, Iterator)
         own = getattr(self.data, "generator", None)
-        with torch.random.fork_rng(devices=[], enabled=n > 0):  # the default one is where the run is
+        with torch.random.fork_rng(devices=[], enabled=n > 0):  # when skipping, do not disturb the default one
             if n and self._began is not None:
                 set_generator_state(torch.default_generator, self._began["default"])
                 if own is not None:
@@ -132,7 +132,7 @@ class _IterableDataset:
             yield found if found.kind is not None or self.kind is None else replace(found, kind=self.kind)
 
     def reset(self) -> None:
-        """Nothing to do: each pass begins anew."""
+        """Do nothing: each pass starts at the first batch."""
 
     def state_dict(self) -> dict[str, Any]:
         own, inner = getattr(self.data, "generator", None), getattr(self.data, "state_dict", None)
@@ -151,7 +151,7 @@ class _IterableDataset:
 
 
 class Take(_DerivedDataset):
-    """The first ``n`` batches of each pass over another dataset, which may be endless.
+    """The first ``n`` batches of each pass over another dataset, which may be infinite.
 
     Examples
     --------
@@ -175,9 +175,9 @@ class Take(_DerivedDataset):
 
 
 class Map(_DerivedDataset):
-    """Another dataset, each batch replaced by what ``fn(batch)`` makes of it: a :class:`Minibatch`, or what gives one.
+    """Dataset with ``fn`` applied to each batch of another; ``fn`` returns what :func:`as_minibatch` takes.
 
-    With ``workers``, ``fn`` runs in so many threads, ahead of when it is asked for, and the order stays.
+    With ``workers`` above 0, ``fn`` runs ahead in that many threads; the order of the batches stays the same.
 
     Examples
     --------
@@ -210,7 +210,7 @@ class Map(_DerivedDataset):
 
 
 class ReadAhead(_DerivedDataset):
-    """Another dataset, read in a background thread, ``n`` batches before they are asked for."""
+    """Dataset that reads another in a background thread, up to ``n`` batches ahead."""
 
     def __init__(self, source: Any, n: int = 1, name: str | None = None) -> None:
         super().__init__(source, name)

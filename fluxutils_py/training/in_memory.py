@@ -1,4 +1,4 @@
-"""Examples in memory as batches, and their mean and scale."""
+"""Datasets in memory, and the mean and standard deviation of a dataset."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from fluxutils_py.validation import check_integer
 
 
 class InMemory:
-    """Arrays or tensors, cut along their first axis into batches.
+    """Dataset of arrays or tensors, split along their first axis into batches.
 
     Parameters
     ----------
     inputs, labels : array, Tensor, or tuple of them
-        All with equally many examples. Arrays become tensors that share their memory.
+        Each of shape (n_examples, ...). Arrays become tensors that share their memory.
     batchsize : int
+        Number of examples per batch.
     shuffle : bool
         Draw a new order for each pass.
     replacement : bool
-        With ``shuffle``: draw each example independently of the others, so that a pass may have one several times and
-        leave others out.
+        With ``shuffle``: draw examples with replacement, so a pass may repeat some and omit others.
     infinite : bool
-        Go on with another pass instead of ending: for ``run_steps``.
+        Start another pass at the end of each, for ``run_steps``.
     drop_last : bool
-        Leave out a last batch that is smaller.
+        Drop a smaller last batch.
     random_state : int or numpy.random.Generator, optional
-        Where the orders come from.
+        Seed or generator of the orders.
     kind, name
         As in :class:`Dataset`.
 
     Raises
     ------
     ShapeError
-        If they differ in their number of examples, or have none.
+        If inputs and labels differ in their number of examples, or do not fill a batch.
     ValueError
         If ``replacement`` is given without ``shuffle``.
 
@@ -81,13 +81,13 @@ class InMemory:
         if not sizes or len(set(sizes)) > 1 or not sizes[0]:
             raise ShapeError(f"inputs and labels must have equally many examples, at least 1, got {sizes}")
         self.n = sizes[0]
-        self._began: dict[str, Any] | None = None  # the generator at the beginning of the last pass
+        self._began: dict[str, Any] | None = None  # generator state at the start of the last pass
         if not self._per_pass():
             raise ShapeError(f"{self.n} examples make no batch of {self.batchsize}; set drop_last=False")
 
     @classmethod
     def from_dataset(cls, dataset: Iterable[Any], **settings: Any) -> InMemory:
-        """One pass over a finite dataset, kept in memory; ``settings`` are those of the class.
+        """Store one pass over a finite dataset in memory; ``settings`` are parameters of :class:`InMemory`.
 
         Raises
         ------
@@ -125,7 +125,7 @@ class InMemory:
             yield Minibatch(tuple(v[chosen] for v in self.inputs), tuple(v[chosen] for v in self.labels), self.kind)
 
     def _choices(self) -> Iterator[Any]:
-        """Which examples are in each batch."""
+        """Return an iterator over the examples of each batch, as indices or a slice."""
         passes = (self._order() for _ in (count() if self.infinite else range(1)))
         cuts = [slice(i * self.batchsize, (i + 1) * self.batchsize) for i in range(self._per_pass())]
         return chain.from_iterable((cut if order is None else order[cut] for cut in cuts) for order in passes)
@@ -138,7 +138,7 @@ class InMemory:
         return torch.from_numpy(self.rng.permutation(self.n))
 
     def reset(self) -> None:
-        """Nothing to do: each pass begins anew."""
+        """Do nothing: each pass starts at the first batch."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"rng": get_generator_state(self.rng), "began": self._began}
@@ -149,20 +149,20 @@ class InMemory:
 
 
 def normalization(dataset: Iterable[Any], index: int = 0) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of an input over a finite dataset, per feature.
+    """Return the mean and standard deviation of each feature of an input over a finite dataset.
 
     Parameters
     ----------
     dataset : iterable of batches
-        What :func:`as_dataset` takes; it is gone through once.
+        Anything that :func:`as_dataset` takes; it is read once.
     index : int
-        Which of the inputs.
+        Index of the input.
 
     Returns
     -------
     mean, std : Tensor of shape (F,), float64
-        Over all axes but the last. Features that are constant have a standard deviation of 1, so that one can divide
-        by it.
+        Over all axes but the last. The standard deviation of a constant feature is set to 1, so you can divide by
+        it.
 
     Notes
     -----
@@ -179,7 +179,7 @@ def normalization(dataset: Iterable[Any], index: int = 0) -> tuple[Tensor, Tenso
         x = torch.as_tensor(batch.inputs[index]).double()
         x = x.reshape(-1, x.shape[-1])
         n += len(x)
-        delta = x.mean(0) - mean  # Chan et al. (1979): parts are joined without cancellation
+        delta = x.mean(0) - mean  # Chan et al. (1979) merge parts without cancellation
         mean = mean + delta * len(x) / n
         square = square + (x - x.mean(0)).square().sum(0) + delta.square() * len(x) * (n - len(x)) / n
     data.reset()

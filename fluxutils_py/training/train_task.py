@@ -1,4 +1,4 @@
-"""Training tasks: the loss of a batch is the user's, the step around it is made here."""
+"""Training tasks: you define the loss of a batch, the task makes the training step."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Action = Callable[..., Any]
 
 
 class BaseTrainTask:
-    """What is to be learnt: a subclass says what the loss of a batch is.
+    """Base class of training tasks: a subclass defines the loss of a batch, :meth:`compute_loss`.
 
     Notes
     -----
-    Source: ``BaseTrainTask`` of bobbin. There, parameters and random keys go through the loss as arguments and results;
-    here the model holds its parameters and buffers, and changes them in place.
+    Source: ``BaseTrainTask`` of bobbin. There the loss takes and returns parameters and random keys; here the model
+    holds its parameters and buffers, and the step changes them in place.
 
     Examples
     --------
@@ -54,41 +54,41 @@ class BaseTrainTask:
     """
 
     def compute_loss(self, model: nn.Module, batch: Any, *, step: int, rng: torch.Generator) -> Any:
-        """The loss of a batch, a scalar tensor; or a pair of it and what else is to be known of the step.
+        """Return the loss of a batch, a scalar tensor, or a pair of the loss and auxiliary outputs.
 
         Parameters
         ----------
         model : nn.Module
-            In training mode. Recurrent layers begin anew unless ``batch.first`` is false or the step is ``stateful``.
+            In training mode. Recurrent layers are reset unless ``batch.first`` is false or the step is ``stateful``.
         batch : Any
-            As the data give it.
+            A batch of the data.
         step : int
-            Steps made before this one.
+            Number of steps completed before this one.
         rng : torch.Generator
-            On the CPU, for random numbers of one's own. torch's global one, which dropout uses, is seeded from it.
+            CPU generator for your random numbers. torch's global generator, which dropout uses, is seeded from it.
 
         Returns
         -------
         loss : Tensor, or (Tensor, aux)
-            ``aux`` is a mapping, which is ``StepInfo.metrics``, detached; or any other tree, its entry ``"aux"``; or
-            None.
+            ``aux`` is a mapping, which becomes ``StepInfo.metrics``, detached; or another tree, which becomes its
+            entry ``"aux"``; or None.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no compute_loss: define compute_loss(self, model, batch, *, step, rng)"
         )
 
     def batch_weight(self, batch: Any) -> float:
-        """How many data the loss is a mean over, in means over several ranks; 0 for a batch of nothing.
+        """Return the weight of the batch in means over ranks: the number of data in its loss; 0 if it is empty.
 
-        By default the number of elements of its first array or tensor; 1 if there is none.
+        By default the number of elements of the first array or tensor of the batch; 1 if there is none.
         """
         return next((float(math.prod(v.shape)) for _, v in named_leaves(batch) if hasattr(v, "shape")), 1.0)
 
     def reduce_extra_vars(self, buffers: Mapping[str, Tensor], *, ranks: RankGroup, weight: float) -> None:
-        """Make the model's buffers alike on all ranks, in place, after a step; called on every rank.
+        """Make the model's buffers equal on all ranks, in place. Every rank calls this after a step.
 
-        By default floating ones, such as running means, become the mean weighted by ``weight``, how many data this
-        rank's batch was of; integers become those of rank 0.
+        By default floating-point buffers, such as running means, become their mean over ranks, weighted by ``weight``,
+        the number of data in this rank's batch. Integer buffers become the values of rank 0.
         """
         ranks.average(list(buffers.values()), weight)
 
@@ -100,21 +100,21 @@ class BaseTrainTask:
         logger: logging.Logger | None = None,
         loglevel: int = logging.INFO,
     ) -> None:
-        """Log how far training is, and the loss."""
+        """Log the step and the loss."""
         loss = math.nan if step_info.loss is None else step_info.loss
         (logger or logging.getLogger(__name__)).log(loglevel, "@step=%d, loss=%f", state.step, loss)
 
     # -- the step ------------------------------------------------------------------------------------
 
     def shard_batch(self, batch: Any, rank: int, size: int) -> Any:
-        """A rank's share of a batch that all ranks were given; None if that is empty.
+        """Return a rank's part of a batch that all ranks have; None if the part is empty.
 
-        By default all arrays of the batch are cut along their first axis; windows, by series.
+        By default, split all arrays of the batch along their first axis; split windows by series.
         """
         return batch.shard(rank, size) if isinstance(batch, Minibatch) else shard(batch, rank, size)
 
     def make_training_step_fn(self, **settings: Any) -> TaskStep:
-        """A function that takes one training step.
+        """Return a function that takes one training step.
 
         Parameters
         ----------
@@ -124,22 +124,22 @@ class BaseTrainTask:
         Returns
         -------
         callable
-            ``step_fn(state, batch, rng) -> (state, info)``. The state is the one given, changed. ``rng`` is the seed of
-            the whole training, from which each step, and each rank, has numbers of its own that depend on nothing else;
-            or a ``torch.Generator``, which is drawn from. ``info.batch_loss`` is None if there was nothing to
-            learn from the batch. A rank that has no more batches may give None, or stop calling.
+            ``step_fn(state, batch, rng) -> (state, info)``. It changes ``state`` in place and returns it. ``rng`` is
+            the seed of the training, from which alone each step and rank derives its random numbers, or a
+            ``torch.Generator`` to draw from. ``info.batch_loss`` is None if the batch has nothing to learn from. A
+            rank without further batches passes None or stops calling.
 
         Raises
         ------
         FloatingPointError
-            In a step, if the loss or the gradient is NaN or infinite; on every rank. Parameters are then as before it.
+            In a step, on every rank, if the loss or the gradient is NaN or infinite. The parameters do not change.
         """
         return TaskStep(self, **settings)
 
     # -- actions -------------------------------------------------------------------------------------
 
     def make_log_writer(self, logger: logging.Logger | None = None, loglevel: int = logging.INFO) -> Action:
-        """A hook that calls :meth:`write_trainer_log` on rank 0."""
+        """Return a hook that calls :meth:`write_trainer_log` on rank 0."""
 
         def write_log(loop: Any, step_info: StepInfo | None = None, **_: Any) -> None:
             if is_main_process(loop):
@@ -148,11 +148,11 @@ class BaseTrainTask:
         return write_log
 
     def make_training_progress_publisher(self, writer: Any, summary_collections: Iterable[str] = ()) -> Action:
-        """A hook that publishes the progress of training: :class:`PublishTrainingProgress`."""
+        """Return a hook that publishes the progress of training, a :class:`PublishTrainingProgress`."""
         return PublishTrainingProgress(writer, summary_collections)
 
     def make_checkpoint_saver(self, path: Any, keep: int = 1) -> Action:
-        """A hook that saves model, optimizer and step where :meth:`TrainTask.initialize_train_state` looks for them.
+        """Return a hook that saves model, optimizer and step for :meth:`TrainTask.initialize_train_state`.
 
         To resume a loop exactly, use a :class:`Checkpointer` that tracks the loop and the data as well. Rank 0 writes.
         """
@@ -165,15 +165,15 @@ class BaseTrainTask:
 
 
 class TrainTask(BaseTrainTask):
-    """A task that knows its model, and can begin.
+    """Training task with a model, which can create the initial training state.
 
     Parameters
     ----------
     model : nn.Module, class or callable
-        A module is copied for each training, with its weights; a class or callable makes one, with weights that the
-        seed decides.
+        A module is copied for each training, with its weights. A class or callable makes a new module, with weights
+        drawn from the seed.
     example_args, example_kwargs : tuple, mapping
-        With these the model is called once, without a trace, before training: lazy layers learn their sizes.
+        Arguments of one call before training, so that lazy layers infer their sizes; it changes nothing else.
     required_rngs : iterable of str
         Names of the generators that :meth:`get_rng_dict` returns.
 
@@ -208,13 +208,13 @@ class TrainTask(BaseTrainTask):
 
     @property
     def model(self) -> Any:
-        """The model as it was given; training works on another one, ``state.model``."""
+        """The ``model`` parameter. Training changes ``state.model`` instead."""
         return self._model
 
     def get_rng_dict(self, rng: Seed, extra_keys: Iterable[str] = ()) -> dict[str, torch.Generator]:
-        """A generator for each of ``required_rngs``, and for further names.
+        """Return a generator for each name in ``required_rngs`` and ``extra_keys``.
 
-        What one draws has no influence on the others. A seed gives the same ones every time; a generator is drawn from.
+        The generators are independent. A seed gives the same generators every time; a ``torch.Generator`` advances.
         """
         names = (*self.required_rngs, *extra_keys)
         if twice := {n for n in names if names.count(n) > 1}:
@@ -223,25 +223,25 @@ class TrainTask(BaseTrainTask):
         return {name: generator(seed) for name, seed in zip(names, seeds, strict=True)}
 
     def initialize_train_state(self, seed: Seed, opt: Any, checkpoint_path: Any = None) -> TrainState:
-        """A model and its optimizer, new, or from the newest checkpoint.
+        """Return a new model and optimizer, or restore them from the newest checkpoint.
 
         Parameters
         ----------
         seed : int or torch.Generator
-            For weights that are made here.
+            Seed of the initial weights.
         opt : optimizer class, functools.partial or callable
-            Makes the optimizer of the parameters that require gradients.
+            Makes the optimizer from the parameters that require gradients.
         checkpoint_path : path-like, optional
-            Of the folder of a :class:`Checkpointer` that tracks ``**state.parts()``; as if None where it holds none.
+            Folder of a :class:`Checkpointer` that tracks ``**state.parts()``; ignored if it holds no checkpoint.
 
         Raises
         ------
         LoadError
-            If the checkpoint is of something else.
+            If the checkpoint does not fit the model and the optimizer.
         TypeError
-            If the model or the optimizer is not made as said.
+            If ``model`` does not make a module, or ``opt`` does not make an optimizer.
         ValueError
-            If lazy layers are left without sizes, or there is nothing to train.
+            If lazy layers have no sizes, or no parameter requires gradients.
         """
         with seeded(draw(seed)):
             model = copy.deepcopy(self._model) if isinstance(self._model, nn.Module) else self._model()
@@ -263,7 +263,7 @@ class TrainTask(BaseTrainTask):
         return state
 
     def _call_once(self, model: nn.Module) -> None:
-        with evaluating(model):  # running means of batch normalisation stay
+        with evaluating(model):  # keep the running means of batch normalisation
             reset(model)
             model(*self.example_args, **self.example_kwargs)
 
@@ -280,6 +280,6 @@ class TrainTask(BaseTrainTask):
         for name, part in state.parts().items():
             try:
                 part.load_state_dict(found[name])
-            except Exception as error:  # there is no telling what torch raises
+            except Exception as error:  # torch may raise any error
                 raise LoadError(f"{path} does not fit, its {name}: {error}") from error
         state.step = checkpoints.latest_step()
