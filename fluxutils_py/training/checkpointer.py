@@ -117,7 +117,7 @@ class Checkpointer:
         self.dir, self.trigger, self.exclude = Path(dir), trigger, tuple(exclude)
         self.tracked: dict[str, Any] = {}
 
-    # -- what is saved -------------------------------------------------------------------------------
+    # -- save and restore ----------------------------------------------------------------------------
 
     def with_tracked(self, **things: Any) -> Self:
         """Return a copy for the same folder that tracks these objects too; this checkpointer does not change."""

@@ -165,8 +165,8 @@ class Hooks:
     def run(self, event: str, loop: Any, /, *args: Any, **kwargs: Any) -> None:
         """Call the actions of an event.
 
-        An error ends the event, except ``close``, and names the hook that raised it. On several ranks it is raised at
-        the next collective.
+        An error ends the event and names the hook that raised it; ``close`` still calls all its hooks. On several
+        ranks the error is raised at the next collective.
         """
         ranks: Any = getattr(loop, "ranks", None)
         is_single, failed = ranks is None or ranks.is_single, None
