@@ -68,7 +68,6 @@ class MetricsEval(EvalTask):
         ``measure(prediction, label)`` returns the mean over a batch, or a tensor to average. It receives tuples if
         there are several predictions or labels. The first measure decides which result is better.
     higher_is_better : bool
-        Whether a higher value of the first measure is better.
 
     Examples
     --------
