@@ -183,9 +183,9 @@ class RunEvalKeepBest:
     Notes
     -----
     The checkpoint is written before its result: if the process is killed between the two, the model in the folder is
-    better than its result says, never worse. To load the best model without this hook, call
-    ``model.load_state_dict(Checkpointer(dest).read()["model"])``. ``TrainTask.initialize_train_state`` resumes from
-    the folder.
+    better than its result says, never worse. Without this hook, load the best model as :meth:`load_best`
+    does: ``model.load_state_dict(Checkpointer(dest).read()["model"])``. ``TrainTask.initialize_train_state`` resumes
+    from the folder.
 
     Source: ``RunEvalKeepBest`` of bobbin, which returns the saved state instead of the checkpoint's path, and whose
     ranks may disagree about the best result after a restart.

@@ -175,7 +175,7 @@ class Take(_DerivedDataset):
 
 
 class Map(_DerivedDataset):
-    """Dataset with ``fn`` applied to each batch of another; ``fn`` returns what :func:`as_minibatch` takes.
+    """Dataset with ``fn`` applied to each batch of another; ``fn`` returns a :class:`Minibatch` or its parts.
 
     With ``workers`` above 0, ``fn`` runs ahead in that many threads; the order of the batches stays the same.
 
