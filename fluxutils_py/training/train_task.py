@@ -30,7 +30,7 @@ Action = Callable[..., Any]
 
 
 class BaseTrainTask:
-    """Base class of training tasks: a subclass defines the loss of a batch, :meth:`compute_loss`.
+    """Base class of training tasks: a subclass defines the loss of a batch, ``compute_loss``.
 
     Notes
     -----
