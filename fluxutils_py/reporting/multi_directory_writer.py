@@ -90,7 +90,7 @@ class MultiDirectorySummaryWriter(Writer):
         use_threaded_writer: bool = True,
         comm: Any = "auto",
     ) -> None:
-        self.log_dir, self.keys, self.allow_new_keys = Path(log_dir_root), tuple(keys), allow_new_keys
+        self.log_dir, self.keys, self.allow_new_keys = Path(log_dir_root).absolute(), tuple(keys), allow_new_keys
         self.auto_flush, self.use_threaded_writer = auto_flush, use_threaded_writer
         self.tag_to_key, self.dirname = tag_to_key, dirname
         self.disabled = only_from_leader_process and not is_main_process(comm=comm)

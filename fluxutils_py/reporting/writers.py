@@ -192,7 +192,7 @@ class SummaryWriter(Writer):
     def __init__(
         self, log_dir: Any, *, purge_step: int | None = None, auto_flush: bool = False, filename_suffix: str = ""
     ) -> None:
-        self.log_dir, self.auto_flush = Path(log_dir), auto_flush
+        self.log_dir, self.auto_flush = Path(log_dir).absolute(), auto_flush  # the file is opened by a thread, later
         self._torch = self._opened(purge_step=purge_step, flush_secs=self.flush_s, filename_suffix=filename_suffix)
         self._process = OpenInProcess(self.close)
 

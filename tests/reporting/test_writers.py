@@ -259,3 +259,15 @@ def test_a_figure_of_pyplot_is_closed_unless_asked_not_to(tmp_path):
             assert close or figure.canvas is canvas
             pyplot.close(figure)
     assert pyplot.get_backend() == backend
+
+
+def test_a_relative_directory_is_that_of_the_time_when_the_writer_was_opened(tmp_path, monkeypatch, opened, scalars):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    monkeypatch.chdir(first)
+    with opened("runs") as writer:
+        monkeypatch.chdir(second)
+        writer.add_scalar("loss", 0.5, 1)
+    assert not list(second.iterdir())
+    assert scalars(first / "runs") == {"loss": [(1, 0.5)]}
