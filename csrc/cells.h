@@ -1,10 +1,10 @@
 // What one unit of each cell computes in one step, forwards and backwards, for a vector of series.
 //
 // A cell has ROWS sums per unit. X_ROWS says to which of them the blocks of the input weights add, in the order of
-// torch's layers, H_ROWS the same of the recurrent weights, of whose blocks the first H_BIASES have a bias. SAVED
-// numbers are kept for the backward pass. What backward also needs: HAS_C the second state (the last of those saved),
-// NEEDS_BEFORE the output of the step before, NEEDS_AFTER that of the step itself. DIRECT: a part of dh goes to the
-// state before without weights.
+// torch's layers, H_ROWS the same of the recurrent weights ({-1}: there are none), of whose blocks the first H_BIASES
+// have a bias. SAVED numbers are kept for the backward pass. What backward also needs: HAS_C the second state (the last
+// of those saved), NEEDS_BEFORE the output of the step before, NEEDS_AFTER that of the step itself. DIRECT: a part of
+// dh goes to the state before without weights.
 //
 // forward: sums a -> h, c, saved. backward: dh, dc -> gradients d of the sums, of c before, and the direct part.
 #pragma once

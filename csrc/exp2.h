@@ -29,15 +29,15 @@ template <> struct Exp2<double> {
     static constexpr double LIMIT = 240;
 };
 
-// 2**t as s * (1 + p), s a power of two; t is taken into -LIMIT...LIMIT first. NaN stays NaN, in p.
+// 2**t as s * (1 + p), s a power of two; t is taken into -limit...limit first. NaN stays NaN, in p.
 template <class T> struct Power {
     using V = typename Lanes<T>::V;
     V s, p;
 
-    FK_INLINE explicit Power(V t) {
+    FK_INLINE explicit Power(V t, T limit = Exp2<T>::LIMIT) {
         using E = Exp2<T>;
         using I = typename Lanes<T>::I;
-        t = at_least(-E::LIMIT, at_most(E::LIMIT, t));
+        t = at_least(-limit, at_most(limit, t));
         V shifted = t + every(E::SHIFTER);
         V r = t - (shifted - every(E::SHIFTER));
         constexpr int n = sizeof(E::C) / sizeof(E::C[0]);
@@ -58,8 +58,8 @@ template <class T> FK_INLINE Power<T> power_for_tanh(typename Lanes<T>::V a) {
     return Power<T>(a * every(T(2 * LOG2E)));
 }
 // sigmoid(a) = 1 / (1 + 2**t) with t = -a log2(e)
-template <class T> FK_INLINE Power<T> power_for_sigmoid(typename Lanes<T>::V a) {
-    return Power<T>(a * every(T(-LOG2E)));
+template <class T> FK_INLINE Power<T> power_for_sigmoid(typename Lanes<T>::V a, T limit = Exp2<T>::LIMIT) {
+    return Power<T>(a * every(T(-LOG2E)), limit);
 }
 template <class T> FK_INLINE typename Lanes<T>::V tanh_of(typename Lanes<T>::V a) {
     auto e = power_for_tanh<T>(a);

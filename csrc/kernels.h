@@ -14,6 +14,7 @@ extern "C" {
 enum {  // cells
     FK_LSTM = 0, FK_GRU = 1, FK_RNN_TANH = 2, FK_RNN_RELU = 3,
     FK_FLSTM = 4, FK_SGRU = 5, FK_MGU = 6, FK_SMGU = 7, FK_HFGRU = 8,
+    FK_MIN_GRU = 9, FK_MIN_LSTM = 10,  // without w_h and b_h
 };
 enum { FK_FLOAT32 = 0, FK_FLOAT64 = 1, FK_COMPLEX64 = 2, FK_COMPLEX128 = 3 };  // types, complex in pairs
 enum { FK_BEST = 0, FK_AVX2 = 1, FK_AVX512 = 2, FK_NEON = 3 };        // instruction sets
@@ -27,8 +28,8 @@ typedef struct {
     int64_t S, B, F, H;
     double alpha;  // of HFGRU; of SGRU, MGU and SMGU: not 0 for the exact activations
     const void *x, *h0, *c0;             // (S, B, F), (B, H), (B, H); null states are zero
-    const void *w_x, *w_h, *b_x, *b_h;   // (KX H, F), (KH H, H), (KX H), (KH H); null biases are zero; from FLSTM on
-                                         // there is one bias, b_h
+    const void *w_x, *w_h, *b_x, *b_h;   // (KX H, F), (KH H, H), (KX H), (KH H); null biases are zero; from FLSTM to
+                                         // HFGRU there is one bias, b_h
     void *y, *h, *c;                     // (S, B, H), and the last state (B, H), (B, H); h may be null
     void *saved;                         // S B H fluxutils_kept_per_output() numbers for the backward pass, or null
     const void *dy, *dh, *dc;            // gradients of y, h, c; each may be null

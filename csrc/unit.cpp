@@ -1,6 +1,6 @@
 // All kernels, for the instruction set that the compiler is told. Compiled once for each, with FLUXUTILS_UNIT a name
 // of its own: what lies in its namespace is never shared with another unit.
-#include "gated_cells.h"
+#include "input_gated_cells.h"
 #include "linear.h"
 #include "window.h"
 
@@ -19,6 +19,8 @@ template <class Fn> int32_t with_cell(int64_t cell, int32_t otherwise, const Fn 
         case FK_MGU: return f(MGU{});
         case FK_SMGU: return f(SMGU{});
         case FK_HFGRU: return f(HFGRU{});
+        case FK_MIN_GRU: return f(MinGRU{});
+        case FK_MIN_LSTM: return f(MinLSTM{});
     }
     return otherwise;
 }

@@ -39,7 +39,8 @@ template <class T> T *at(void *p, int64_t offset) { return p ? static_cast<T *>(
 template <class Cell, class T> struct Window {
     using V = typename Lanes<T>::V;
     static constexpr int L = Lanes<T>::L, ROWS = Cell::ROWS, SAVED = Cell::SAVED;
-    static constexpr int NX = sizeof(Cell::X_ROWS) / sizeof(int), NH = sizeof(Cell::H_ROWS) / sizeof(int);
+    static constexpr int NX = sizeof(Cell::X_ROWS) / sizeof(int);
+    static constexpr int NH = Cell::H_ROWS[0] < 0 ? 0 : sizeof(Cell::H_ROWS) / sizeof(int);
     static constexpr int UNITS = ACCUMULATORS / 2 / ROWS;  // computed together
     static constexpr int PARTS_OF_GROUP = GROUP / W<T>;
 
@@ -56,7 +57,7 @@ template <class Cell, class T> struct Window {
     }
 
     int64_t threads() const {
-        return static_cast<double>(S) * B * H * ROWS * (F + H) < FOR_ONE_THREAD ? 1 : call.threads;
+        return static_cast<double>(S) * B * H * (NX * F + NH * H) < FOR_ONE_THREAD ? 1 : call.threads;
     }
 
     // -- forwards ------------------------------------------------------------------------------------------------
@@ -116,7 +117,7 @@ template <class Cell, class T> struct Window {
                 FK_UNROLL
                 for (int v = 0; v < VECTORS; v++) sums[i][v] = every(biases[i]);
             add_rows<NX, U, VECTORS>(sums, Cell::X_ROWS, x, w_x, F);
-            add_rows<NH, U, VECTORS>(sums, Cell::H_ROWS, before, w_h, H);
+            if constexpr (NH > 0) add_rows<NH, U, VECTORS>(sums, Cell::H_ROWS, before, w_h, H);
             FK_UNROLL
             for (int u = 0; u < U; u++)
                 FK_UNROLL
@@ -204,7 +205,7 @@ template <class Cell, class T> struct Window {
     }
     static int64_t filled(int64_t n) { return (n + L - 1) / L * L; }
     int64_t x_columns() const { return filled(same_rows() ? F + H + 1 : F + 1); }
-    int64_t h_columns() const { return same_rows() ? 0 : filled(H + 1); }
+    int64_t h_columns() const { return same_rows() || NH == 0 ? 0 : filled(H + 1); }
     int64_t part_numbers() const { return NX * H * x_columns() + NH * H * h_columns(); }
     bool of_weights() const { return call.dw_x || call.dw_h || call.db_x || call.db_h; }
 
@@ -301,8 +302,9 @@ template <class Cell, class T> struct Window {
             if (Cell::NEEDS_AFTER) to_lanes(r.after, at<T>(call.y, (t * B + b0) * H), H, live, r.rows);
             T *d = r.d + ((t - first) * PARTS_OF_GROUP + part) * H * ROWS * W<T>;
             units_backward<VECTORS>(saved, c_before, c_apart, r, dh, dc, d);
-            if (t || call.dh0)
-                back_through<T, VECTORS, ROWS>(dh, Cell::DIRECT, d, Cell::H_ROWS, at<T>(call.w_h, 0), H, H);
+            if constexpr (NH > 0)
+                if (t || call.dh0)
+                    back_through<T, VECTORS, ROWS>(dh, Cell::DIRECT, d, Cell::H_ROWS, at<T>(call.w_h, 0), H, H);
             if (call.dx) {
                 back_through<T, VECTORS, ROWS>(r.dx, false, d, Cell::X_ROWS, at<T>(call.w_x, 0), H, F);
                 from_lanes(at<T>(call.dx, (t * B + b0) * F), r.dx, F, live, r.rows);
@@ -323,6 +325,10 @@ template <class Cell, class T> struct Window {
             T *to_x = r.z_x + (t - first) * GROUP * x_columns(), *to_h = r.z_h + (t - first) * GROUP * h_columns();
             for (int b = 0; b < live; b++, to_x += x_columns(), to_h += h_columns()) {
                 copy_over(to_x, x + b * F, F, x_end);
+                if (NH == 0) {
+                    store(to_x + F, one);
+                    continue;
+                }
                 T *states = same_rows() ? to_x + F : to_h;
                 if (h)
                     copy_over(states, h + b * H, H, h_end);
@@ -354,7 +360,7 @@ template <class Cell, class T> struct Window {
             fill_rows(r, b0, live, first, end);
             add_outer_products<T, ROWS, PARTS_OF_GROUP>(sums_of_part, r.d, Cell::X_ROWS, r.z_x, H, x_columns(),
                                                         end - first, live);
-            if (!same_rows())
+            if constexpr (NH > 0 && !same_rows())
                 add_outer_products<T, ROWS, PARTS_OF_GROUP>(sums_of_part + NX * H * x_columns(), r.d, Cell::H_ROWS,
                                                             r.z_h, H, h_columns(), end - first, live);
         }

@@ -114,9 +114,10 @@ class _Cell(nn.Module):
 
     def by_kernel(self, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
         """A step (B, n_in) or a window (S, B, n_in) by the native kernels; None where they do not compute it."""
-        return run_cell(
-            self, native.Cell(self.kernel(), self.n_states, self.x_blocks, self.h_blocks, self.formula), x, state
-        )
+        kernel = native.Cell(self.kernel(), self.n_states, self.x_blocks, self.h_blocks, self.formula)
+        own = self._parameters
+        weights = own.get("weight_ih"), own.get("weight_hh"), None, own.get("bias")
+        return None if weights[3] is None else run_cell(self, kernel, x, state, weights, self.form)
 
     def kernel(self) -> int:
         """The number of the native kernel."""

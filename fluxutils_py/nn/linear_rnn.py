@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fluxutils_py.nn.linear_recurrence import linear_recurrence
+from fluxutils_py.nn.native import Cell
+from fluxutils_py.nn.native_cells import run_cell
+from fluxutils_py.nn.native_layers import is_intercepted
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sizes import check_features, set_sizes
+
+# The kernels compute one series per vector lane; torch's matrix products are faster where most lanes would be idle.
+FEW_SERIES = 8
 
 
 class _GatedRecurrence(nn.Module):
@@ -19,6 +25,7 @@ class _GatedRecurrence(nn.Module):
 
     takes_windows = True
     n_blocks: ClassVar[int]  # the weight has n_blocks * H rows: the gates, then the candidate
+    kernel: ClassVar[int]  # number of the native kernel
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
@@ -35,6 +42,19 @@ class _GatedRecurrence(nn.Module):
         h = linear_recurrence(*self.coefficients(*(F.linear(x, w, b) for w, b in blocks)), state)
         return h, h[-1].clone()  # a view would keep the whole window in memory
 
+    def by_kernel(self, x: Tensor, state: Any = None) -> tuple[Tensor, Tensor] | None:
+        """Compute a step (B, F) or a window (S, B, F) with the native kernels; None where they do not apply."""
+        linear = self.linear
+        few = x.dim() == 3 and len(x) > 1 and x.shape[1] < FEW_SERIES
+        if few or type(linear) is not nn.Linear or is_intercepted(linear):
+            return None
+        weights = linear._parameters["weight"], None, linear._parameters["bias"], None
+        return run_cell(self, Cell(self.kernel, 1, self.n_blocks, 0, self._step), x, state, weights)
+
+    def _step(self, x: Tensor, state: tuple[Tensor], w_x: Tensor, w_h: None, b_x: Tensor, *_: Any) -> tuple[Tensor]:
+        a, b = self.coefficients(*F.linear(x, w_x, b_x).chunk(self.n_blocks, -1))
+        return (a * state[0] + b,)
+
     @staticmethod
     def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``a`` and ``b`` from the outputs of the linear layers, all (S, B, H)."""
@@ -42,7 +62,7 @@ class _GatedRecurrence(nn.Module):
 
 
 class _MinGRU(_GatedRecurrence):
-    n_blocks = 2
+    n_blocks, kernel = 2, 9
 
     @staticmethod
     def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,15 +72,13 @@ class _MinGRU(_GatedRecurrence):
 
 
 class _MinLSTM(_GatedRecurrence):
-    n_blocks = 3
+    n_blocks, kernel = 3, 10
 
     @staticmethod
     def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
         forget, write, candidate = blocks
-        # without the floor, two closed gates would divide 0 by 0; with it they give 1 / 2 and a finite gradient
-        floor = torch.finfo(candidate.dtype).tiny ** 0.5
-        forget, write = torch.sigmoid(forget) + floor, torch.sigmoid(write) + floor
-        keep = forget / (forget + write)
+        # f / (f + i), also where both are 0 in floating point
+        keep = torch.sigmoid(F.logsigmoid(forget) - F.logsigmoid(write))
         return keep, torch.addcmul(candidate, keep, candidate, value=-1)
 
 
@@ -68,28 +86,30 @@ _GATED_DOC = """{name}: {first}
 
     {formula}
 
-    The gates and the candidate depend on the input alone, not on the state, so that a window is computed for all its
-    steps at once (:func:`linear_recurrence`), several times faster than an LSTM. A single layer is therefore weaker
-    than a GRU; put two or more into a :class:`SequenceStack`.
+    The gates and the candidate depend on the input but not on the state: there are no recurrent weights to multiply
+    with at every step, and training is several times faster than with an LSTM. In exchange, a single layer can compute
+    less than a GRU; stack two or more in a :class:`SequenceStack`.
 
     Parameters
     ----------
     n_in, n_out : int
-        Features of the input, units H.
+        Number of input features, and number of units H.
     trainable_init : bool
-        Whether the initial state is trained; see :class:`Recur`.
+        Whether to train the initial state; see :class:`Recur`.
 
     Raises
     ------
     TypeError, ValueError
-        If a size is no integer, or below 1.
+        If a size is not an integer, or below 1.
     ShapeError
-        In ``forward``, if the input has other than ``n_in`` features.
+        In ``forward``, if the input does not have ``n_in`` features.
 
     Notes
     -----
     Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The state is ``h``
-    (B, n_out), zero at the start. ``module.linear`` holds the weights of {blocks}, one block of H rows after the other.
+    (B, n_out), initially zero. ``module.linear`` holds the weights: H rows each for {blocks}, in this order. Native
+    kernels compute windows of 8 or more series (see :func:`native_kernels`), otherwise matrix products and
+    :func:`linear_recurrence`; the results are equal up to rounding.
 
     Source: Feng et al. (2024), "Were RNNs all we needed?", arXiv:2410.01201.
 
@@ -103,7 +123,7 @@ _GATED_DOC = """{name}: {first}
 class MinGRU(Recur):
     __doc__ = _GATED_DOC.format(
         name="MinGRU",
-        first="a GRU reduced to one gate that sees the input alone.",
+        first="a GRU with a single gate, which depends on the input alone.",
         formula="z = sigmoid(Wz x + bz); h' = (1 - z) h + z (Wh x + bh)",
         blocks="z and h",
     )
@@ -119,7 +139,7 @@ class MinGRU(Recur):
 class MinLSTM(Recur):
     __doc__ = _GATED_DOC.format(
         name="MinLSTM",
-        first="an LSTM reduced to two gates that see the input alone and add up to one.",
+        first="an LSTM with two gates, which depend on the input alone and are normalised to sum to one.",
         formula="f, i = sigmoid(Wf x + bf), sigmoid(Wi x + bi); h' = (f h + i (Wh x + bh)) / (f + i)",
         blocks="f, i and h",
     )
@@ -175,7 +195,8 @@ class _DiagonalRecurrence(nn.Module):
         added = F.linear(x, self.weight_in * scale[:, None]).unflatten(-1, (self.n_states, 2))
         start = None if state is None else torch.view_as_complex(state.contiguous())
         h = torch.view_as_real(linear_recurrence(self.eigenvalues(), torch.view_as_complex(added), start))
-        return F.linear(h.flatten(-2), self.weight_out) + F.linear(x, self.weight_skip), h[-1].clone()
+        y = torch.addmm(F.linear(x, self.weight_skip).flatten(0, 1), h.flatten(0, 1).flatten(1), self.weight_out.T)
+        return y.view(*x.shape[:2], self.n_out), h[-1].clone()
 
 
 class LRU(Recur):

@@ -65,7 +65,7 @@ def recurrence(
     h: Tensor | None,
     c: Tensor | None,
     w_x: Tensor,
-    w_h: Tensor,
+    w_h: Tensor | None,
     b_x: Tensor | None,
     b_h: Tensor | None,
 ) -> tuple[Tensor, ...]:
@@ -75,13 +75,13 @@ def recurrence(
     ----------
     call : Call
     state_shape : tuple of int
-        Of the states that are returned.
+        Of the states that are returned; the last number is H.
     x : Tensor of shape (S, B, F) or (B, F)
         This and all others float32 or float64, of the CPU, not empty.
     h, c : Tensor of B * H numbers or None
         None is zero.
     w_x, w_h, b_x, b_h : Tensor of shapes (k H, F), (k H, H), (k H,), (k H,)
-        Contiguous. Biases may be None.
+        Contiguous. Biases may be None, and w_h is if the cell has no recurrent weights.
 
     Returns
     -------
@@ -89,20 +89,17 @@ def recurrence(
         The outputs (S, B, H) or (B, H); the last h if ``call.whole``; the last c if the cell has one.
     """
     if torch.is_grad_enabled() and (
-        w_h.requires_grad
-        or w_x.requires_grad
-        or x.requires_grad
-        or any(t is not None and t.requires_grad for t in (h, c, b_x, b_h))
+        w_x.requires_grad or x.requires_grad or any(t is not None and t.requires_grad for t in (h, c, w_h, b_x, b_h))
     ):
         return _apply(call, state_shape, x, h, c, w_x, w_h, b_x, b_h)
     return _forward(call, state_shape, False, x, h, c, w_x, w_h, b_x, b_h)[0]
 
 
-def _head(call: Call, x: Tensor, w_h: Tensor) -> tuple[int | float, ...]:
+def _head(call: Call, x: Tensor, H: int) -> tuple[int | float, ...]:
     """The fields of the structure before its pointers."""
     S, B, F = x.shape if x.dim() == 3 else (1, *x.shape)
     library = call.library
-    return VERSION, call.cell.number, TYPES[x.dtype], library.isa, n_threads(), S, B, F, w_h.shape[1], call.alpha
+    return VERSION, call.cell.number, TYPES[x.dtype], library.isa, n_threads(), S, B, F, H, call.alpha
 
 
 def _pointer(t: Tensor | None) -> int:
@@ -117,15 +114,16 @@ def _forward(
     h: Tensor | None,
     c: Tensor | None,
     w_x: Tensor,
-    w_h: Tensor,
+    w_h: Tensor | None,
     b_x: Tensor | None,
     b_h: Tensor | None,
 ) -> tuple[tuple[Tensor, ...], Tensor | None]:
     """The outputs, and what is kept for the backward pass."""
     x = x.contiguous()
     h, c = None if h is None else h.contiguous(), None if c is None else c.contiguous()
-    head = _head(call, x, w_h)
-    y = x.new_empty((*x.shape[:-1], w_h.shape[1]))
+    H = state_shape[-1]
+    head = _head(call, x, H)
+    y = x.new_empty((*x.shape[:-1], H))
     outputs = [y]
     last_h = last_c = saved = 0
     if call.whole:
@@ -170,7 +168,7 @@ class _Recurrence(Function):
         given = [None if t is None else t.contiguous() for t in gradients]
         dy, dh, dc = given[0], given[1] if call.whole else None, given[-1] if call.cell.n_states == 2 else None
         pointers = map(_pointer, (*tensors, y, None, None, kept, dy, dh, dc, *grads))
-        code = call.library.backward(_CALL.pack(*_head(call, tensors[0], tensors[4]), *pointers))
+        code = call.library.backward(_CALL.pack(*_head(call, tensors[0], ctx.state_shape[-1]), *pointers))
         if code:
             raise kernel_error(code)
         return None, None, *grads
@@ -189,7 +187,7 @@ def _differentiable(
 ) -> list[Tensor | None]:
     """The gradients once more, by the formula, as functions of all that they depend on."""
     x, h, c, w_x, w_h, b_x, b_h = inputs
-    B, H = x.shape[-2], w_h.shape[1]
+    B, H = x.shape[-2], state_shape[-1]
     states = (h, c)[: call.cell.n_states]
     state = tuple(x.new_zeros(B, H) if s is None else s.reshape(B, H) for s in states)
     ys = []

@@ -97,7 +97,7 @@ def fit(dtype: torch.dtype, cell: Cell, n_in: int, H: int, w_x: Any, w_h: Any, b
     n = cell.x_blocks * H, cell.h_blocks * H
     for w, shape in ((w_x, (n[0], n_in)), (w_h, (n[1], H)), (b_x, n[:1]), (b_h, n[1:])):
         if w is None:
-            if len(shape) == 2:
+            if len(shape) == 2 and shape[0]:
                 return False
         elif not (w.shape == shape and type(w) in PLAIN and w.dtype is dtype and w.is_cpu and w.is_contiguous()):
             return False

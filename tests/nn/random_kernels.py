@@ -15,10 +15,23 @@ import numpy as np
 import torch
 from torch import nn
 
-from fluxutils_py.nn import FLSTM, HFGRU, MGU, SGRU, SMGU, Recur, kernels, linear_recurrence, native_kernels
+from fluxutils_py.nn import (
+    FLSTM,
+    HFGRU,
+    MGU,
+    SGRU,
+    SMGU,
+    MinGRU,
+    MinLSTM,
+    Recur,
+    kernels,
+    linear_recurrence,
+    native_kernels,
+)
 
 ISAS = [name for name in kernels.ISAS if kernels.supports(name)]
 OWN = {"FLSTM": FLSTM, "SGRU": SGRU, "MGU": MGU, "SMGU": SMGU, "HFGRU": HFGRU}
+INPUT_GATED = {"MinGRU": MinGRU, "MinLSTM": MinLSTM}
 TORCHS = {"LSTM": nn.LSTM, "GRU": nn.GRU, "RNN": nn.RNN}
 # Of outputs and gradients, relative to the largest; rounding grows with steps and layers.
 BOUNDS = {torch.float32: 2e-5, torch.float64: 1e-12}
@@ -43,8 +56,10 @@ def case(seed: int) -> float:
 
 
 def _layer(one, dtype, S, B, F, H):
-    kind, layers = one(*TORCHS, *OWN), one(1, 1, 2, 3)
-    if kind in TORCHS:
+    kind, layers = one(*TORCHS, *OWN, *INPUT_GATED), one(1, 1, 2, 3)
+    if kind in INPUT_GATED:
+        model = INPUT_GATED[kind](F, H)
+    elif kind in TORCHS:
         more = {"nonlinearity": one("tanh", "relu")} if kind == "RNN" else {}
         model = Recur(TORCHS[kind](F, H, layers, bias=one(True, False), **more))
     else:
@@ -57,8 +72,9 @@ def _layer(one, dtype, S, B, F, H):
         p.requires_grad_(one(True, True, True, False))
     state = None
     if one(True, False):
-        n = 2 if "LSTM" in kind else 1
-        state = tuple(torch.randn(layers, B, H, dtype=dtype) for _ in range(n))
+        shape = (B, H) if kind in INPUT_GATED else (layers, B, H)
+        n = 2 if kind in ("LSTM", "FLSTM") else 1
+        state = tuple(torch.randn(shape, dtype=dtype) for _ in range(n))
     x = torch.randn(S, B, F, dtype=dtype)
     of_x, of_state, seen = one(True, False), one(True, False), one("y", "state", "both")
     cut = one(0, S // 2)

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import LRU, MinGRU, MinLSTM, native_kernels
+from fluxutils_py.nn import LRU, MinGRU, MinLSTM, kernels, native, native_kernels
 from fluxutils_py.nn.states import states
 
-from .stepwise import B, F, assert_follows
+from .stepwise import B, F, S, assert_follows
+
+GATED = pytest.mark.parametrize("layer", [MinGRU, MinLSTM])
 
 
 @pytest.fixture(params=[True, False], ids=["kernels", "torch"], autouse=True)
@@ -77,14 +79,74 @@ def test_a_trained_initial_state_is_where_the_formula_starts(layer, formula):
     assert_follows(made, lambda x, h: step(x, made.initial_state[0].expand(B, 5) if h is None else h))
 
 
+@GATED
+def test_few_series_are_those_of_many(layer):
+    layer, x = layer(F, 5).double(), torch.randn(S, B, F, dtype=torch.float64)  # few: by matrix products
+    weight = torch.randn(S, 3, 5, dtype=torch.float64)
+    outcomes = []
+    for n in (B, 3):
+        layer.reset()
+        y = layer(x[:, :n])[:, :3]
+        outcomes.append([y, *torch.autograd.grad((y * weight).sum(), list(layer.parameters()))])
+    for many, few in zip(*outcomes, strict=True):
+        torch.testing.assert_close(few, many, rtol=1e-12, atol=1e-12)
+
+
+@GATED
+def test_gradients_are_differentiable(layer):
+    made = layer(2, 3).double()
+
+    def outputs(x, h, *parameters):
+        made.state = h
+        return torch.func.functional_call(made, dict(zip(names, parameters, strict=True)), (x,))
+
+    names, parameters = zip(*made.named_parameters(), strict=True)
+    given = [torch.randn(3, 8, 2, dtype=torch.float64), torch.randn(8, 3, dtype=torch.float64)]
+    given = [t.requires_grad_() for t in given]
+    assert torch.autograd.gradcheck(outputs, (*given, *parameters))
+    assert torch.autograd.gradgradcheck(outputs, (*given, *parameters))
+
+
+@pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
+@GATED
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_kernels_give_the_same_bits_on_any_instruction_set_with_any_threads_and_cuts(layer, dtype, monkeypatch):
+    monkeypatch.setattr(kernels._use, "enabled", True)
+    layer, x = layer(F, 13).to(dtype), torch.randn(50, 70, F, dtype=dtype, requires_grad=True)
+    weight, outcomes = torch.randn(50, 70, 13, dtype=dtype), []
+    for isa in [name for name in kernels.ISAS if kernels.supports(name)]:
+        for threads, cuts in ((1, [50]), (2, [50]), (3, [9, 1, 40])):
+            monkeypatch.setattr(kernels._use, "library", kernels.Library(kernels.PATH, isa))
+            monkeypatch.setattr(native, "n_threads", lambda n=threads: n)
+            layer.reset()
+            y = torch.cat([layer(part) for part in x.split(cuts)])
+            assert "_RecurrenceBackward" in str(layer.state.grad_fn)
+            wanted = [x, *layer.parameters()] if len(cuts) == 1 else [x]  # cut sums over time are rounded otherwise
+            outcomes.append([y, *torch.autograd.grad((y * weight).sum(), wanted)])
+    for other in outcomes[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(outcomes[0], other, strict=False))
+    layer.reset()
+    assert torch.equal(layer(x[:, 30:45]), outcomes[0][0][:, 30:45])
+
+
+def test_layers_that_may_compute_something_else_are_left_to_torch():
+    x = torch.randn(4, 9, F)
+    hooked, parametrized = MinGRU(F, 5), MinLSTM(F, 5)
+    hooked.module.linear.register_forward_hook(lambda module, inputs, output: output)
+    torch.nn.utils.parametrizations.weight_norm(parametrized.module.linear)
+    assert not any(type(layer(x).grad_fn).__name__ == "_RecurrenceBackward" for layer in (hooked, parametrized))
+    parametrized(x).sum().backward()
+    assert parametrized.module.linear.parametrizations.weight.original0.grad is not None
+
+
 def test_closed_gates_give_numbers():
-    layer, x = MinLSTM(F, 5), torch.ones(4, 2, F)
+    layer, x = MinLSTM(F, 5), torch.ones(4, 9, F)
     with torch.no_grad():
         layer.module.linear.weight.zero_()
         layer.module.linear.bias[:10] = -200  # sigmoid is 0 in float32: the paper's f / (f + i) would be 0 / 0
         layer.module.linear.bias[10:] = 1
     y = layer(x)
-    torch.testing.assert_close(y[0], torch.full((2, 5), 0.5))
+    torch.testing.assert_close(y[0], torch.full((9, 5), 0.5))
     y.sum().backward()
     assert layer.module.linear.weight.grad.isfinite().all()
 

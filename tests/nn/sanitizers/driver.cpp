@@ -79,18 +79,19 @@ static void check(int32_t code) {
     exit(1);
 }
 
-static const int X_BLOCKS[] = {4, 3, 1, 1, 4, 1, 2, 1, 3}, H_BLOCKS[] = {4, 3, 1, 1, 4, 3, 2, 2, 3};
+static const int X_BLOCKS[] = {4, 3, 1, 1, 4, 1, 2, 1, 3, 2, 3}, H_BLOCKS[] = {4, 3, 1, 1, 4, 3, 2, 2, 3, 0, 0};
 
 template <class T> bool window(const std::vector<int32_t> &isas) {
     fluxutils_call call = {};
     call.version = FLUXUTILS_KERNELS_VERSION;
-    call.cell = below(9);
+    call.cell = below(11);
     call.type = sizeof(T) == 4 ? FK_FLOAT32 : FK_FLOAT64;
     const int64_t S = call.S = size({1, 1, 2, 3, 7, 17, 35}), B = call.B = size({1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 70});
     const int64_t F = call.F = size({1, 1, 2, 3, 4, 5, 9, 17}), H = call.H = size({1, 2, 3, 4, 5, 7, 10, 13, 25, 33});
     call.alpha = maybe() ? 0 : 0.7;
     const int64_t x_rows = X_BLOCKS[call.cell] * H, h_rows = H_BLOCKS[call.cell] * H;
-    const bool has_c = call.cell == FK_LSTM || call.cell == FK_FLSTM, wild = below(8) == 0, one_bias = call.cell > 3;
+    const bool has_c = call.cell == FK_LSTM || call.cell == FK_FLSTM, wild = below(8) == 0;
+    const bool one_bias = FK_FLSTM <= call.cell && call.cell <= FK_HFGRU, recurrent = h_rows > 0;
     std::vector<Buffer<T>> in;
     in.reserve(16);
     auto input = [&](bool present, int64_t n) -> const void * {
@@ -100,8 +101,8 @@ template <class T> bool window(const std::vector<int32_t> &isas) {
     };
     call.x = input(true, S * B * F);
     call.h0 = input(maybe(), B * H), call.c0 = input(has_c && maybe(), B * H);
-    call.w_x = input(true, x_rows * F), call.w_h = input(true, h_rows * H);
-    call.b_x = input(!one_bias && maybe(), x_rows), call.b_h = input(maybe(), h_rows);
+    call.w_x = input(true, x_rows * F), call.w_h = input(recurrent, h_rows * H);
+    call.b_x = input(!one_bias && maybe(), x_rows), call.b_h = input(recurrent && maybe(), h_rows);
     call.dy = input(maybe(), S * B * H), call.dh = input(maybe(), B * H), call.dc = input(has_c && maybe(), B * H);
     const bool keeps = below(4), last = maybe();
     bool wanted[7];
@@ -123,8 +124,8 @@ template <class T> bool window(const std::vector<int32_t> &isas) {
         if (!keeps) return out;
         c.dx = output(wanted[0], S * B * F);
         c.dh0 = output(wanted[1], B * H), c.dc0 = output(has_c && wanted[2], B * H);
-        c.dw_x = output(wanted[3], x_rows * F), c.dw_h = output(wanted[4], h_rows * H);
-        c.db_x = output(!one_bias && wanted[5], x_rows), c.db_h = output(wanted[6], h_rows);
+        c.dw_x = output(wanted[3], x_rows * F), c.dw_h = output(recurrent && wanted[4], h_rows * H);
+        c.db_x = output(!one_bias && wanted[5], x_rows), c.db_h = output(recurrent && wanted[6], h_rows);
         check(fluxutils_backward(&c));
         return out;
     });
