@@ -87,7 +87,7 @@ class GradientStep:
     defer : bool, optional
         Whether to read losses one step late, so that a GPU need not wait for Python. A loss or gradient that is not
         finite then raises one step later; until then the optimizer, which must be a fused one of torch, changes
-        nothing. None: True where possible: on a GPU, in a single process, with ``accumulate=1``.
+        nothing. None: True where possible: on a GPU, in a single process.
     describe : callable, optional
         ``describe(batch)`` returns the place of a batch in the data for error messages, such as ``" at step 3"``.
     observe : callable, optional
@@ -152,9 +152,9 @@ class GradientStep:
         """Build the vector for the current parameters. Call it again after moving them to another device."""
         self.vector = GradientVector(self.params, self.ranks, len(self.numbers))
         values, self._synchronized = self.vector.values, self.ranks.is_single
-        possible = self.ranks.is_single and self.accumulate == 1 and supports_found_inf(self.optimizer)
+        possible = self.ranks.is_single and supports_found_inf(self.optimizer)
         self.defer = possible and (values.is_cuda if self._defer is None else self._defer)
-        self._not_finite = torch.zeros((), dtype=torch.float32, device=values.device)  # 1 after a bad step
+        self._failed = torch.zeros((), dtype=torch.bool, device=values.device)  # deferred: whether a step has failed
         self._sum = torch.zeros_like(values) if self.accumulate > 1 else values  # of waiting gradients
         self._layouts = [0] * len(self.params)
 
@@ -183,7 +183,9 @@ class GradientStep:
     def flush(self) -> None:
         """Update with the gradients that wait for more batches. Call it at the end of a pass over the data."""
         if self._n_waiting:
-            self._update(None)
+            before, norm = self.n_updates, self._update(None)
+            if self.defer:
+                float(self._pending(torch.zeros_like(norm), norm, None, before))
             self._clear_gradients()
 
     def finish_epoch(self) -> None:
@@ -195,7 +197,7 @@ class GradientStep:
     def discard(self) -> None:
         """Forget waiting gradients, after an error."""
         self._n_waiting, self._live_waiting = 0, 0.0
-        self._not_finite.zero_()
+        self._failed.zero_()
         self._clear_gradients()
 
     def _learn(self, batch: Any, found: tuple[Any, float] | None) -> StepInfo | None:
@@ -205,13 +207,14 @@ class GradientStep:
         loss, n_live = found
         if not n_live:
             return StepInfo(None, 0)
+        before: int = self.n_updates
+        norm: Any = None
         if self.accumulate > 1:
-            self._norm(batch, loss)
+            norm = self._norm(batch)
             self._accumulate(n_live)
-            if self._n_waiting < self.accumulate:
-                return StepInfo(loss, n_live)
-        norm = self._update(batch, loss)
-        return StepInfo(self._pending(loss, norm, batch) if self.defer else loss, n_live)
+        if self.accumulate == 1 or self._n_waiting == self.accumulate:
+            norm = self._update(batch)
+        return StepInfo(self._pending(loss, norm, batch, before) if self.defer else loss, n_live)
 
     def _alone(self, batch: Any) -> tuple[Any, float] | None:
         """Return the loss and the amount of data; write the gradient into the vector."""
@@ -256,20 +259,18 @@ class GradientStep:
         return digest(batch), *((0.0, None) if part is None else self._backward(part))
 
     def _backward(self, batch: Any) -> tuple[Any, BatchLoss | None]:
-        """Compute the parameters' gradients; return the loss (a number unless deferred) and the BatchLoss."""
+        """Compute the parameters' gradients; return the loss, as :meth:`_read` does, and the BatchLoss."""
         # mixed precision: torch.autocast around compute, GradScaler.scale around the loss, its unscale_ before the norm
         part = self._compute(batch)
         if part is None:
             return 0.0, None
         if part.gradients is not None:
-            self._require_finite("loss", part.loss, batch)
+            loss = self._read("loss", part.loss, batch)
             for p, g in zip(self.params, part.gradients, strict=True):
                 p.grad = g
-            return part.loss, part
+            return loss, part
         loss = as_scalar(part.loss)
-        value = loss.detach() if self.defer else loss.item()
-        if not self.defer:
-            self._require_finite("loss", value, batch)
+        value = self._read("loss", loss.detach(), batch)
         require_gradient(loss)
         loss.backward()
         return value, part
@@ -287,30 +288,21 @@ class GradientStep:
         self._n_waiting += 1
         self._live_waiting += n_live
 
-    def _update(self, batch: Any, loss: Any = None) -> Any:
+    def _update(self, batch: Any) -> Any:
         """Update with the gradient in the vector, or the mean of waiting gradients; return its norm."""
         values = self.vector.values
         if self._n_waiting:
             torch.div(self._sum, self._live_waiting, out=values)
             self._n_waiting, self._live_waiting = 0, 0.0
-        norm = self._norm(batch, loss)
+        norm = self._norm(batch)
         if self._observe is not None:
             self._observe(values)
         if self.optimizer is not None:
             self.ranks.guard(self._apply, norm)
         return norm
 
-    def _norm(self, batch: Any, loss: Any) -> Any:
-        """Return the norm of the vector: a finite number, or a tensor if deferred."""
-        norm: Any = torch.linalg.vector_norm(self.vector.values)
-        if self.defer:
-            bad = ~(norm.isfinite() & loss.isfinite())
-            self._not_finite = torch.maximum(self._not_finite, bad.float())
-            return norm
-        norm = norm.item()
-        if not math.isfinite(norm):
-            self._raise_not_finite(norm, batch)
-        return norm
+    def _norm(self, batch: Any) -> Any:
+        return self._read("gradient norm", torch.linalg.vector_norm(self.vector.values), batch)
 
     def _apply(self, norm: Any) -> None:
         optimizer: Any = self.optimizer
@@ -323,42 +315,51 @@ class GradientStep:
             for p in self.params:
                 if p.grad is not None:
                     p.grad.mul_(factor)
-        if self.defer:
-            optimizer.found_inf = self._not_finite  # as torch's GradScaler sets it: a fused optimizer then does nothing
-        try:
+        if not self.defer:
             optimizer.step()
-        finally:
-            if self.defer:
+        else:  # as torch's GradScaler does: a fused optimizer then changes nothing
+            optimizer.found_inf = self._failed.float()
+            try:
+                optimizer.step()
+            finally:
                 del optimizer.found_inf
         self.n_updates += 1
-
-    def _pending(self, loss: Tensor, norm: Tensor, batch: Any) -> PendingLoss:
-        before = self.n_updates - 1
-
-        def check(loss: float, norm: float) -> None:
-            if not (math.isfinite(loss) and math.isfinite(norm)):
-                self.n_updates = before  # later steps changed nothing either
-                self._require_finite("loss", loss, batch)
-                self._require_finite("gradient norm", norm, batch)
-
-        return PendingLoss((loss, norm), check)
 
     def _clear_gradients(self) -> None:
         for p in self.params:  # ten times faster than optimizer.zero_grad()
             p.grad = None
 
+    # -- reading numbers -----------------------------------------------------------------------------
+
+    def _read(self, what: str, value: Any, batch: Any) -> Any:
+        """Return a loss or norm as a number, which must be finite; deferred, as the tensor, and note whether it is."""
+        if self.defer:
+            self._failed.logical_or_(~value.isfinite())
+            return value
+        number = float(value)
+        if not math.isfinite(number):
+            self._raise_not_finite(what, number, batch)
+        return number
+
+    def _pending(self, loss: Tensor, norm: Tensor, batch: Any, n_updates: int) -> PendingLoss:
+        """Return the loss of a step that began after ``n_updates``, which raises when it is read if the step failed."""
+
+        def check(loss: float, norm: float) -> None:
+            for what, number in (("loss", loss), ("gradient norm", norm)):
+                if not math.isfinite(number):
+                    self.n_updates = n_updates  # later steps changed nothing either
+                    self._raise_not_finite(what, number, batch)
+
+        return PendingLoss((loss, norm), check)
+
     # -- errors --------------------------------------------------------------------------------------
 
-    def _require_finite(self, what: str, value: Any, batch: Any) -> None:
-        if not math.isfinite(value):
-            raise not_finite(what, value, "" if batch is None or self._describe is None else self._describe(batch))
-
-    def _raise_not_finite(self, norm: float, batch: Any) -> NoReturn:
-        if self.ranks.is_single:
-            self._require_finite("gradient norm", norm, batch)
+    def _raise_not_finite(self, what: str, number: float, batch: Any) -> NoReturn:
+        if what == "loss" or self.ranks.is_single:
+            raise not_finite(what, number, "" if batch is None or self._describe is None else self._describe(batch))
         bad = self.ranks.allgather(not all(g.isfinite().all() for g in dense_gradients(self.params)))
         where = describe_by_rank(bad).partition("True on ")[2].partition(",")[0] if any(bad) else "no rank by itself"
-        self.ranks.raise_on_all(not_finite(f"gradient norm on {where}", norm))
+        self.ranks.raise_on_all(not_finite(f"{what} on {where}", number))
 
     # -- ranks, and resuming in another process ------------------------------------------------------
 

@@ -231,6 +231,13 @@ def loss_weight(loss: Loss, batch: Minibatch, n_live: float) -> float:
     return divisors[0] if divisors is not None and len(divisors) == 1 else float(n_live)
 
 
+def as_numbers(values: list[Any]) -> list[float]:
+    """Return scalar tensors and numbers as numbers, reading a GPU once."""
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    read = iter(torch.stack(tensors).tolist() if tensors else ())
+    return [next(read) if isinstance(v, Tensor) else v for v in values]
+
+
 def evaluate_windows(
     model: nn.Module, loss: Loss, batches: Iterable[Minibatch], comm: Any = None, *, gradient: bool = False
 ) -> tuple[float, Tensor | None]:
@@ -256,20 +263,20 @@ def evaluate_windows(
         Mean gradient over the windows, as in :meth:`WindowStep.mean_gradient`.
     """
     step = WindowStep(model, loss, None, comm=comm)
-    losses: list[tuple[float, float, float]] = []  # per window: loss, weight among the ranks, live steps
+    found: list[tuple[Any, float, float]] = []  # per window: loss, weight among the ranks, live steps
     kept = [p.grad for p in model.parameters()]
     with evaluating(model), torch.set_grad_enabled(gradient):
         for batch in batches:
             if gradient:
                 info = step(batch)
-                losses.append(
-                    (0.0, 0.0, 0) if info is None or info.batch_loss is None else (info.batch_loss, 1.0, info.n_live)
-                )
+                trained = info is not None and info.batch_loss is not None
+                found.append((info.batch_loss, 1.0, info.n_live) if trained and info else (0.0, 0.0, 0))
                 continue
             if batch.first:
                 reset(model)
             part = step.run_window(batch)
-            losses.append((part.loss.item(), part.weight or part.n_live, part.n_live) if part else (0.0, 0.0, 0))
+            found.append((part.loss, part.weight or part.n_live, part.n_live) if part else (0.0, 0.0, 0))
+        losses = [(value, *rest) for value, (_, *rest) in zip(as_numbers([v for v, *_ in found]), found, strict=True)]
     for p, grad in zip(model.parameters(), kept, strict=True):
         p.grad = grad
     total, n_live = 0.0, 0.0

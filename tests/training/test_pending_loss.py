@@ -51,6 +51,8 @@ SCHEDULER = partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.5)
         {"overlap": 4, "burn_in": 3},
         {"scheduler": SCHEDULER, "schedule_every": "step"},
         {"patience": 1},
+        {"accumulate": 3, "clip": 0.05},
+        {"accumulate": 4, "scheduler": SCHEDULER, "schedule_every": "step", "overlap": 4},
     ],
 )
 def test_training_is_the_same_to_the_last_bit(late, spec):
@@ -91,13 +93,13 @@ def broken(model, xs, ys, *, at, where):
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient norm"])
-@pytest.mark.parametrize("at", [1, 4, 15])
-def test_what_is_not_finite_is_an_error_that_changes_no_parameter(late, where, at):
+@pytest.mark.parametrize(("at", "accumulate"), [(1, 1), (4, 1), (15, 1), (5, 3), (6, 3), (14, 4)])
+def test_what_is_not_finite_is_an_error_that_changes_no_parameter(late, where, at, accumulate):
     found = []
     for yes in (True, False):
         late(yes)
         broken.calls = 0
-        est = estimator(loss=partial(broken, at=at, where=where), epochs=1)
+        est = estimator(loss=partial(broken, at=at, where=where), epochs=1, accumulate=accumulate)
         with pytest.raises(FloatingPointError) as error:
             est.fit(*data())
         assert hasattr(est, "optimizer_") == (at > 1)  # nothing was learnt: as if it had not been tried
@@ -116,9 +118,10 @@ def test_what_is_not_finite_is_an_error_that_changes_no_parameter(late, where, a
     assert (after - after_).abs().max() < 1e-2
 
 
-def test_a_checkpoint_knows_all_losses_and_is_never_of_a_step_that_failed(late, tmp_path):
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_checkpoint_knows_all_losses_and_is_never_of_a_step_that_failed(late, tmp_path, accumulate):
     late(True)
-    whole = estimator(shuffle=True).fit(*data())
+    whole = estimator(shuffle=True, accumulate=accumulate).fit(*data())
 
     class Killed(Exception):
         pass
@@ -129,8 +132,8 @@ def test_a_checkpoint_knows_all_losses_and_is_never_of_a_step_that_failed(late, 
 
     saves = Checkpointer(tmp_path, trigger=EveryNSteps(7))
     with pytest.raises(Killed):
-        estimator([saves, kill], shuffle=True).fit(*data())
-    again = estimator([saves, lambda loop: None], shuffle=True).fit(*data())
+        estimator([saves, kill], shuffle=True, accumulate=accumulate).fit(*data())
+    again = estimator([saves, lambda loop: None], shuffle=True, accumulate=accumulate).fit(*data())
     assert torch.equal(net2vec(again), net2vec(whole))
     assert again.loss_curve_ == whole.loss_curve_
 
@@ -138,7 +141,7 @@ def test_a_checkpoint_knows_all_losses_and_is_never_of_a_step_that_failed(late, 
     broken.calls = 0
     saves = Checkpointer(tmp_path / "other", keep=-1, trigger=EveryNSteps(1))
     with pytest.raises(FloatingPointError):
-        estimator(saves, loss=partial(broken, at=4, where="loss"), epochs=1).fit(*data())
+        estimator(saves, loss=partial(broken, at=4, where="loss"), epochs=1, accumulate=accumulate).fit(*data())
     assert saves.latest_step() == 3
 
 
