@@ -9,6 +9,7 @@ import numpy as np
 
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import SeriesArray
+from fluxutils_py.data.series_shards import SeriesShards
 from fluxutils_py.data.weights import SampleWeight, block_slices, live_steps
 from fluxutils_py.errors import DataError
 
@@ -97,6 +98,9 @@ class SequenceWindows:
         Put only rows of equal length into a group, so that no step needs masking.
     mask_per_output : bool
         Whether missing outputs of a step are masked by themselves. Otherwise the step does not count.
+    shards : SeriesShards, optional
+        Of series that are divided over ranks: ``segments`` are then rows of all ranks, the arrays hold this rank's
+        series only, and :meth:`own` picks the rows that can be read.
 
     Yields
     ------
@@ -139,11 +143,12 @@ class SequenceWindows:
         segments: Segments | None = None,
         equal_lengths: bool = False,
         mask_per_output: bool = False,
+        shards: SeriesShards | None = None,
     ) -> None:
         self.x, self.y, self.weight = tuple(x), tuple(y), weight
         self.batchsize, self.seqsize, self.overlap, self.burn_in = batchsize, seqsize, overlap, burn_in
         self.segments = Segments.from_lengths(x[0].N, x[0].T) if segments is None else segments
-        self.equal_lengths = equal_lengths
+        self.equal_lengths, self.shards = equal_lengths, shards
         self.mask_per_output = mask_per_output and sum(s.F for s in self.y) > 1
         self.overlap_into_burn_in = (
             False  # whether leads go into the burn-in, as for models that have no state to start from
@@ -176,6 +181,12 @@ class SequenceWindows:
     def shuffle(self, rng: np.random.Generator | None) -> None:
         """Draw a new order of the rows for the next pass; None is the given order. Time always runs forward."""
         self._order = None if rng is None else rng.permutation(len(self.segments))
+        if self._order is not None and self.shards is not None:
+            self._order = self.shards.spread(self._order, self.segments)
+
+    def own(self, rows: Segments) -> Segments:
+        """Return the rows among these that this rank can read: all, unless series are divided over ranks."""
+        return rows if self.shards is None else self.shards.own(rows)
 
     def __len__(self) -> int:
         return sum(len(self._spans(len_)) for len_ in (g.max_length for g in self._groups()))
@@ -236,9 +247,9 @@ class SequenceWindows:
     def _spanned(self) -> Segments:
         """One row per series, from the first to the last of its steps that any row walks through."""
         n_series, n_steps = self.x[0].N, self.x[0].T
-        starts, stops = np.full(n_series, n_steps), np.zeros(n_series, int)
-        np.minimum.at(starts, self.segments.series, self.segments.start)
-        np.maximum.at(stops, self.segments.series, self.segments.start + self.segments.length)
+        starts, stops, rows = np.full(n_series, n_steps), np.zeros(n_series, int), self.own(self.segments)
+        np.minimum.at(starts, rows.series, rows.start)
+        np.maximum.at(stops, rows.series, rows.start + rows.length)
         starts = np.minimum(starts, stops)  # a series without rows has no steps
         return Segments.from_lengths(n_series, n_steps, stops - starts, starts)
 

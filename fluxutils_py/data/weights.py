@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,13 @@ class SampleWeight:
         self.n_series, self.n_steps, self.scale = n_series, n_steps, 1.0
 
     def normalize(
-        self, rows: Segments, ys: Sequence[SeriesArray], *, burn_in: int = 0, mask_per_output: bool = False
+        self,
+        rows: Segments,
+        ys: Sequence[SeriesArray],
+        *,
+        burn_in: int = 0,
+        mask_per_output: bool = False,
+        add_up: Callable[[np.ndarray], np.ndarray] = lambda sums: sums,
     ) -> None:
         """Scale to mean 1 over the steps that count: those of ``rows`` with a weight and no NaN target. In blocks.
 
@@ -71,6 +77,8 @@ class SampleWeight:
             Steps at the start of each row that do not count.
         mask_per_output : bool
             A step of which some targets are missing counts for the share that is there. Otherwise not at all.
+        add_up : callable, optional
+            Adds the sums of other series to the sums of these: of ranks that have series of their own.
 
         Raises
         ------
@@ -98,9 +106,10 @@ class SampleWeight:
                 live = live if g is None else live & ~g.any(0)
             total += float(w[live].sum())
             count += int(live.sum())
+        total, count = add_up(np.array([total, count]))
         if count == 0:
             raise DataError("sample_weight leaves nothing to learn from: every step has weight 0 or no target")
-        self.scale = count / total
+        self.scale = float(count / total)
 
     def drop_zero_weight(self, rows: Segments) -> Segments:
         """The rows of series whose weight is not 0, where weights are of whole series; else all."""

@@ -12,11 +12,13 @@ import torch
 
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.parts import array_split_slice
+from fluxutils_py.errors import RankError
 from fluxutils_py.estimator.fingerprint import sample_digests, shared_identity
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.versions import installed_version
 
+OF_DATA = ("the shape of", "the dtype of", "the starts")
 CHUNK = 1 << 23  # largest number of values in a message
 
 
@@ -33,12 +35,19 @@ def require_same_fit(training: Any) -> None:
     ranks, data, model = training.loop.ranks, training.data, training.step.model
     if ranks.is_single:
         return
+    texts = shared_identity(training)
+    of_data = {name: text for name, text in texts.items() if name.startswith(OF_DATA)} | sample_digests(data)
+    try:
+        ranks.require_equal(of_data)
+    except RankError as error:
+        raise RankError(
+            f"{error}. If each rank is to train on series of its own, call {ranks.call}(..., sharded=True)"
+        ) from None
     ranks.require_equal(
         {
             **{f"the version of {name}": installed_version(name) for name in ("fluxutils_py", "torch")},
             "the epochs so far": training.loop.epoch,
-            **shared_identity(training),
-            **sample_digests(data),
+            **texts,
             "the scale of the targets": str(data.codec.scale),
             "hooks that all ranks need": [data.validation is not None, training.scheduler is not None],
         }
@@ -47,6 +56,13 @@ def require_same_fit(training: Any) -> None:
     n = len(data.windows.segments)
     if n < ranks.size and ranks.rank == 0:
         warnings.warn(f"{ranks.size} ranks share {n} series: some have nothing to do", UserWarning, stacklevel=5)
+
+
+def ranks_of_call(comm: Any, call: str, sharded: bool) -> RankGroup:
+    """Return the ranks for a ``comm`` argument; those of a call with ``sharded=True`` reject calls without it."""
+    if not isinstance(sharded, bool | np.bool_):
+        raise TypeError(f"sharded must be True (each rank has its own series) or False, got {sharded!r}")
+    return RankGroup.from_comm(comm, f"{call}(sharded=True)" if sharded else call)
 
 
 def require_same_inputs(ranks: RankGroup, inputs: Any) -> None:

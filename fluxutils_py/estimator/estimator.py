@@ -170,6 +170,7 @@ class Estimator(EstimatorBase):
         epochs: int | None = None,
         lengths: Any = None,
         starts: Any = None,
+        sharded: bool = False,
     ) -> Self:
         """Train on series.
 
@@ -200,6 +201,13 @@ class Estimator(EstimatorBase):
             Series ``n`` has the steps ``starts[n]`` (default 0) to ``starts[n] + lengths[n]`` (default T); the rest is
             padding. It begins there with the zero state, and ``burn_in`` counts from there. The series of a minibatch
             are walked through side by side, each from its own start.
+        sharded : bool
+            On several ranks, whether each rank gets only series of its own, in all arguments, as for data that no node
+            holds whole. Ranks may have any number of series, of any lengths; one without series gives None for ``x``
+            and ``y``. The ranks train as one process that has all series: spread evenly, in the order that
+            :class:`fluxutils_py.data.series_shards.SeriesShards` defines. ``shuffle`` keeps the series of each rank
+            spread evenly. A :class:`~fluxutils_py.training.Checkpointer` continues with the same series on the same
+            ranks only.
 
         Returns
         -------
@@ -223,19 +231,27 @@ class Estimator(EstimatorBase):
         attributes. Without an earlier fit, or when continuing one (``warm_start``, ``partial_fit``), the estimator
         keeps what it has learnt, as after ``KeyboardInterrupt``. An error before the first update changes nothing.
         """
-        how = {"lengths": lengths, "starts": starts, "epochs": epochs, "resume": self.warm_start}
+        how = {"lengths": lengths, "starts": starts, "epochs": epochs, "resume": self.warm_start, "sharded": sharded}
         run_fit(self, x, y, sample_weight, validation_data, can_hold_out=True, **how)
         return self
 
     def partial_fit(
-        self, x: Any, y: Any, sample_weight: Any = None, *, lengths: Any = None, starts: Any = None
+        self,
+        x: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        lengths: Any = None,
+        starts: Any = None,
+        sharded: bool = False,
     ) -> Self:
         """Train for one more epoch, on these series, from where the last ``fit`` or ``partial_fit`` ended.
 
         Model, optimizer, learning-rate schedule, random generator and history continue; the state starts from zero. The
         first call builds them. Parameters are those of :meth:`fit`.
         """
-        run_fit(self, x, y, sample_weight, lengths=lengths, starts=starts, epochs=1, resume=True)
+        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
+        run_fit(self, x, y, sample_weight, epochs=1, resume=True, **how)
         return self
 
     def predict(
@@ -247,6 +263,7 @@ class Estimator(EstimatorBase):
         return_state: bool = False,
         lengths: Any = None,
         starts: Any = None,
+        sharded: bool = False,
     ) -> Any:
         """Return the model's outputs for series.
 
@@ -273,6 +290,9 @@ class Estimator(EstimatorBase):
             inputs, (k, N, F) of each input.
         lengths, starts : array of int, shape (N,), optional
             As in :meth:`fit`; predictions outside a series are NaN.
+        sharded : bool
+            Whether each rank gives series of its own, as in :meth:`fit`, and gets the result for these; None on a rank
+            without series.
 
         Returns
         -------
@@ -288,6 +308,5 @@ class Estimator(EstimatorBase):
         ValueError
             If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` has single NaNs or infinities.
         """
-        return run_predict(
-            self, x, out, "predict", state=state, return_state=return_state, lengths=lengths, starts=starts
-        )
+        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
+        return run_predict(self, x, out, "predict", state=state, return_state=return_state, **how)

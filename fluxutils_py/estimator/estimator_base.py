@@ -64,14 +64,23 @@ class EstimatorBase(HtmlReprMixin, BaseEstimator):
         """
         return EstimatorStream(self, n_series, state, method)
 
-    def score(self, x: Any, y: Any, sample_weight: Any = None, *, lengths: Any = None, starts: Any = None) -> float:
+    def score(
+        self,
+        x: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        lengths: Any = None,
+        starts: Any = None,
+        sharded: bool = False,
+    ) -> float:
         """How good predictions are, pooled over all live steps of all series; higher is better.
 
         The coefficient of determination R2 (1 is perfect, 0 as good as each feature's mean); of classifiers, or with a
         cross-entropy loss and integer targets, the share of steps whose label is right. Steps without a target do not
         count. Parameters as in :meth:`fit`.
         """
-        return run_score(self, x, y, sample_weight, lengths, starts)
+        return run_score(self, x, y, sample_weight, lengths, starts, sharded)
 
     def evaluate(
         self,
@@ -82,6 +91,7 @@ class EstimatorBase(HtmlReprMixin, BaseEstimator):
         gradient: bool = False,
         lengths: Any = None,
         starts: Any = None,
+        sharded: bool = False,
     ) -> Any:
         """The loss on data, and its gradient, without learning from them.
 
@@ -103,7 +113,8 @@ class EstimatorBase(HtmlReprMixin, BaseEstimator):
         -----
         Source: ``fit!`` of FluxUtils.jl with ``runopt=false``, or, without the gradient, with ``runback=false``.
         """
-        return run_evaluate(self, x, y, sample_weight, gradient=gradient, lengths=lengths, starts=starts)
+        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
+        return run_evaluate(self, x, y, sample_weight, gradient=gradient, **how)
 
     def save(self, path: Any) -> None:
         """Write the fitted estimator to one file, aside and then moved into place; see :meth:`load`.

@@ -70,20 +70,19 @@ def requested_identity(training: Any) -> dict[str, str]:
 
 
 def sample_digests(data: FitData) -> dict[str, str]:
-    """Return digests of the corners of the data, enough to detect that ranks were given different data."""
-    return {
-        f"the values of {name} (digest of some)": digest_sample(s, w.segments, places=2) for name, s, w in _arrays(data)
-    }
+    """Return digests of the corners of the data that ranks share, enough to detect that they were given others."""
+    shared = [(name, s, w) for name, s, w in _arrays(data) if w.shards is None]
+    return {f"the values of {name} (digest of some)": digest_sample(s, w.segments, places=2) for name, s, w in shared}
 
 
 def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
     """Return two digests per array: of all values, None if they lie in a large file, and of a sample."""
     texts: dict[str, tuple[str | None, str]] = {
-        f"the values of {name}": (digest_series(s, w.segments), digest_sample(s, w.segments))
+        f"the values of {name}": (digest_series(s, w.own(w.segments)), digest_sample(s, w.own(w.segments)))
         for name, s, w in _arrays(data)
     }
     for what, windows in _windows(data):
-        weight = digest_weight(windows.weight, windows.segments)
+        weight = digest_weight(windows.weight, windows.own(windows.segments))
         texts[f"the values of {what}sample_weight"] = weight, weight or "none"
     scale = None if data.codec.scale is None else digest_arrays(data.codec.scale.mean, data.codec.scale.scale)
     texts["the scale of the targets"] = scale, scale or "none"
@@ -160,10 +159,13 @@ def _arrays(data: FitData) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]
 
 def _sizes(data: FitData) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for name, s, _ in _arrays(data):
-        texts[f"the shape of {name}"] = str((s.F, s.N, s.T))
+    for name, s, w in _arrays(data):
+        n, t = (s.N, s.T) if w.shards is None else (len(w.shards.whole), w.shards.n_steps)
+        texts[f"the shape of {name}"] = str((s.F, n, t))
         texts[f"the dtype of {name}"] = str(s.dtype.newbyteorder("="))
     for what, windows in _windows(data):
+        if windows.shards is not None:
+            texts[f"the {what}series of each rank (sharded=True)"] = ", ".join(map(str, windows.shards.counts))
         texts[f"the starts and lengths of {what}series"] = digest_arrays(
             windows.segments.series, windows.segments.start, windows.segments.length
         )

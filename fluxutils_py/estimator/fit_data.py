@@ -16,12 +16,14 @@ from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.building import require_stored
 from fluxutils_py.estimator.estimator_settings import Settings
-from fluxutils_py.estimator.inputs import Inputs, InputSchema, feature_counts, read_inputs, read_weight
+from fluxutils_py.estimator.inputs import Inputs, InputSchema, feature_counts
 from fluxutils_py.estimator.labels import ClassWeightArray, LabelEncoder, find_classes
+from fluxutils_py.estimator.sharded_data import SeriesPool
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.estimator.target_codec import TargetCodec, TargetScale
-from fluxutils_py.estimator.targets import MISSING_LABEL, Targets, TargetSchema, read_labels, read_targets
+from fluxutils_py.estimator.targets import MISSING_LABEL, Targets, TargetSchema, read_labels
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
+from fluxutils_py.parallel import RankGroup
 from fluxutils_py.validation import check_integer
 
 MIN_WINDOWS_PER_FOLD = 8  # with fewer windows in a fold, its state would be useless
@@ -43,6 +45,8 @@ class FitData:
     windows : SequenceWindows
         The minibatches of an epoch, for all ranks together.
     validation : SequenceWindows or None
+    n_outputs : int, or tuple of int for several arrays of targets
+        Number of outputs that a new model needs.
     """
 
     settings: Settings
@@ -53,16 +57,7 @@ class FitData:
     codec: TargetCodec
     windows: SequenceWindows
     validation: SequenceWindows | None
-
-    @property
-    def n_outputs(self) -> Any:
-        """Number of outputs that the model needs: an int, or a tuple of int for several arrays of targets."""
-        (y, *others) = self.targets.series
-        if self.codec.classes is not None:
-            return len(self.codec.classes)
-        if not others and isinstance(self.loss, SeqLoss) and self.loss.classes and y.kind == "int":
-            return 1 + max(int(np.asarray(y.array[:, n, t]).max()) for n, t in block_slices(y.N, y.T, y.F))
-        return feature_counts(self.targets.series)
+    n_outputs: Any
 
 
 def prepare(
@@ -80,6 +75,7 @@ def prepare(
     codec: TargetCodec | None = None,
     split_seed: int | None = None,
     n_ranks: int = 1,
+    pool: SeriesPool | None = None,
 ) -> FitData:
     """Check the arguments of ``fit``, read the data and cut them into windows.
 
@@ -97,7 +93,10 @@ def prepare(
         Seed of the split, if the settings hold out validation data. None: hold out nothing.
     n_ranks : int
         Number of ranks; a minibatch has ``batchsize`` series for each.
+    pool : SeriesPool, optional
+        The ranks that have series of their own.
     """
+    pool = pool or SeriesPool(RankGroup())
     require_stored(spec=settings.spec, loss=settings.loss)
     if settings.target not in ("auto", "step", "series"):
         raise ValueError(f"target must be 'auto', 'step' or 'series', got {settings.target!r}")
@@ -106,35 +105,58 @@ def prepare(
         check_integer("epochs", epochs, 1, error=SpecError)
         spec = dataclasses.replace(spec, epochs=int(epochs))
     loss = as_loss(settings.loss)
-    inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
-    weight = read_weight(sample_weight, inputs)
+    pool.ranks.require_equal(
+        {
+            "whether validation_data are given": validation_data is not None,
+            "early_stopping": (settings.early_stopping, settings.validation_fraction),
+            "scale_target": settings.scale_target,
+            "class_weight": settings.class_weight,
+            "classes": classes,
+            "the fit to continue": codec is not None,
+        }
+    )
+    inputs = pool.inputs(x, schema, starts=starts, lengths=lengths)
+    weight = pool.weight(sample_weight, inputs)
     labels = None
-    if settings.is_classifier and y is not None:
-        labels = _find_labels(y, inputs, weight, classes, codec)
+    if settings.is_classifier and (y is not None or inputs.shards is not None):
+        labels = _find_labels(y, inputs, weight, classes, codec, pool)
     # labels outside the classes occur only at steps without weight
     unknown = MISSING_LABEL if labels is not None and codec is None and classes is None else None
     per_series = None if codec is None else codec.per_series
     how = target_schema(settings, schema.estimator, labels, per_series=per_series, unknown=unknown)
-    targets = read_targets(y, inputs, how)
+    targets = pool.targets(y, inputs, how)
     training = held_out = None
     if split_seed is not None and validation_data is None and settings.early_stopping:
-        training, held_out = hold_out(inputs, targets, settings.validation_fraction, split_seed, labels is not None)
+        strata = _labels_of_series(inputs, targets, pool) if labels is not None else None
+        training, held_out = hold_out(inputs, targets, settings.validation_fraction, split_seed, strata)
     if codec is None:
         scale = None
         if settings.scale_target and len(targets.series) == 1:
-            scale = TargetScale.of(targets.series[0], training or inputs.whole(), weight)
+            rows = inputs.own(training or inputs.all_series())
+            scale = TargetScale.of(targets.series[0], rows, weight, pool.moments)
         codec = TargetCodec(labels, scale, targets.per_series, targets.ndim)
     else:
         codec = dataclasses.replace(codec, per_series=targets.per_series, ndim=targets.ndim)
-    maker = WindowMaker(settings, spec, loss, codec, int(spec.batchsize) * n_ranks)
+    maker = WindowMaker(settings, spec, loss, codec, int(spec.batchsize) * n_ranks, pool)
     windows = maker.windows(inputs, targets, weight, training)
     validation = None
     if held_out is not None:
-        weight = read_weight(sample_weight, inputs)  # normalized separately
+        weight = pool.weight(sample_weight, inputs)  # normalized separately
         validation = maker.windows(inputs, targets, weight, held_out, training=False)
     elif validation_data is not None:
         validation = maker.validation_windows(validation_data, inputs, targets, schema)
-    return FitData(settings, spec, loss, inputs, targets, codec, windows, validation)
+    n_outputs = _count_outputs(targets, codec, loss, pool)
+    return FitData(settings, spec, loss, inputs, targets, codec, windows, validation, n_outputs)
+
+
+def _count_outputs(targets: Targets, codec: TargetCodec, loss: Loss, pool: SeriesPool) -> Any:
+    (y, *others) = targets.series
+    if codec.classes is not None:
+        return len(codec.classes)
+    if not others and isinstance(loss, SeqLoss) and loss.classes and y.kind == "int":
+        largest = max(int(np.asarray(y.array[:, n, t]).max()) for n, t in block_slices(y.N, y.T, y.F))
+        return 1 + max(pool.ranks.allgather(largest))
+    return feature_counts(targets.series)
 
 
 def target_schema(settings: Settings, estimator: str, classes: np.ndarray | None, **details: Any) -> TargetSchema:
@@ -147,7 +169,7 @@ def target_schema(settings: Settings, estimator: str, classes: np.ndarray | None
 
 
 def _find_labels(
-    y: Any, inputs: Inputs, weight: SampleWeight | None, declared: Any, codec: TargetCodec | None
+    y: Any, inputs: Inputs, weight: SampleWeight | None, declared: Any, codec: TargetCodec | None, pool: SeriesPool
 ) -> np.ndarray:
     """Return the classes of the first fit, else the declared ones, else the labels that occur."""
     if codec is not None and codec.classes is not None:
@@ -159,8 +181,12 @@ def _find_labels(
         return codec.classes
     if declared is not None:
         return np.unique(declared)
-    labels, weight = read_labels(y, inputs, weight)
-    return find_classes(labels, weight, inputs.whole() if labels.shape[1:] == (inputs.N, inputs.T) else None)
+
+    def find() -> np.ndarray:
+        labels, w = read_labels(y, inputs, weight)
+        return find_classes(labels, w, inputs.whole() if labels.shape[1:] == (inputs.N, inputs.T) else None)
+
+    return pool.classes(find, inputs)
 
 
 @dataclass(frozen=True)
@@ -172,6 +198,7 @@ class WindowMaker:
     loss: Loss
     codec: TargetCodec
     batchsize: int  # over all ranks
+    pool: SeriesPool
 
     def windows(
         self,
@@ -183,14 +210,15 @@ class WindowMaker:
         training: bool = True,
     ) -> SequenceWindows:
         """Cut the data into windows, or only their part within the bounds of each series."""
-        segments = inputs.segments()
+        segments = inputs.segments()  # of all ranks
         can_weigh = takes_weights(self.loss)
         if not can_weigh:
             self._require_no_weights(inputs, targets, weight)
         self._mark_missing_labels(targets)
         if self.settings.class_weight is not None and self.codec.classes is not None:
             (codes,) = targets.series
-            weights = ClassWeightArray(self.settings.class_weight, self.codec.classes, codes.array, weight, segments)
+            how, rows = self.settings.class_weight, inputs.own(segments)
+            weights = ClassWeightArray(how, self.codec.classes, codes.array, weight, rows, self.pool.total)
             weight = SampleWeight(weights, codes.N, codes.T)
         if bounds is not None:
             segments = intersect(segments, bounds)
@@ -205,7 +233,8 @@ class WindowMaker:
             raise ValueError(f"burn_in of {burn_in} leaves nothing of series of {segments.max_length} steps{where}")
         mask_per_output = self._masks_outputs(targets)
         if weight is not None:
-            weight.normalize(segments, targets.series, burn_in=burn_in, mask_per_output=mask_per_output)
+            rows, add_up = inputs.own(segments), self.pool.total
+            weight.normalize(rows, targets.series, burn_in=burn_in, mask_per_output=mask_per_output, add_up=add_up)
         windows = SequenceWindows(
             inputs.series,
             self.codec.encode(targets.series),
@@ -217,6 +246,7 @@ class WindowMaker:
             segments=segments,
             equal_lengths=not can_weigh,
             mask_per_output=mask_per_output,
+            shards=inputs.shards,
         )
         windows.check()
         if windows.has_missing_targets and not can_weigh:
@@ -232,17 +262,17 @@ class WindowMaker:
             )
         x, y, sample_weight, lengths, starts = (*data, None, None, None)[:5]
         schema = dataclasses.replace(schema, fitted=None)
-        inputs = read_inputs(x, schema, name="validation x", starts=starts, lengths=lengths)
+        inputs = self.pool.inputs(x, schema, name="validation x", starts=starts, lengths=lengths)
         details = {"per_series": targets.per_series, "name": "validation y"}
         how = target_schema(self.settings, schema.estimator, self.codec.classes, **details)
-        held_out = read_targets(y, inputs, how)
+        held_out = self.pool.targets(y, inputs, how)
         for of_training, of_validation in ((trained.series, inputs.series), (targets.series, held_out.series)):
             if feature_counts(of_training) != feature_counts(of_validation):
                 raise ShapeError(
                     f"{of_validation[0].name} has {feature_counts(of_validation)} features, the training data have "
                     f"{feature_counts(of_training)}"
                 )
-        return self.windows(inputs, held_out, read_weight(sample_weight, inputs), training=False)
+        return self.windows(inputs, held_out, self.pool.weight(sample_weight, inputs), training=False)
 
     def _fold(self, segments: Segments) -> Segments:
         """Fold the segments according to ``spec.rebatch``."""
@@ -276,7 +306,7 @@ class WindowMaker:
         """Raise ValueError if the data need weights, for a loss without them."""
         for needs, what in (
             (weight is not None, "sample_weight is given"),
-            (inputs.lengths is not None and len(set(inputs.lengths)) > 1, "the series differ in length"),
+            (len(np.unique(inputs.all_series().length)) > 1, "the series differ in length"),
             (targets.per_series, "y has one target per series, at its last step"),
         ):
             if needs:
@@ -297,7 +327,9 @@ def intersect(segments: Segments, bounds: Segments) -> Segments:
     return Segments(segments.series, start, np.maximum(stop - start, 0))
 
 
-def hold_out(inputs: Inputs, targets: Targets, fraction: Any, seed: int, stratify: bool) -> tuple[Segments, Segments]:
+def hold_out(
+    inputs: Inputs, targets: Targets, fraction: Any, seed: int, labels: np.ndarray | None
+) -> tuple[Segments, Segments]:
     """Hold out random series for validation, or the last steps of a single series and of ``timesteps``.
 
     Parameters
@@ -307,8 +339,8 @@ def hold_out(inputs: Inputs, targets: Targets, fraction: Any, seed: int, stratif
     fraction : float
         Fraction of the series, or of the steps, to hold out; the number is rounded up.
     seed : int
-    stratify : bool
-        Whether targets are labels. Labels of whole series are then split in proportion, if possible.
+    labels : ndarray of shape (N,), optional
+        The label of each series, to be split in proportion if possible.
 
     Returns
     -------
@@ -322,9 +354,9 @@ def hold_out(inputs: Inputs, targets: Targets, fraction: Any, seed: int, stratif
     """
     if isinstance(fraction, bool) or not isinstance(fraction, numbers.Real) or not 0 < float(fraction) < 1:
         raise ValueError(f"validation_fraction must be a number between 0 and 1, got {fraction!r}")
-    whole = inputs.whole()
-    in_time = inputs.form == "timesteps" or inputs.N == 1
-    n = whole.max_length if in_time else inputs.N
+    whole = inputs.all_series()
+    in_time = inputs.form == "timesteps" or len(whole) == 1
+    n = whole.max_length if in_time else len(whole)
     n_held = math.ceil(n * float(fraction))
     if n_held >= n:
         raise ValueError(
@@ -332,7 +364,6 @@ def hold_out(inputs: Inputs, targets: Targets, fraction: Any, seed: int, stratif
             "nothing to train on; give more data, or early_stopping=False"
         )
     if not in_time:
-        labels = _labels(inputs, targets) if stratify else None
         strata = labels if labels is not None and _enough(labels, n_held) else None
         from sklearn.model_selection import train_test_split  # deferred: importing it takes 40 ms
 
@@ -353,12 +384,13 @@ def hold_out(inputs: Inputs, targets: Targets, fraction: Any, seed: int, stratif
     )
 
 
-def _labels(inputs: Inputs, targets: Targets) -> np.ndarray | None:
-    """Return the label of each series; None if labels belong to steps."""
-    array = targets.series[0].array
-    if targets.per_series:
-        return array.values[:, 0]
-    return np.asarray(array[0, :, 0]) if inputs.T == 1 else None
+def _labels_of_series(inputs: Inputs, targets: Targets, pool: SeriesPool) -> np.ndarray | None:
+    """Return the label of each series of all ranks; None if labels belong to steps."""
+    array, shards = targets.series[0].array, inputs.shards
+    if not targets.per_series and (inputs.T if shards is None else shards.n_steps) > 1:
+        return None
+    labels = array.values[:, 0] if targets.per_series else np.asarray(array[0, :, 0])
+    return labels if shards is None else shards.in_common_order(pool.ranks.allgather(labels))
 
 
 def _enough(labels: np.ndarray, n_held: int) -> bool:

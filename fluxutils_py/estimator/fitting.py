@@ -14,13 +14,15 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from fluxutils_py.data import SeriesArray
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator
-from fluxutils_py.estimator.collectives import device_of_rank, require_same_fit, require_same_inputs
+from fluxutils_py.estimator.collectives import device_of_rank, ranks_of_call, require_same_fit, require_same_inputs
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fit_data import FitData, prepare
 from fluxutils_py.estimator.inputs import feature_counts
 from fluxutils_py.estimator.resuming import restore_newest, with_checkpoints
+from fluxutils_py.estimator.sharded_data import SeriesPool
 from fluxutils_py.estimator.single_step_warning import warn_single_step_frame
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.nn.losses import SeqLoss
@@ -41,7 +43,9 @@ FLOATS = {"float16": torch.float32, "float32": torch.float32, "bool": torch.floa
 VALIDATION_STEPS = 1 << 14  # series times steps of a validation window
 
 
-def run_fit(est: Any, *data: Any, resume: bool = False, can_hold_out: bool = False, **arguments: Any) -> None:
+def run_fit(
+    est: Any, *data: Any, sharded: bool = False, resume: bool = False, can_hold_out: bool = False, **arguments: Any
+) -> None:
     """Fit an estimator, alone or together with the ranks of its ``comm``.
 
     Parameters
@@ -51,13 +55,15 @@ def run_fit(est: Any, *data: Any, resume: bool = False, can_hold_out: bool = Fal
         interrupt, if this fit replaces an earlier one.
     *data, **arguments
         ``x, y, sample_weight, validation_data`` and ``lengths, starts, epochs, classes``; see :func:`prepare`.
+    sharded : bool
+        Whether each rank has its own series.
     resume : bool
         Continue with the estimator's model and optimizer, if it has any.
     can_hold_out : bool
         Whether to hold out validation data, if the settings request it and none are given.
     """
     settings, resume = est._resolved_params(), resume and hasattr(est, "model_")
-    with RankGroup.from_comm(settings.comm, "fit") as ranks:
+    with ranks_of_call(settings.comm, "fit", sharded) as ranks:
         # copy the user's generators, so that they advance only once training has begun
         rng = copy.deepcopy(est._rng) if resume else make_generator(copy.deepcopy(settings.random_state))
         seed = int(make_generator(copy.deepcopy(settings.random_state)).integers(2**31))
@@ -66,21 +72,28 @@ def run_fit(est: Any, *data: Any, resume: bool = False, can_hold_out: bool = Fal
             arguments["codec"] = est._codec
         if can_hold_out:
             arguments["split_seed"] = seed
-        prepared = prepare(settings, est._input_schema(fitted=resume), *data, n_ranks=ranks.size, **arguments)
+        pool = SeriesPool(ranks if sharded else RankGroup())
+        prepared = prepare(
+            settings, est._input_schema(fitted=resume), *data, n_ranks=ranks.size, pool=pool, **arguments
+        )
         training = assemble(prepared, ranks, rng, est if resume else None)
         warn_single_step_frame(data[0], prepared.inputs, training.step.model)
         require_same_fit(training)
         run(est, training)
 
 
-def run_evaluate(est: Any, *data: Any, gradient: bool, **arguments: Any) -> float | tuple[float, Tensor]:
+def run_evaluate(
+    est: Any, *data: Any, gradient: bool, sharded: bool = False, **arguments: Any
+) -> float | tuple[float, Tensor]:
     """Run an epoch without updates; for the arguments see :func:`run_fit`."""
     settings = est._resolved_params()
-    with RankGroup.from_comm(settings.comm, "evaluate") as ranks:
+    with ranks_of_call(settings.comm, "evaluate", sharded) as ranks:
         check_is_fitted(est, "model_")
         model, schema = est.model_, est._input_schema()
-        prepared = prepare(settings, schema, *data, codec=est._codec, n_ranks=ranks.size, **arguments)
-        require_same_inputs(ranks, prepared.inputs)
+        pool = SeriesPool(ranks if sharded else RankGroup())
+        prepared = prepare(settings, schema, *data, codec=est._codec, n_ranks=ranks.size, pool=pool, **arguments)
+        if not sharded:
+            require_same_inputs(ranks, prepared.inputs)
         batches = tensor_batches(prepared, model, ranks)
         with torch.backends.cudnn.flags(enabled=not gradient):  # cuDNN has no gradients in evaluation mode
             loss, mean_gradient = evaluate_windows(model, prepared.loss, batches, ranks, gradient=gradient)
@@ -206,7 +219,9 @@ def tensor_batches(
     custom loss may call the model differently; then a failure is only a warning that ``predict`` will fail.
     """
     windows, first = data.windows, next(model.parameters())
-    values = windows.cut(windows.segments[:4], 0, min(3, windows.segments.max_length))[0]
+    some = windows.own(windows.segments)[:4]
+    rows = some if len(some) else Segments.from_lengths(1, windows.x[0].T)
+    values = windows.cut(rows, 0, min(3, windows.segments.max_length))[0]
     try:
         with seeded(0):  # restores the generators; the lock keeps other fits out
             takes_windows(model, [to_tensor(v, first.dtype, first.device) for v in values])

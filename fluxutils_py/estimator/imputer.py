@@ -14,6 +14,7 @@ from fluxutils_py.data.filling import ForwardFilled, forward_fill
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.inputs import Inputs
 from fluxutils_py.estimator.moments import empty_result, moments
+from fluxutils_py.estimator.sharded_data import SeriesPool
 from fluxutils_py.estimator.transformer_base import SequenceTransformer, read_numbers
 
 SERIES = 1024  # filled in at a time, to keep temporary arrays small
@@ -68,7 +69,7 @@ class SequenceImputer(SequenceTransformer):
         self.strategy = strategy
         self.fill_value = fill_value
 
-    def _statistics(self, series: SeriesArray, inputs: Inputs) -> dict[str, Any]:
+    def _statistics(self, series: SeriesArray, inputs: Inputs, pool: SeriesPool) -> dict[str, Any]:
         if self.strategy not in ("mean", "constant", "ffill"):
             raise ValueError(f"strategy must be 'mean', 'constant' or 'ffill', got {self.strategy!r}")
         if self.strategy == "ffill" and inputs.form == "rows":
@@ -77,7 +78,8 @@ class SequenceImputer(SequenceTransformer):
                 "an array (F, N, T), or timesteps(x) of one"
             )
         if self.fill_value is None and self.strategy != "constant":
-            return {"statistics_": moments(read_numbers(series, inputs, type(self).__name__), series.F)[1]}
+            of_blocks = moments(read_numbers(series, inputs, type(self).__name__), series.F)
+            return {"statistics_": pool.moments(*of_blocks)[1]}
         if self.strategy == "mean":
             raise ValueError("fill_value is for strategy='constant' and 'ffill'; strategy='mean' takes the mean")
         try:

@@ -28,6 +28,7 @@ from fluxutils_py.data.hdf5.feature_names import get_feature_names
 from fluxutils_py.data.ragged import RaggedArray, as_ragged, is_list_of_series
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import check_aligned
+from fluxutils_py.data.series_shards import SeriesShards
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError
 
@@ -49,6 +50,8 @@ class Inputs:
         Names of the columns of a data frame, or of the features of a view or an array.
     starts, lengths : ndarray of int, shape (N,), optional
         First step and length of each series; None: all series have all steps.
+    shards : SeriesShards, optional
+        The series of all ranks, if each rank has its own.
     """
 
     series: tuple[SeriesArray, ...]
@@ -58,6 +61,7 @@ class Inputs:
     _view: SequenceView | None = field(default=None, repr=False)
     starts: np.ndarray | None = None
     lengths: np.ndarray | None = None
+    shards: SeriesShards | None = None
 
     @property
     def N(self) -> int:
@@ -79,17 +83,29 @@ class Inputs:
         return InputLayout(self.form, feature_counts(self.series), self.columns, kinds, self.names)
 
     def segments(self) -> Segments:
-        """Return the segments that training starts from the zero state: series, or runs between gaps in time."""
+        """Return the segments, of all ranks, that training starts from the zero state: series, or runs between gaps."""
         if not isinstance(self._view, TimestepsView):
-            return self.whole()
-        runs = self.contiguous_runs()
+            return self.all_series()
+        runs, n = self.contiguous_runs(), np.arange(self.N)
         starts, stops = np.array([r.start for r in runs]), np.array([r.stop for r in runs])
-        n = np.arange(self.N)
         return Segments(np.repeat(n, len(runs)), np.tile(starts, self.N), np.tile(stops - starts, self.N))
 
     def whole(self) -> Segments:
         """Return the whole series as segments, including any gaps."""
         return Segments.from_lengths(self.N, self.T, self.lengths, self.starts)
+
+    def all_series(self) -> Segments:
+        """Return the whole series of all ranks, if each rank has its own; else :meth:`whole`."""
+        return self.whole() if self.shards is None else self.shards.whole
+
+    def own(self, rows: Segments) -> Segments:
+        """Return this rank's rows among rows of all ranks."""
+        return rows if self.shards is None else self.whole() if self.is_stand_in else self.shards.own(rows)
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether this rank has no series: a series of zeros, of length 0, stands for them."""
+        return self.shards is not None and not self.shards.counts[self.shards.rank]
 
     def contiguous_runs(self) -> list[slice]:
         """Return slices of consecutive steps; the state is reset between them."""
@@ -107,9 +123,6 @@ class Inputs:
         if self.form == "native" or array.ndim < 3:
             return array
         return (TimestepsView if self.form == "timesteps" else SamplesView).to_rows(array)
-
-
-# -- inputs --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -342,9 +355,6 @@ def _per_series(name: str, value: Any, n_series: int) -> np.ndarray:
 def feature_counts(arrays: tuple[SeriesArray, ...]) -> Any:
     """Return the number of features: an int, or a tuple of them for several arrays."""
     return arrays[0].F if len(arrays) == 1 else tuple(a.F for a in arrays)
-
-
-# -- weights -------------------------------------------------------------------------------------------
 
 
 def read_weight(sample_weight: Any, inputs: Inputs) -> SampleWeight | None:

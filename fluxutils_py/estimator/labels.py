@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,12 +55,7 @@ class LabelEncoder:
 def find_classes(labels: Any, weight: SampleWeight | None, rows: Segments | None = None) -> np.ndarray:
     """The labels that occur in an array (1, N, T) where the weight is not 0, sorted. One pass in blocks.
 
-    ``rows`` say which steps of the series there are.
-
-    Raises
-    ------
-    DataError, ValueError
-        If there are none, or they are no labels, such as numbers with fractions.
+    ``rows`` say which steps of the series there are. The result may be empty; see :func:`check_classes`.
     """
     labels_of_blocks: list[np.ndarray] = []
     for series, steps in block_slices(labels.shape[1], labels.shape[2]):
@@ -69,8 +65,18 @@ def find_classes(labels: Any, weight: SampleWeight | None, rows: Segments | None
             counts &= weight.block(series, steps) > 0
         if rows is not None and (exists := rows.coverage_mask(series, steps)) is not None:
             counts &= exists
-        labels_of_blocks.append(_unique(block[counts]))
-    classes = _unique(np.concatenate(labels_of_blocks))
+        labels_of_blocks.append(unique_labels(block[counts]))
+    return unique_labels(np.concatenate(labels_of_blocks))
+
+
+def check_classes(classes: np.ndarray) -> np.ndarray:
+    """Return the classes of a fit.
+
+    Raises
+    ------
+    DataError, ValueError
+        If there are none, or they are no labels, such as numbers with fractions.
+    """
     if len(classes) == 0:
         raise DataError("there is nothing to learn from: no step of y that counts has a label")
     check_classification_targets(classes)
@@ -89,12 +95,20 @@ class ClassWeightArray(DuckArray):
     weight : SampleWeight, optional
     rows : Segments
         The steps that there are of each series: what lies around them is not counted.
+    add_up : callable, optional
+        Adds the counts of other series to the counts of these: of ranks that have series of their own.
     """
 
     dtype = np.dtype(float)
 
     def __init__(
-        self, class_weight: Any, classes: np.ndarray, codes: Any, weight: SampleWeight | None, rows: Segments
+        self,
+        class_weight: Any,
+        classes: np.ndarray,
+        codes: Any,
+        weight: SampleWeight | None,
+        rows: Segments,
+        add_up: Callable[[np.ndarray], np.ndarray] = lambda counts: counts,
     ) -> None:
         self.codes, self.weight, self.shape = codes, weight, tuple(codes.shape)
         self.of_class = np.ones(len(classes))
@@ -107,6 +121,7 @@ class ClassWeightArray(DuckArray):
                 if (exists := rows.coverage_mask(series, steps)) is not None:
                     counted &= exists
                 counts += np.bincount(block[counted], w[counted], len(classes))
+            counts = add_up(counts)
             occurs = counts > 0
             self.of_class[occurs] = counts.sum() / (occurs.sum() * counts[occurs])
         else:
@@ -118,7 +133,8 @@ class ClassWeightArray(DuckArray):
         return w if self.weight is None else w * self.weight.block(*map(as_key, index[1:]))
 
 
-def _unique(labels: np.ndarray) -> np.ndarray:
+def unique_labels(labels: np.ndarray) -> np.ndarray:
+    """The labels that occur, sorted; DataError if they have no order."""
     try:
         return np.unique(labels)
     except TypeError:

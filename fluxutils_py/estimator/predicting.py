@@ -15,8 +15,15 @@ from fluxutils_py.data.parts import array_split_slice
 from fluxutils_py.data.ragged import RaggedArray, as_ragged
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, RankError, ShapeError
-from fluxutils_py.estimator.collectives import gather_parts, gather_rows, memmap_location, require_same_inputs
+from fluxutils_py.estimator.collectives import (
+    gather_parts,
+    gather_rows,
+    memmap_location,
+    ranks_of_call,
+    require_same_inputs,
+)
 from fluxutils_py.estimator.inputs import Inputs, read_inputs
+from fluxutils_py.estimator.sharded_data import is_empty
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.estimator.target_codec import Transform
 from fluxutils_py.parallel import RankGroup
@@ -34,14 +41,21 @@ def run_predict(
     lengths: Any = None,
     starts: Any = None,
     return_state: bool = False,
+    sharded: bool = False,
 ) -> Any:
     """Return the predictions of all ranks in the form of the inputs; with ``return_state``, also the state.
 
     ``method`` is "predict" or, for classifiers, "predict_proba", ...; for other arguments see ``Estimator.predict``.
     """
     settings = est._resolved_params()
-    with RankGroup.from_comm(settings.comm, "predict") as ranks:
+    with ranks_of_call(settings.comm, "predict", sharded) as ranks:
         check_is_fitted(est, "model_")
+        if sharded and not ranks.is_single:  # each rank predicts by itself, and hears of errors of others
+            alone = {"state": state, "lengths": lengths, "starts": starts, "return_state": return_state}
+            nothing = (None, None) if return_state else None
+            own = nothing if is_empty(x) else run_predict(est, x, out, method, **alone)
+            ranks.allgather()
+            return own
         inputs, codec = read_inputs(x, est._input_schema(), starts=starts, lengths=lengths), est._codec
         spec, decode = read_spec(settings.spec), codec.decoders()[method]
         predictor = BlockPredictor(est.model_, inputs, spec, state, decode, ranks, return_state)

@@ -12,9 +12,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.estimator.inputs import InputLayout, read_weight
+from fluxutils_py.estimator.inputs import InputLayout
 from fluxutils_py.estimator.moments import Standardize, merge_moments, moments, safe_scale
-from fluxutils_py.estimator.transformer_base import SequenceTransformer, read_numbers
+from fluxutils_py.estimator.transformer_base import SequenceTransformer, pool_of_call, read_numbers
 
 
 class SequenceScaler(SequenceTransformer):
@@ -78,7 +78,7 @@ class SequenceScaler(SequenceTransformer):
         self.with_mean = with_mean
         self.with_std = with_std
 
-    def fit(self, x: Any, y: Any = None, sample_weight: Any = None) -> Self:
+    def fit(self, x: Any, y: Any = None, sample_weight: Any = None, *, sharded: bool = False) -> Self:
         """Learn means and scales.
 
         Parameters
@@ -89,6 +89,9 @@ class SequenceScaler(SequenceTransformer):
             Ignored.
         sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
             Weights of series (or rows) or of steps. For ``timesteps``, (T,) or (T, N).
+        sharded : bool
+            Whether each of the ranks that a launcher started gives series of its own, or None; all learn from all, and
+            get equal results.
 
         Returns
         -------
@@ -100,11 +103,11 @@ class SequenceScaler(SequenceTransformer):
         ValueError
             For infinite values, several inputs, or arguments of wrong shapes. Nothing is changed then.
         """
-        return self._update(x, sample_weight, None)
+        return self._update(x, sample_weight, None, sharded)
 
-    def partial_fit(self, x: Any, y: Any = None, sample_weight: Any = None) -> Self:
+    def partial_fit(self, x: Any, y: Any = None, sample_weight: Any = None, *, sharded: bool = False) -> Self:
         """Learn from more data of the same features; the result is that of :meth:`fit` on all data together."""
-        return self._update(x, sample_weight, getattr(self, "_layout", None))
+        return self._update(x, sample_weight, getattr(self, "_layout", None), sharded)
 
     def inverse_transform(self, x: Any, *, features: Sequence[int | str] | None = None) -> Any:
         """Multiply by the scale and add the mean.
@@ -144,16 +147,18 @@ class SequenceScaler(SequenceTransformer):
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _update(self, x: Any, sample_weight: Any, layout: InputLayout | None) -> Self:
+    def _update(self, x: Any, sample_weight: Any, layout: InputLayout | None, sharded: bool) -> Self:
         """Learn from data, from scratch or in addition to earlier data of this layout."""
         for name in ("with_mean", "with_std"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        inputs, series = self._read(x, layout)
-        weight = read_weight(sample_weight, inputs)
-        if weight is not None:
-            weight.normalize(inputs.whole(), ())  # checks it: the scale of weights does not matter
-        count, mean, squares = moments(read_numbers(series, inputs, type(self).__name__, weight), series.F)
+        with pool_of_call(self, sharded) as pool:
+            inputs, series = self._read(x, layout, pool)
+            weight = pool.weight(sample_weight, inputs)
+            if weight is not None:  # checks it: the scale of weights does not matter
+                weight.normalize(inputs.whole(), (), add_up=pool.total)
+            of_blocks = moments(read_numbers(series, inputs, type(self).__name__, weight), series.F)
+            count, mean, squares = pool.moments(*of_blocks)
         if layout is None:
             self._remember(inputs)
         else:

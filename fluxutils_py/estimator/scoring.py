@@ -12,31 +12,33 @@ from sklearn.utils.validation import check_is_fitted
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.estimator.collectives import ranks_of_call
 from fluxutils_py.estimator.fit_data import target_schema
-from fluxutils_py.estimator.inputs import read_inputs, read_weight
 from fluxutils_py.estimator.moments import merge_moments, moments
 from fluxutils_py.estimator.predicting import BlockPredictor
+from fluxutils_py.estimator.sharded_data import SeriesPool
 from fluxutils_py.estimator.spec import read_spec
-from fluxutils_py.estimator.targets import read_targets
 from fluxutils_py.nn.losses import SeqLoss, as_loss
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.predictor import Prediction
 
 
-def run_score(est: Any, x: Any, y: Any, sample_weight: Any, lengths: Any, starts: Any) -> float:
+def run_score(est: Any, x: Any, y: Any, sample_weight: Any, lengths: Any, starts: Any, sharded: bool) -> float:
     """Score the predictions of an estimator on all ranks; for the arguments see ``Estimator.score``."""
     settings = est._resolved_params()
-    with RankGroup.from_comm(settings.comm, "score") as ranks:
+    with ranks_of_call(settings.comm, "score", sharded) as ranks:
         check_is_fitted(est, "model_")
         schema, codec = est._input_schema(), est._codec
-        inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
-        predictions = BlockPredictor(est.model_, inputs, read_spec(settings.spec), comm=ranks)
+        pool = SeriesPool(ranks if sharded else RankGroup())
+        inputs = pool.inputs(x, schema, starts=starts, lengths=lengths)
+        together = None if sharded else ranks
+        predictions = BlockPredictor(est.model_, inputs, read_spec(settings.spec), comm=together)
         how = target_schema(settings, schema.estimator, codec.classes, per_series=codec.per_series, unknown=-1)
-        targets = read_targets(y, inputs, how).series
+        targets = pool.targets(y, inputs, how).series
         segments = inputs.whole()
-        weight = read_weight(sample_weight, inputs)
+        weight = pool.weight(sample_weight, inputs)
         if weight is not None:
-            weight.normalize(segments, targets, mask_per_output=True)
+            weight.normalize(segments, targets, mask_per_output=True, add_up=pool.total)
         loss = as_loss(settings.loss)
         if isinstance(loss, SeqLoss) and loss.classes and targets[0].kind == "int":
             return pooled_accuracy(predictions, targets, segments, weight, loss.ignore_index, ranks)

@@ -16,6 +16,7 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.estimator.moments import Standardize, moments, safe_scale
 
 Transform = Callable[[np.ndarray], np.ndarray]
+Merge = Callable[[Any, Any, Any], tuple[Any, Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class TargetScale:
     dtype: Any
 
     @classmethod
-    def of(cls, y: SeriesArray, segments: Segments, weight: SampleWeight | None) -> TargetScale:
+    def of(
+        cls, y: SeriesArray, segments: Segments, weight: SampleWeight | None, merge: Merge = lambda *moments: moments
+    ) -> TargetScale:
         """Compute mean and standard deviation of the targets over the live steps, in one pass over blocks.
 
         Parameters
@@ -43,8 +46,10 @@ class TargetScale:
         segments : Segments
             Segment ``n`` holds the existing steps of series ``n``.
         weight : SampleWeight, optional
+        merge : callable, optional
+            Merges these moments with those of other series: of ranks that have series of their own.
         """
-        count, mean, squares = moments(_live_blocks(y, segments, weight), y.F)
+        count, mean, squares = merge(*moments(_live_blocks(y, segments, weight), y.F))
         variance = np.maximum(squares, 0) / np.where(count > 0, count, 1)  # below 0 only for invalid weights
         return cls(mean, safe_scale(mean, variance), y.dtype)
 

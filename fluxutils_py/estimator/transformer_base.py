@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Self
 
@@ -17,9 +18,12 @@ from fluxutils_py.data.ragged import MappedSeries
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.estimator.inputs import InputLayout, Inputs, InputSchema, read_inputs
+from fluxutils_py.estimator.collectives import ranks_of_call
+from fluxutils_py.estimator.inputs import InputLayout, Inputs, InputSchema
+from fluxutils_py.estimator.sharded_data import SeriesPool
 from fluxutils_py.estimator.sklearn_private import as_configured
 from fluxutils_py.estimator.streaming import series_indices
+from fluxutils_py.parallel import RankGroup
 from fluxutils_py.validation import check_integer
 
 
@@ -66,7 +70,7 @@ class _Transforming:
         """Call ``fit`` with these arguments, then ``transform(x)``."""
         return self.fit(x, y, *args, **settings).transform(x)  # type: ignore[attr-defined]  # of the classes below
 
-    def _read(self, x: Any, layout: InputLayout | None) -> tuple[Inputs, SeriesArray]:
+    def _read(self, x: Any, layout: InputLayout | None, pool: SeriesPool | None = None) -> tuple[Inputs, SeriesArray]:
         """Read an input of any form that is one array, with the fitted layout if there is one.
 
         Raises
@@ -75,7 +79,7 @@ class _Transforming:
             As :func:`fluxutils_py.estimator.inputs.read_inputs`.
         """
         name = type(self).__name__
-        inputs = read_inputs(x, InputSchema(name, allow_nan=True, fitted=layout))
+        inputs = (pool or SeriesPool(RankGroup())).inputs(x, InputSchema(name, allow_nan=True, fitted=layout))
         if len(inputs.series) > 1:
             raise ShapeError(
                 f"{name} takes one array of shape (F, N, T), got a tuple of {len(inputs.series)}; give each a "
@@ -127,7 +131,7 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
     __metadata_request__fit: ClassVar = {"x": UNUSED}
     __metadata_request__transform: ClassVar = {"x": UNUSED}
 
-    def fit(self, x: Any, y: Any = None) -> Self:
+    def fit(self, x: Any, y: Any = None, *, sharded: bool = False) -> Self:
         """Learn what the transformation needs from the data.
 
         Parameters
@@ -136,6 +140,9 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
             As for :class:`fluxutils_py.Estimator`, but only one input. NaN marks missing values.
         y : None
             Ignored.
+        sharded : bool
+            Whether each of the ranks that a launcher started gives series of its own, or None; all learn from all, and
+            get equal results.
 
         Returns
         -------
@@ -147,11 +154,12 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
         ValueError
             For values that cannot be used, several inputs, or arguments of wrong shapes. Nothing is changed then.
         """
-        inputs, series = self._read(x, None)
-        self._remember(inputs, **self._statistics(series, inputs))
+        with pool_of_call(self, sharded) as pool:
+            inputs, series = self._read(x, None, pool)
+            self._remember(inputs, **self._statistics(series, inputs, pool))
         return self
 
-    def _statistics(self, series: SeriesArray, inputs: Inputs) -> dict[str, Any]:
+    def _statistics(self, series: SeriesArray, inputs: Inputs, pool: SeriesPool) -> dict[str, Any]:
         """Compute the attributes that a fit sets."""
         raise NotImplementedError
 
@@ -254,6 +262,13 @@ class TransformerStream:
             self.state = self.function.forget(
                 self.state, slice(None) if series is None else series_indices(series, self.shape[1])
             )
+
+
+@contextlib.contextmanager
+def pool_of_call(transformer: Any, sharded: bool) -> Iterator[SeriesPool]:
+    """Enclose a fit of a transformer, on all ranks together if each has series of its own."""
+    with ranks_of_call("auto" if sharded else None, f"{type(transformer).__name__}.fit", sharded) as ranks:
+        yield SeriesPool(ranks)
 
 
 def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, slice, np.ndarray]]:

@@ -28,8 +28,10 @@ def _output_method(name: str, doc: str) -> Callable[..., Any]:
         return_state: bool = False,
         lengths: Any = None,
         starts: Any = None,
+        sharded: bool = False,
     ) -> Any:
-        return run_predict(self, x, out, name, state=state, return_state=return_state, lengths=lengths, starts=starts)
+        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
+        return run_predict(self, x, out, name, state=state, return_state=return_state, **how)
 
     method.__name__, method.__qualname__, method.__doc__ = name, f"EstimatorClassifier.{name}", doc
     return method
@@ -89,12 +91,14 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         classes: Any = None,
         lengths: Any = None,
         starts: Any = None,
+        sharded: bool = False,
     ) -> Self:
         """Train for one more epoch; see :meth:`Estimator.partial_fit`.
 
         ``classes`` are all labels that may ever occur; the first call needs them if ``y`` does not hold all of them.
         """
-        run_fit(self, x, y, sample_weight, lengths=lengths, starts=starts, classes=classes, epochs=1, resume=True)
+        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
+        run_fit(self, x, y, sample_weight, classes=classes, epochs=1, resume=True, **how)
         return self
 
     predict_proba = _output_method(

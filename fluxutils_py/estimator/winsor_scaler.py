@@ -10,6 +10,7 @@ import torch
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.estimator.inputs import Inputs
 from fluxutils_py.estimator.moments import empty_result
+from fluxutils_py.estimator.sharded_data import SeriesPool
 from fluxutils_py.estimator.transformer_base import SequenceTransformer, read_blocks
 from fluxutils_py.nn.winsor import winsor_statistics
 
@@ -50,13 +51,15 @@ class WinsorScaler(SequenceTransformer):
     mean_: np.ndarray
     scale_: np.ndarray
 
-    def _statistics(self, series: SeriesArray, inputs: Inputs) -> dict[str, Any]:
+    def _statistics(self, series: SeriesArray, inputs: Inputs, pool: SeriesPool) -> dict[str, Any]:
         kind = np.float32 if series.dtype.kind == "f" and series.dtype.itemsize <= 4 else np.float64
         statistics = winsor_statistics(
             lambda: (
                 torch.from_numpy(np.array(block, kind, order="C").reshape(series.F, -1))
                 for *_, block in read_blocks(series, inputs)
-            )
+            ),
+            pool.add_up,
+            lambda *parts: tuple(torch.from_numpy(v) for v in pool.moments(*(p.numpy() for p in parts))),
         )
         return dict(zip(("lower_", "upper_", "mean_", "scale_"), (v.numpy() for v in statistics), strict=True))
 

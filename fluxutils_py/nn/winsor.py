@@ -104,11 +104,18 @@ class WinsorNorm(nn.Module):
         return f"{self.n_features}"
 
 
-def winsor_statistics(passes: Callable[[], Iterable[Tensor]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def winsor_statistics(
+    passes: Callable[[], Iterable[Tensor]],
+    add_up: Callable[[Tensor], Tensor] = lambda counts: counts,
+    merge: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, ...]] = lambda *moments: moments,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute quantiles, mean and standard deviation of each feature, in bounded memory.
 
     ``passes()`` begins a pass over the data, in blocks of shape (F, n) of one floating type. Returns the lower and
     upper bounds, and the mean and standard deviation (of n - 1) of the values clamped to them.
+
+    If other ranks have more data, ``add_up`` adds up counts of all ranks, and ``merge`` merges number, mean and sum of
+    squared distances from it.
 
     Notes
     -----
@@ -122,7 +129,7 @@ def winsor_statistics(passes: Callable[[], Iterable[Tensor]]) -> tuple[Tensor, T
         ranks.start_pass()
         for block in passes():
             ranks.count(block)
-        ranks.end_pass()
+        ranks.end_pass(add_up)
     n = ranks.n
     low, high = ranks.values.view(-1, len(QUANTILES), 2).unbind(2)
     share, empty = ranks.share, (n == 0)[:, None]
@@ -144,6 +151,7 @@ def winsor_statistics(passes: Callable[[], Iterable[Tensor]]) -> tuple[Tensor, T
         squares += y.square_().sum(1) + away.square() * count * more / total
         mean += away * more / total
         count += more
+    count, mean, squares = merge(count, mean, squares)
     std = (squares / (count - 1).clamp_min(1)).sqrt()
     return lower[:, 0].clone(), upper[:, 0].clone(), lower[:, 0] + mean, std.masked_fill(std == 0, 1)
 
@@ -176,7 +184,8 @@ class _Ranks:
                 digits = keys[beginnings == prefix] & n_digits - 1
                 self.counts[f, self.prefix[f] == prefix] += torch.bincount(digits, minlength=n_digits)
 
-    def end_pass(self) -> None:
+    def end_pass(self, add_up: Callable[[Tensor], Tensor]) -> None:
+        self.counts = add_up(self.counts)
         if self.passes == 0:
             self.n = self.counts.sum((1, 2))
             at = torch.tensor(QUANTILES, dtype=torch.float64) * (self.n - 1).clamp_min(0)[:, None]  # (F, 2)

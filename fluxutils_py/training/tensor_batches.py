@@ -33,7 +33,8 @@ class TensorBatches:
     rng : numpy.random.Generator, optional
         Shuffles the rows for each pass. None: no shuffling.
     rank, size : int
-        Which of ``size`` equal parts of every window to take, of consecutive rows. A part may have no rows; its
+        Which of ``size`` equal parts of every window to take, of consecutive rows; if each rank has its own series,
+        its rows. A part may have no rows; its
         batches then hold only their index. All ranks have the same number of batches.
     """
 
@@ -93,6 +94,8 @@ class TensorBatches:
             self._began = state["began"]
 
     def _part(self, index: WindowIndex) -> WindowIndex:
+        if self.windows.shards is not None:
+            return replace(index, segments=self.windows.own(index.segments))
         return replace(index, segments=index.segments[array_split_slice(len(index.segments), self.size, self.rank)])
 
     def _prefetched(self, indices: Iterator[WindowIndex]) -> Iterator[WindowIndex]:

@@ -7,7 +7,7 @@ from sklearn.utils import compute_sample_weight
 from fluxutils_py.data import SampleWeight
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError
-from fluxutils_py.estimator.labels import ClassWeightArray, LabelEncoder, find_classes, present
+from fluxutils_py.estimator.labels import ClassWeightArray, LabelEncoder, check_classes, find_classes, present
 
 N, T = 7, 11
 RNG = np.random.default_rng(3)
@@ -38,7 +38,7 @@ def test_classes_are_what_occurs_with_a_weight_in_a_series():
     assert find_classes(labels, SampleWeight(w, N, T)).tolist() == [0, 2, 7]
     assert find_classes(labels, None, Segments.from_lengths(N, T, np.full(N, 9))).tolist() == [0, 1, 2]
     with pytest.raises(DataError, match="no step of y that counts has a label"):
-        find_classes(np.full((1, N, T), np.nan), None)
+        check_classes(find_classes(np.full((1, N, T), np.nan), None))
 
 
 def test_balanced_weights_are_those_of_scikit_learn():
