@@ -7,7 +7,10 @@ from pathlib import Path
 DOCS = Path(__file__).parent
 PACKAGE = DOCS.parent / "fluxutils_py"
 PAGE = DOCS / "architecture.md"
-FOLDERS = ["forecasting", "estimator", "evaluation", "training", "reporting", "parallel", "nn", "data", "data/hdf5", ""]
+FOLDERS = [
+    *("forecasting", "estimator", "evaluation", "training", "reporting", "parallel", "exporting", "nn", "data"),
+    *("data/hdf5", ""),
+]
 SECTION = re.compile(r"(?<=^## Files\n\n).*?(?=^## )", re.DOTALL | re.MULTILINE)
 
 

@@ -6,6 +6,7 @@ NumPy, h5py and scikit-learn pass through as they are.
 
 __all__ = [
     "DataError",
+    "ExportError",
     "FluxUtilsError",
     "H5DataError",
     "LoadError",
@@ -83,4 +84,11 @@ class SingleStepWarning(UserWarning):
     """The rows of a data frame are taken for series of one step each, though they look like steps that follow in time.
 
     A recurrent model then carries nothing from row to row. The message says how to give the rows as steps.
+    """
+
+
+class ExportError(FluxUtilsError, ValueError):
+    """A model cannot be exported, or an exported file does not give what the model gives.
+
+    The message names the module, or the output that differs, and the way out.
     """

@@ -34,6 +34,7 @@ FLOORS = [
     "training",
     "reporting",
     "parallel",
+    "exporting",
     "versions",
     "nn",
     "data",

@@ -17,6 +17,7 @@ from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fitting import run_evaluate
 from fluxutils_py.estimator.html_repr import HtmlReprMixin
 from fluxutils_py.estimator.inputs import InputLayout, InputSchema
+from fluxutils_py.estimator.model_export import export
 from fluxutils_py.estimator.persistence import load_estimator, read_estimator, save_estimator
 from fluxutils_py.estimator.scoring import run_score
 from fluxutils_py.estimator.streaming import EstimatorStream
@@ -131,6 +132,13 @@ class EstimatorBase(HtmlReprMixin, BaseEstimator):
         check_is_fitted(self, "model_")
         if get_communicator(self._resolved_params().comm).rank == 0:
             save_estimator(self, path)
+
+    def export(self, path: Any, format: str = "onnx", *, input_names: Any = None, output_names: Any = None) -> None:
+        """Write the fitted estimator to a file that runs without this package; see :func:`fluxutils_py.export`.
+
+        Parameters and errors are those of that function, which takes pipelines too.
+        """
+        export(self, path, format, input_names=input_names, output_names=output_names)
 
     @classmethod
     def load(cls, path: Any, **arguments: Any) -> Self:

@@ -40,6 +40,15 @@ class CellStack(nn.Module):
             states.append(after)
         return x, tuple(map(torch.stack, zip(*states, strict=True))) if many else torch.stack(states)
 
+    def step(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Compute one step (B, n_in) by the cells' formulas, for export; otherwise as ``forward``."""
+        many = self.n_states > 1
+        states = []
+        for k, cell in enumerate(self.cells):
+            x, after = cell(x, tuple(s[k] for s in state) if many else state[k])
+            states.append(after)
+        return x, tuple(map(torch.stack, zip(*states, strict=True))) if many else torch.stack(states)
+
     def empty_state(self) -> tuple[Tensor, ...]:
         first: Any = self.cells[0]
         return tuple(s.expand(len(self.cells), *s.shape) for s in first.empty_state())

@@ -55,6 +55,12 @@ class _GatedRecurrence(nn.Module):
         a, b = self.coefficients(*F.linear(x, w_x, b_x).chunk(self.n_blocks, -1))
         return (a * state[0] + b,)
 
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute one step (B, n_in), for export."""
+        a, b = self.coefficients(*self.linear(x).chunk(self.n_blocks, -1))
+        h = a * state + b
+        return h, h
+
     @staticmethod
     def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``a`` and ``b`` from the outputs of the linear layers, all (S, B, H)."""
@@ -197,6 +203,17 @@ class _DiagonalRecurrence(nn.Module):
         h = torch.view_as_real(linear_recurrence(self.eigenvalues(), torch.view_as_complex(added), start))
         y = torch.addmm(F.linear(x, self.weight_skip).flatten(0, 1), h.flatten(0, 1).flatten(1), self.weight_out.T)
         return y.view(*x.shape[:2], self.n_out), h[-1].clone()
+
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute one step (B, n_in) in real numbers, for export."""
+        scale = torch.exp(self.gamma_log).repeat_interleave(2)
+        added = F.linear(x, self.weight_in * scale[:, None]).unflatten(-1, (self.n_states, 2))
+        modulus, angle = torch.exp(-torch.exp(self.nu_log)), torch.exp(self.theta_log)
+        real, imaginary = modulus * torch.cos(angle), modulus * torch.sin(angle)
+        before = state.unbind(-1)
+        turned = real * before[0] - imaginary * before[1], real * before[1] + imaginary * before[0]
+        h = torch.stack(turned, -1) + added
+        return F.linear(h.flatten(-2), self.weight_out) + F.linear(x, self.weight_skip), h
 
 
 class LRU(Recur):

@@ -1,0 +1,152 @@
+"""Transformers, scales and classes of fitted estimators as torch modules, for export."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.errors import ExportError
+from fluxutils_py.estimator.imputer import FillBlock, ForwardFillBlock
+from fluxutils_py.estimator.moments import Standardize
+from fluxutils_py.estimator.target_codec import TargetScale
+from fluxutils_py.estimator.winsor_scaler import WinsorizeBlock
+from fluxutils_py.exporting import InitialState
+
+
+class _Part(nn.Module):
+    """A transformation of each step; without a state, of windows (S, B, F) too."""
+
+    initial: tuple[InitialState, ...] = ()
+    n_outputs = 1
+
+    def __init__(self, **values: Any) -> None:
+        super().__init__()
+        for name, value in values.items():
+            self.register_buffer(name, torch.tensor(np.ravel(value), dtype=torch.float64))
+
+
+class Affine(_Part):
+    """Compute ``(x - center) / scale``, or ``x * scale + center``, in float64, rounded to the type of ``x``."""
+
+    center: Tensor
+    scale: Tensor
+
+    def __init__(self, center: Any, scale: Any, inverse: bool = False, dtype: torch.dtype | None = None) -> None:
+        super().__init__(center=center, scale=scale)
+        self.inverse, self.dtype = inverse, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = x.dtype if self.dtype is None else self.dtype
+        if self.inverse:
+            return (x.double() * self.scale + self.center).to(dtype)
+        return ((x.double() - self.center).to(dtype).double() / self.scale).to(dtype)
+
+
+class Winsorize(_Part):
+    """Clamp to quantiles, standardise, and put 0 for NaN."""
+
+    lower: Tensor
+    upper: Tensor
+    mean: Tensor
+    scale: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        clamped = torch.minimum(torch.maximum(x.double(), self.lower), self.upper)
+        y = ((clamped - self.mean).to(x.dtype).double() / self.scale).to(x.dtype)
+        return torch.where(x.isnan(), torch.zeros_like(y), y)
+
+
+class Fill(_Part):
+    """Put one value per feature for NaN."""
+
+    values: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x.isnan(), self.values.to(x.dtype), x)
+
+
+class ForwardFill(_Part):
+    """Put the last value before it for NaN; the state is (F, B), the last values, NaN where there is none."""
+
+    start: Tensor
+
+    def __init__(self, start: Any) -> None:
+        super().__init__(start=start)
+        self.initial = (InitialState(torch.full((len(self.start), 1), torch.nan, dtype=torch.float64), 1),)
+
+    def forward(self, x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        known = torch.where(x.isnan(), last.t().to(x.dtype), x)
+        return torch.where(known.isnan(), self.start.to(x.dtype), known), known.t().double()
+
+
+class Classify(nn.Module):
+    """Turn class scores (S, B, K) into labels (S, B, 1), or their places among the classes, and probabilities.
+
+    Parameters
+    ----------
+    classes : ndarray of shape (K,)
+        Numbers become labels; anything else stays a place.
+    """
+
+    classes: Tensor
+
+    def __init__(self, classes: np.ndarray) -> None:
+        super().__init__()
+        self.as_numbers = classes.dtype.kind in "iufb"
+        if self.as_numbers:
+            kind = np.int64 if classes.dtype.kind in "iu" else classes.dtype
+            self.register_buffer("classes", torch.from_numpy(np.array(classes, kind)))
+
+    def forward(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        place = scores.argmax(-1, keepdim=True)
+        return self.classes[place] if self.as_numbers else place, torch.log_softmax(scores, -1).exp()
+
+
+def unscale(scale: TargetScale, dtype: torch.dtype) -> Affine:
+    """Return the module that gives outputs of this type the units of the targets."""
+    names = np.result_type(str(dtype).removeprefix("torch."), scale.dtype).name
+    return Affine(scale.mean, scale.scale, inverse=True, dtype=getattr(torch, names))
+
+
+def transformer_module(transformer: Any, name: str, n_features: int) -> nn.Module:
+    """Return a fitted transformer of a pipeline as a module.
+
+    Raises
+    ------
+    ExportError
+        If there is none for it; the message names the step of the pipeline.
+    """
+    if hasattr(transformer, "_block_function"):
+        function = transformer._block_function()
+        if isinstance(function, Standardize):
+            return Affine(function.mean, function.scale, function.inverse)
+        if isinstance(function, WinsorizeBlock):
+            return Winsorize(**dict(zip(("lower", "upper", "mean", "scale"), function.statistics, strict=True)))
+        if isinstance(function, FillBlock):
+            return Fill(values=function.values)
+        if isinstance(function, ForwardFillBlock):
+            return ForwardFill(function.start)
+    kind = type(transformer).__name__
+    if getattr(transformer, "n_features_in_", n_features) != n_features:
+        raise ExportError(
+            f"the step {name!r} of the pipeline, {kind}, was fitted on rows of {transformer.n_features_in_} columns, "
+            f"a step has {n_features} features: take SequenceScaler or SequenceImputer, which know features and time"
+        )
+    if type(transformer).__module__.startswith("sklearn."):
+        zeros, ones = np.zeros(n_features), np.ones(n_features)
+        t = transformer
+        if kind == "StandardScaler":
+            return Affine(zeros if t.mean_ is None else t.mean_, ones if t.scale_ is None else t.scale_)
+        if kind == "RobustScaler":
+            return Affine(zeros if t.center_ is None else t.center_, ones if t.scale_ is None else t.scale_)
+        if kind == "MaxAbsScaler" and not getattr(t, "clip", False):
+            return Affine(zeros, t.scale_)
+        if kind == "MinMaxScaler" and not t.clip:
+            return Affine(t.min_, t.scale_, inverse=True)
+    raise ExportError(
+        f"the step {name!r} of the pipeline, {kind}, cannot be exported: take SequenceScaler, WinsorScaler, "
+        "SequenceImputer, or StandardScaler, RobustScaler, MaxAbsScaler or MinMaxScaler of scikit-learn"
+    )

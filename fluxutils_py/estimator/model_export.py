@@ -1,0 +1,301 @@
+"""Export fitted estimators and pipelines, and compare the files with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.utils.validation import check_is_fitted
+from torch import nn
+
+from fluxutils_py.errors import ExportError, ShapeError
+from fluxutils_py.estimator.exported_parts import Classify, transformer_module, unscale
+from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.estimator.streaming import _flat, stream
+from fluxutils_py.exporting import ContextWindow, ExportedModel, Graph, ModelStep, write_graph
+from fluxutils_py.nn.model_windows import needs_context
+from fluxutils_py.versions import installed_version
+
+FORMATS = ("onnx", "torch")
+
+
+def export(
+    model: Any,
+    path: Any,
+    format: str = "onnx",
+    *,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+) -> None:
+    """Write a fitted estimator, or a pipeline of scalers and one, to a file that runs without this package.
+
+    The file is a graph of one step or a window and the recurrent state, so that a consumer continues where it stopped:
+
+    ====================  =====================================================================================
+    inputs                ``x`` (S, B, F), then ``state.0``, ``state.1``, ...
+    outputs               ``y`` (S, B, G); of classifiers ``label`` (S, B, 1) and ``probabilities`` (S, B, K);
+                          then ``next_state.0``, ``next_state.1``, ..., of the shapes of the states
+    ====================  =====================================================================================
+
+    S steps and B series may be any numbers, 1 too, at every call. The states are those of
+    :func:`fluxutils_py.states`, in its order, after those of imputers that look back. Outputs are in the units of the
+    targets. A series whose features are all NaN at a step has NaN as output there, as in ``predict``.
+
+    Parameters
+    ----------
+    model : estimator, Pipeline, or fitted search
+    path : str or path-like
+        Written aside and then moved into place.
+    format : "onnx" or "torch"
+        An ONNX file, for onnxruntime and others, which needs ``pip install fluxutils_py[export]``; or a program of
+        ``torch.export``, for ``torch.export.load``, with torch's operators only.
+    input_names, output_names : sequence of str, optional
+        Names of inputs and outputs. Several inputs are ``x.0``, ``x.1``, ... by default; several outputs need names.
+
+    Raises
+    ------
+    sklearn.exceptions.NotFittedError
+        Before ``fit``.
+    ExportError
+        If a module cannot be exported, for it looks into the future or uses an operation without counterpart; the
+        message names the module.
+    ImportError
+        If the packages for ONNX are not installed.
+
+    Notes
+    -----
+    The metadata hold, in ONNX as ``metadata_props`` (JSON but for versions and names of classes), in torch as the extra
+    file ``metadata.json``: ``inputs``, ``outputs`` and ``states`` with names, shapes, types and initial values (one
+    number if all are equal, null for NaN), ``feature_names``, ``scale`` of the targets, ``classes``, ``per_series``
+    (whether only the output at the last step of a series counts), ``context`` (how many inputs a model without
+    recurrent layers keeps as its state), and the versions of this package and torch.
+
+    Time is the operator ``Scan`` of ONNX, or ``scan`` of torch, over the graph of one step.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from fluxutils_py import SequenceRegressor, check_export
+    >>> x = np.random.default_rng(0).normal(size=(3, 20, 50)).astype("float32")  # (F, N, T)
+    >>> est = SequenceRegressor(4, epochs=1).fit(x, x[:1])
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> export(est, f"{folder.name}/model.pt2", format="torch")
+    >>> check_export(f"{folder.name}/model.pt2", est, x) < 1e-5
+    True
+    >>> folder.cleanup()
+    """
+    if format not in FORMATS:
+        raise ValueError(f"format must be 'onnx' or 'torch', got {format!r}")
+    if hasattr(model, "best_estimator_"):
+        return export(model.best_estimator_, path, format, input_names=input_names, output_names=output_names)
+    transformers: list[tuple[str, Any]] = []
+    est = model
+    if hasattr(model, "steps"):
+        check_is_fitted(model)
+        transformers, est = _flat(model.steps[:-1]), model.steps[-1][1]
+    if not hasattr(est, "_layout") and not hasattr(est, "stream"):
+        raise TypeError(
+            f"{type(est).__name__} cannot be exported; export takes estimators of this package, pipelines of scalers "
+            "and imputers and one of them, and searches for these"
+        )
+    check_is_fitted(est, "model_")
+    graph, context = _graph(est, transformers)
+    classes = est._codec.classes
+    names_in = _names("input", input_names, len(graph.inputs), "x")
+    default_out = ["label", "probabilities"] if classes is not None else None
+    names_out = _names("output", output_names, len(graph.outputs), "y", default_out)
+    as_texts = classes is not None and classes.dtype.kind not in "iufb"
+    texts = {names_out[0]: [str(c) for c in classes]} if as_texts else None
+    write_graph(path, graph, format, names_in, names_out, _metadata(model, est) | {"context": context}, texts)
+    return None
+
+
+def check_export(path: Any, model: Any, x: Any, *, tolerance: float = 1e-5) -> float:
+    """Compare an exported file with the estimator or pipeline that it came from, step by step and in windows.
+
+    Streams all steps through the model (``stream``) and the file, the latter in single steps and again in windows of
+    1, 2, 3, 5, 8, ... steps, and compares the outputs at each step and the states at the end.
+
+    Parameters
+    ----------
+    path : str or path-like
+    model : estimator, Pipeline, or fitted search
+    x : array of shape (F, N, T), or a tuple of them for several inputs
+        Series to try it on.
+    tolerance : float
+        Largest difference to allow, relative to the largest value of each output where that is above 1. Labels may
+        differ where two probabilities differ by less than 10 times as much.
+
+    Returns
+    -------
+    float
+        The largest difference of any output or state, relative in the same way.
+
+    Raises
+    ------
+    ExportError
+        If a difference is larger; the message names the output or state, and the step.
+    LoadError
+        If the file was not exported by this package.
+    """
+    xs = tuple(np.asarray(a) for a in (x if isinstance(x, tuple) else (x,)))
+    if any(a.ndim != 3 or a.shape[1:] != xs[0].shape[1:] or a.shape[2] < 1 for a in xs):
+        raise ShapeError(f"x must be arrays (F, N, T) of equal N and T, got {[a.shape for a in xs]}")
+    n_series, n_steps = xs[0].shape[1:]
+    want, state, probabilities = _streamed(model, xs)
+    windows = [a.transpose(2, 1, 0) for a in xs]
+    largest = 0.0
+    for lengths in ([1] * n_steps, _fibonacci(n_steps)):
+        file, parts, at = ExportedModel(path, n_series), [], 0
+        if len(file.metadata["inputs"]) != len(xs):
+            raise ShapeError(f"{path} takes {len(file.metadata['inputs'])} inputs, x has {len(xs)}")
+        for n in lengths:
+            parts.append(file.run(*(w[at : at + n] for w in windows)))
+            at += n
+        got = [np.concatenate(p) for p in zip(*parts, strict=True)]
+        names = [entry["name"] for part in ("outputs", "states") for entry in file.metadata[part]]
+        if probabilities is not None and got[0].dtype.kind in "iu" and want[0].dtype.kind not in "iuf":
+            got[0] = np.asarray(file.metadata["classes"])[got[0]]  # a program of torch gives places
+        for k, (name, a, b) in enumerate(zip(names, [*got, *file.state], [*want, *state], strict=True)):
+            if k == 0 and probabilities is not None:
+                _compare_labels(path, name, a, b, probabilities, 10 * tolerance)
+                continue
+            largest = max(largest, _compare(path, name, a, b, tolerance, in_time=k < len(got)))
+    return largest
+
+
+def _streamed(model: Any, xs: tuple[np.ndarray, ...]) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray | None]:
+    """Return outputs (T, N, G) and final states of a stream, and the probabilities of a classifier."""
+    n_series, n_steps = xs[0].shape[1:]
+    last = model
+    while hasattr(last, "best_estimator_") or hasattr(last, "steps"):
+        last = last.best_estimator_ if hasattr(last, "best_estimator_") else last.steps[-1][1]
+    methods = ["predict", "predict_proba"] if last._codec.classes is not None else ["predict"]
+    outputs: list[np.ndarray] = []
+    for method in methods:
+        live = stream(model, n_series, method=method)
+        steps = [live.step(tuple(a[:, :, t] for a in xs) if len(xs) > 1 else xs[0][:, :, t]) for t in range(n_steps)]
+        each = zip(*(s if isinstance(s, tuple) else (s,) for s in steps), strict=True)
+        outputs += [np.stack(parts).transpose(0, 2, 1) for parts in each]
+    state = [t.cpu().numpy() for t in live.state]
+    return outputs, state, outputs[-1] if len(methods) > 1 else None
+
+
+def _fibonacci(total: int) -> list[int]:
+    """Return awkward lengths of windows that add up."""
+    lengths: list[int] = []
+    a, b = 1, 2
+    while sum(lengths) < total:
+        lengths.append(min(a, total - sum(lengths)))
+        a, b = b, a + b
+    return lengths
+
+
+def _compare(path: Any, name: str, got: np.ndarray, want: np.ndarray, tolerance: float, in_time: bool) -> float:
+    """Return the largest relative difference, if it is within tolerance."""
+    if got.shape != want.shape:
+        raise ExportError(f"{path}: {name} has shape {got.shape}, that of the model has {want.shape}")
+    if not got.size:
+        return 0.0
+    a, b = got.astype(float), want.astype(float)
+    scale = max(1.0, float(np.nanmax(np.abs(b), initial=0)))
+    away = np.where(np.isnan(a) & np.isnan(b), 0, np.abs(a - b)) / scale
+    worst = float(np.nan_to_num(away, nan=np.inf).max())
+    if worst > tolerance:
+        at = np.unravel_index(np.nan_to_num(away, nan=np.inf).argmax(), away.shape)
+        where = f"at step {at[0]}, series {at[1]}" if in_time else f"at {tuple(int(i) for i in at)}"
+        raise ExportError(
+            f"{path}: {name} is {a[at]:.7g} {where}, that of the model is {b[at]:.7g}: a relative difference of "
+            f"{worst:.1e}, above {tolerance:.1e}"
+        )
+    return worst
+
+
+def _compare_labels(
+    path: Any, name: str, got: np.ndarray, want: np.ndarray, probabilities: np.ndarray, margin: float
+) -> None:
+    top = np.sort(probabilities, -1)
+    clear = (top[..., -1] - top[..., -2] > margin)[..., None] if top.shape[-1] > 1 else np.full(want.shape, True)
+    wrong = clear & (got.astype(want.dtype) != want)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise ExportError(
+            f"{path}: {name} is {got[at]!r} at step {at[0]}, series {at[1]}, that of the model is {want[at]!r}"
+        )
+
+
+def _graph(est: Any, transformers: list[tuple[str, Any]]) -> tuple[Graph, int]:
+    """Return the graph, and how many inputs it keeps as context."""
+    layout, codec = est._layout, est._codec
+    features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
+    dtype = next(iter(est.model_.parameters()), torch.empty(0)).dtype
+    generator = torch.Generator().manual_seed(0)
+    samples = [
+        torch.zeros(4, 2, n, dtype=torch.int64)
+        if kind == "int"
+        else torch.randn(4, 2, n, generator=generator).to(dtype)
+        for n, kind in zip(features, layout.kinds, strict=True)
+    ]
+    before = [transformer_module(t, name, features[0]) for name, t in transformers]
+    after: list[nn.Module] = []
+    if codec.scale is not None:
+        after.append(unscale(codec.scale, dtype))
+    if codec.classes is not None:
+        after.append(Classify(codec.classes))
+    inputs = [x[0, 0] for x in samples]
+    if transformers and not inputs[0].is_floating_point():
+        inputs = [inputs[0].to(dtype)]
+    first = next((i for i, m in enumerate(before) if getattr(m, "initial", ())), None)
+    if needs_context(est.model_, samples):
+        if first is not None:
+            raise ExportError(
+                f"{type(est.model_).__name__} takes whole windows and cannot follow an imputer that looks back; take "
+                "SequenceImputer() of another strategy"
+            )
+        overlap = int(read_spec(est._resolved_params().spec).overlap)
+        window = ContextWindow(est.model_, samples, overlap)
+        return Graph(inputs, before, after=after, window=window, gaps=True), overlap
+    step = ModelStep(est.model_, samples)
+    split = len(before) if first is None else first
+    return Graph(inputs, before[:split], [*before[split:], step], after, gaps=first is None), 0
+
+
+def _names(
+    kind: str, given: Sequence[str] | None, n: int, single: str, default: Sequence[str] | None = None
+) -> list[str]:
+    """Return the names of inputs or outputs, checked."""
+    if given is None:
+        if default is not None:
+            return list(default)
+        if n == 1:
+            return [single]
+        if kind == "output":
+            raise ExportError(
+                f"the model has {n} outputs, which need names: export(..., output_names=[{', '.join(['...'] * n)}])"
+            )
+        return [f"{single}.{i}" for i in range(n)]
+    names = [given] if isinstance(given, str) else list(given)
+    reserved = [s for s in names if not isinstance(s, str) or not s or s.startswith(("state.", "next_state."))]
+    if len(names) != n or len(set(names)) != n or reserved:
+        raise ExportError(
+            f"{kind}_names must be {n} different names, none of which begins with 'state.' or 'next_state.'; "
+            f"got {names}"
+        )
+    return names
+
+
+def _metadata(model: Any, est: Any) -> dict[str, Any]:
+    codec = est._codec
+    names = getattr(model, "feature_names_in_", getattr(est, "feature_names_in_", None))
+    scale = codec.scale
+    return {
+        "feature_names": None if names is None else [str(n) for n in names],
+        "scale": None if scale is None else {"mean": scale.mean.tolist(), "scale": scale.scale.tolist()},
+        "classes": None if codec.classes is None else codec.classes.tolist(),
+        "per_series": bool(codec.per_series),
+        "estimator": type(est).__name__,
+        "fluxutils_py": installed_version("fluxutils_py"),
+        "torch": torch.__version__,
+    }

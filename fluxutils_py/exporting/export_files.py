@@ -1,0 +1,216 @@
+"""Write graphs as ONNX files and as programs of torch, with what a consumer must know as metadata."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fluxutils_py.errors import ExportError, LoadError
+from fluxutils_py.exporting.graph import Graph, module_of_operator
+from fluxutils_py.files import atomic_path
+
+FORMATS = ("onnx", "torch")
+METADATA_FILE = "metadata.json"  # in a program of torch
+TEXTS = ("estimator", "fluxutils_py", "torch")  # entries that are texts; the others are JSON
+SERIES, STEPS = "batch", "steps"  # names of free axes
+
+
+def write_graph(
+    path: Any,
+    graph: Graph,
+    format: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    metadata: dict[str, Any],
+    texts: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Write a graph to a file, aside and then moved into place.
+
+    Parameters
+    ----------
+    path : str or path-like
+    graph : Graph
+    format : "onnx" or "torch"
+    inputs, outputs : sequence of str
+        Their names.
+    metadata : dict of plain values
+        Added to the names, shapes and types of inputs, outputs and states.
+    texts : dict, optional
+        For outputs that are places in a list of texts, by name, the list. ONNX gives the texts, torch the places.
+
+    Raises
+    ------
+    ExportError
+        If an operator has no counterpart in ONNX; the message names the module.
+    ImportError
+        If the format is "onnx" and its packages are not installed.
+    """
+    described = {**describe(graph, inputs, outputs), **metadata}
+    if format == "torch":
+        extra = {METADATA_FILE: json.dumps(described, indent=1)}
+        with atomic_path(path) as new, open(new, "wb") as file:
+            torch.export.save(graph.program, file, extra_files=extra)
+        return
+    model = _to_onnx(graph, inputs, outputs)
+    _name_axes(model.graph)
+    for name, choices in (texts or {}).items():
+        _look_up(model.graph, name, choices)
+        next(o for o in described["outputs"] if o["name"] == name)["dtype"] = "string"
+    for key, value in described.items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value if key in TEXTS else json.dumps(value)
+    with atomic_path(path) as new, open(new, "wb") as file:
+        file.write(model.SerializeToString())
+
+
+def describe(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, Any]:
+    """Return names, shapes and types of inputs, outputs and states, and the initial states, as plain values."""
+
+    def entry(name: str, t: Tensor) -> dict[str, Any]:
+        return {"name": name, "shape": [STEPS, SERIES, *t.shape[2:]], "dtype": _dtype(t)}
+
+    return {
+        "inputs": [entry(name, x) for name, x in zip(inputs, graph.inputs, strict=True)],
+        "outputs": [entry(name, y) for name, y in zip(outputs, graph.outputs, strict=True)],
+        "states": [
+            {
+                "name": f"state.{i}",
+                "shape": [SERIES if d == s.batch_axis else n for d, n in enumerate(s.value.shape)],
+                "dtype": _dtype(s.value),
+                "initial": _plain(s.value),
+            }
+            for i, s in enumerate(graph.initial)
+        ],
+    }
+
+
+def _dtype(t: Tensor) -> str:
+    return str(t.dtype).removeprefix("torch.")
+
+
+def _plain(value: Tensor) -> Any:
+    """Return one number if all values are equal, else nested lists; None for NaN, which JSON does not have."""
+    first = value.flatten()[:1]
+    if value.numel() and torch.allclose(value, first.expand_as(value), rtol=0, atol=0, equal_nan=True):
+        return _number(first.item())
+    return _numbers(value.tolist())
+
+
+def _numbers(values: Any) -> Any:
+    return [_numbers(v) for v in values] if isinstance(values, list) else _number(values)
+
+
+def _number(value: Any) -> Any:
+    return None if value != value else value
+
+
+def _to_onnx(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
+    for name in ("onnx", "onnxscript"):
+        require(name)
+    n_states = len(graph.initial)
+    names = [*inputs, *(f"state.{i}" for i in range(n_states))]
+    results = [*outputs, *(f"next_state.{i}" for i in range(n_states))]
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            made = torch.onnx.export(graph.program, dynamo=True, input_names=names, output_names=results, verbose=False)
+    except Exception as error:
+        raise _not_convertible(graph, error) from error
+    assert made is not None
+    return made.model_proto
+
+
+def _not_convertible(graph: Graph, error: Exception) -> ExportError:
+    said, cause = str(error), error.__cause__
+    while cause is not None:
+        said, cause = f"{said}\n{cause}", cause.__cause__
+    operator = re.search(r"OpOverload\(op='([\w.:]+)'", said) or re.search(r"(aten\.\w+\.\w+)", said)
+    if operator is None:
+        first = next((line for line in said.splitlines() if line.strip()), type(error).__name__)
+        return ExportError(f"the model cannot be written as ONNX: {first}; format='torch' may take it")
+    name = operator[1].replace("::", ".")
+    where = module_of_operator(graph, name)
+    return ExportError(
+        f"{where or 'the model'} cannot be written as ONNX, which has no counterpart of torch's {name}; "
+        "format='torch' takes it"
+    )
+
+
+def require(package: str) -> Any:
+    """Import an optional package, or say how to install it."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise ImportError(f"exporting to ONNX needs the package {package}: pip install fluxutils_py[export]") from error
+
+
+def _name_axes(graph: Any) -> None:
+    """Give the free axes their names, in place of torch's symbols."""
+    names = {}
+    for d, name in ((0, STEPS), (1, SERIES)):
+        names[graph.input[0].type.tensor_type.shape.dim[d].dim_param] = name
+    pattern = re.compile("|".join(rf"\b{re.escape(symbol)}\b" for symbol in names))
+
+    def rename(part: Any) -> None:
+        for value in (*part.input, *part.output, *part.value_info):
+            for dim in value.type.tensor_type.shape.dim:
+                if dim.dim_param:
+                    dim.dim_param = pattern.sub(lambda found: names[found[0]], dim.dim_param)
+        for node in part.node:
+            for attribute in node.attribute:
+                if attribute.HasField("g"):
+                    rename(attribute.g)
+
+    rename(graph)
+
+
+def _look_up(graph: Any, name: str, texts: Sequence[str]) -> None:
+    """Let an output of places be the texts at these places."""
+    onnx = require("onnx")
+    for node in graph.node:
+        for k, output in enumerate(node.output):
+            if output == name:
+                node.output[k] = f"{name}.place"
+    graph.initializer.append(
+        onnx.helper.make_tensor(f"{name}.texts", onnx.TensorProto.STRING, [len(texts)], [t.encode() for t in texts])
+    )
+    graph.node.append(onnx.helper.make_node("Gather", [f"{name}.texts", f"{name}.place"], [name]))
+    declared = next(o for o in graph.output if o.name == name)
+    declared.type.tensor_type.elem_type = onnx.TensorProto.STRING
+
+
+def read_metadata(path: Any) -> dict[str, Any]:
+    """Return the metadata of an exported file of either format.
+
+    Raises
+    ------
+    LoadError
+        If it is no file that this package exported.
+    """
+    if format_of(path) == "torch":
+        with zipfile.ZipFile(path) as file:
+            names = [n for n in file.namelist() if n.endswith("/" + METADATA_FILE)]
+            found = json.loads(file.read(names[0])) if names else {}
+    else:
+        try:
+            model = require("onnx").load(os.fspath(path))
+        except Exception as error:  # of protobuf
+            raise LoadError(f"{path} is neither an ONNX file nor a program of torch") from error
+        found = {p.key: p.value if p.key in TEXTS else json.loads(p.value) for p in model.metadata_props}
+    if "states" not in found:
+        raise LoadError(f"{path} was not exported by fluxutils_py: it does not tell its states")
+    return found
+
+
+def format_of(path: Any) -> str:
+    """Return the format of an exported file, by its content."""
+    return "torch" if zipfile.is_zipfile(path) else "onnx"

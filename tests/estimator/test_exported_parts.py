@@ -1,0 +1,78 @@
+"""Transformers and decoders as modules give what they give in NumPy."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, QuantileTransformer, RobustScaler, StandardScaler
+
+from fluxutils_py import SequenceImputer, SequenceScaler, WinsorScaler
+from fluxutils_py.errors import ExportError
+from fluxutils_py.estimator.exported_parts import Classify, transformer_module, unscale
+from fluxutils_py.estimator.target_codec import LabelDecoder, TargetScale
+
+
+@pytest.fixture
+def x(rng):
+    """(F, N, T) with a large mean and missing values."""
+    x = rng.normal([[[1e4]], [[-3.0]], [[0.0]]], [[[2.0]], [[0.1]], [[30.0]]], size=(3, 7, 43))
+    x[rng.random(x.shape) < 0.2] = np.nan
+    return x
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "made", [SequenceScaler(), SequenceScaler(with_mean=False), WinsorScaler(), SequenceImputer()], ids=repr
+)
+def test_our_transformers(made, dtype, x):
+    x = x.astype(dtype)
+    wanted = made.fit(x).transform(x)
+    found = (
+        transformer_module(made, "step", 3)(torch.from_numpy(x.transpose(2, 1, 0).copy())).numpy().transpose(2, 1, 0)
+    )
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_the_forward_fill_carries_its_last_values(x):
+    x[:, 0, :5] = np.nan
+    made = SequenceImputer("ffill").fit(x)
+    part, live = transformer_module(made, "step", 3), made.stream(7)
+    state = part.initial[0].of(7)
+    for t in range(43):
+        y, state = part(torch.from_numpy(x[:, :, t].T.copy()), state)
+        np.testing.assert_array_equal(y.numpy().T, live.step(x[:, :, t]))
+        np.testing.assert_array_equal(state.numpy(), live.state[0].numpy())
+
+
+@pytest.mark.parametrize("made", [StandardScaler(), RobustScaler(), MaxAbsScaler(), MinMaxScaler()], ids=repr)
+def test_scalers_of_scikit_learn(made, rng):
+    rows = rng.normal(50, 3, size=(40, 3))
+    found = transformer_module(made.fit(rows), "step", 3)(torch.from_numpy(rows)).numpy()
+    np.testing.assert_allclose(found, made.transform(rows), rtol=1e-12)
+
+
+def test_other_transformers_are_named(rng):
+    rows = rng.normal(size=(40, 6))
+    with pytest.raises(ExportError, match=r"'quantiles' of the pipeline, QuantileTransformer"):
+        transformer_module(QuantileTransformer(n_quantiles=5).fit(rows), "quantiles", 6)
+    with pytest.raises(ExportError, match=r"'scale' of the pipeline, StandardScaler, was fitted on rows of 6 columns"):
+        transformer_module(StandardScaler().fit(rows), "scale", 3)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_outputs_get_their_units_with_the_digits_of_the_targets(kind, rng):
+    scale = TargetScale(np.array([1e6, 0.0]), np.array([3.0, 0.5]), np.dtype(kind))
+    y = rng.normal(size=(5, 4, 2)).astype("float32")
+    found = unscale(scale, torch.float32)(torch.from_numpy(y)).numpy()
+    assert found.dtype == kind
+    np.testing.assert_array_equal(found, scale.decode(y))
+
+
+@pytest.mark.parametrize("classes", [np.array([3, 7, 9]), np.array([0.5, 1.5, 2.0]), np.array(["a", "b", "c"])])
+def test_labels_and_probabilities(classes, rng):
+    scores = rng.normal(size=(5, 4, 3)).astype("float32")
+    label, probabilities = Classify(classes)(torch.from_numpy(scores))
+    decoder = LabelDecoder(classes)
+    named = classes[label.numpy()] if classes.dtype.kind == "U" else label.numpy()
+    np.testing.assert_array_equal(named, decoder.labels(scores))
+    np.testing.assert_allclose(probabilities.numpy(), decoder.probabilities(scores), rtol=1e-6)

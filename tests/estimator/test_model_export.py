@@ -1,0 +1,1 @@
+"""Estimators and pipelines as files: what streams give, file by file; wrong use."""

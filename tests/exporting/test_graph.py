@@ -1,0 +1,97 @@
+"""The graph as a program of torch, against sessions of the model; what cannot be traced."""
+
+import pytest
+import torch
+from torch import nn
+
+from fluxutils_py.errors import ExportError
+from fluxutils_py.exporting.graph import Graph
+from fluxutils_py.exporting.steps import ModelStep
+from fluxutils_py.nn import LSTM, Recur
+
+KINDS = [
+    *("torch", "torch_cells", "own_cells", "own_cells_in_recur", "scans", "convolutions", "attention", "stacks"),
+    *("norms", "no_state", "several"),
+]
+
+
+def start_program(graph):
+    module = graph.program.module()
+
+    def start(n_series):
+        kept = [s.of(n_series) for s in graph.initial]
+
+        def run(*arrays):
+            found = module(*map(torch.from_numpy, arrays), *kept)
+            n = len(graph.outputs)
+            kept[:] = found[n:]
+            return [t.numpy() for t in found[:n]]
+
+        return run, lambda: [t.numpy() for t in kept]
+
+    return start
+
+
+def test_all_kinds_are_tried(model_names):
+    assert model_names == KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_program_gives_what_the_model_gives_for_any_steps_and_series(
+    kind, make_model, example_inputs, worst_difference
+):
+    model, xs = make_model(kind), example_inputs(kind, 4, 2)
+    graph = Graph([x[0, 0] for x in xs], steps=[ModelStep(model, xs)], gaps=True)
+    assert worst_difference(kind, model, start_program(graph)) < 3e-6
+
+
+def test_float64_keeps_its_digits(make_model, example_inputs, worst_difference):
+    model, xs = make_model("torch", torch.float64), example_inputs("torch", 4, 2, torch.float64)
+    graph = Graph([x[0, 0] for x in xs], steps=[ModelStep(model, xs)])
+    assert worst_difference("torch", model, start_program(graph), torch.float64) < 1e-14
+
+
+def test_before_and_after_are_outside_the_scan_and_gaps_between_them():
+    double, shift = Times(2.0), Times(10.0)
+    model = nn.Sequential(LSTM(3, 4), nn.Linear(4, 1)).eval()
+    graph = Graph(
+        [torch.zeros(3)], before=[double], steps=[ModelStep(model, [torch.zeros(4, 2, 3)])], after=[shift], gaps=True
+    )
+    x = torch.randn(6, 2, 3)
+    x[2, 1] = torch.nan
+    y, *_ = graph.program.module()(x, *(s.of(2) for s in graph.initial))
+    with torch.no_grad():
+        wanted = 10 * model(2 * x.nan_to_num())
+    wanted[2, 1] = torch.nan
+    assert torch.allclose(y, wanted, atol=1e-6, equal_nan=True)
+
+
+class Times(nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+
+class Sized(nn.Module):
+    """Works for 3 series only."""
+
+    def forward(self, x):
+        return x.view(3, -1)
+
+
+class ByValue(nn.Module):
+    """Decides by the values."""
+
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(("part", "said"), [(ByValue(), r"'1' \(ByValue\)"), (Sized(), "series")])
+def test_what_cannot_be_traced_is_named(part, said):
+    model = nn.Sequential(Recur(nn.GRUCell(3, 4)), part).eval()
+    model.takes_windows = False
+    with pytest.raises(ExportError, match=said):
+        Graph([torch.zeros(3)], steps=[ModelStep(model, [torch.zeros(4, 2, 3)])])
