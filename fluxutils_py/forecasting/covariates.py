@@ -1,4 +1,4 @@
-"""Standardise numeric covariates and encode categorical ones."""
+"""Standardise numeric covariates and number categories."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.panel_windows import Channels
 
 
 @dataclass(frozen=True)
 class Covariate:
-    """Conversion of one column to channels.
+    """Conversion of one column to a channel: standardised numbers, or codes of categories.
 
     Attributes
     ----------
@@ -22,7 +23,7 @@ class Covariate:
     mean, scale : float
         Mean and standard deviation of a numeric column.
     categories : tuple or None
-        Values of a categorical column. None: the column is numeric.
+        Values of a categorical column; the code of each is its position, from 1. None: the column is numeric.
     """
 
     name: str
@@ -42,28 +43,29 @@ class Covariate:
         scale = float(there.std())
         return cls(name, float(there.mean()), scale if scale > 1e-12 * abs(float(there.mean())) else 1.0)
 
-    @property
-    def n_channels(self) -> int:
-        return 1 if self.categories is None else len(self.categories)
+    def channel(self, values: np.ndarray) -> np.ndarray:
+        """Return standardised numbers, or codes: (total,), NaN where missing.
 
-    def channels(self, values: np.ndarray) -> np.ndarray:
-        """Return standardised numbers, or an indicator of each category: (n_channels, total)."""
+        Warns of categories that were not there in training; their code is 0.
+
+        Raises
+        ------
+        DataError
+            If the column held numbers in training and holds text now, or the other way round.
+        """
+        if (values.dtype == object) != (self.categories is not None):
+            now, then = ("text", "numbers") if self.categories is None else ("numbers", "categories")
+            raise DataError(f"column {self.name!r} holds {now}, and held {then} when the forecaster was fitted")
         if self.categories is None:
-            return ((values - self.mean) / self.scale)[None]
-        codes = self.codes(values)
-        found = (codes == np.arange(1, 1 + len(self.categories))[:, None]).astype(float)
-        found[:, [v is None for v in values]] = np.nan
-        return found
-
-    def codes(self, values: np.ndarray) -> np.ndarray:
-        """Return the codes of categories, from 1; 0 for categories not seen in training, with a warning."""
-        number = {v: i + 1 for i, v in enumerate(self.categories or ())}
-        codes = np.array([number.get(v, 0) for v in values], int)
-        new = {v for v, c in zip(values, codes, strict=True) if c == 0 and v is not None}
+            return (values - self.mean) / self.scale
+        number: dict[Any, float] = {v: i + 1.0 for i, v in enumerate(self.categories)}
+        codes = np.array([np.nan if v is None else number.get(v, 0.0) for v in values], float)
+        new = {v for v, c in zip(values, codes, strict=True) if c == 0}
         if new:
             shown = ", ".join(sorted(map(repr, new))[:3])
             warnings.warn(
-                f"column {self.name!r} has values that were not there in training: {shown}; they count as none",
+                f"column {self.name!r} has categories that were not there in training: {shown}; their embedding is "
+                "zero",
                 stacklevel=2,
             )
         return codes
@@ -82,7 +84,7 @@ def filled_forward(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Covariates:
-    """All covariates of a panel, as fitted in training."""
+    """All covariates of a panel, as fitted in training; numbers before categories in each group."""
 
     hist: tuple[Covariate, ...] = ()
     futr: tuple[Covariate, ...] = ()
@@ -90,29 +92,25 @@ class Covariates:
 
     @classmethod
     def of(cls, panel: Panel, hist: Any, futr: Any, stat: Any) -> Covariates:
-        of_steps = [tuple(Covariate.of(c, panel.values[c]) for c in names) for names in (hist, futr)]
-        return cls(of_steps[0], of_steps[1], tuple(Covariate.of(c, panel.static[c]) for c in stat))
+        sources = (hist, panel.values), (futr, panel.values), (stat, panel.static)
+        groups = [[Covariate.of(c, values[c]) for c in names] for names, values in sources]
+        return cls(*(tuple(sorted(group, key=lambda c: c.categories is not None)) for group in groups))
 
     def steps(self, panel: Panel, kind: str) -> np.ndarray:
         """Return the channels (C, total) of the ``"hist"`` or ``"futr"`` covariates, NaN where missing."""
-        parts = [c.channels(panel.values[c.name]) for c in getattr(self, kind)]
-        return np.concatenate(parts) if parts else np.empty((0, int(panel.lengths.sum())))
-
-    def n_channels(self, kind: str) -> int:
-        return sum(c.n_channels for c in getattr(self, kind))
+        parts = [c.channel(panel.values[c.name]) for c in getattr(self, kind)]
+        return np.stack(parts) if parts else np.empty((0, int(panel.lengths.sum())))
 
     def static(self, panel: Panel) -> np.ndarray:
-        """Return the standardised static numbers of each series, (N, numeric static covariates)."""
-        found = [c.channels(panel.static[c.name])[0] for c in self.stat if c.categories is None]
+        """Return the channels (N, C) of the static covariates."""
+        found = [c.channel(panel.static[c.name]) for c in self.stat]
         return np.stack(found, 1) if found else np.empty((panel.n_series, 0))
-
-    def codes(self, panel: Panel) -> np.ndarray:
-        """Return the category codes of each series, (N, categorical static covariates)."""
-        found = [c.codes(panel.static[c.name]) for c in self.stat if c.categories is not None]
-        return np.stack(found, 1) if found else np.empty((panel.n_series, 0), int)
 
     def channels(self, h: int, history: int, base: bool) -> Channels:
         """Return the channels of a network's input, ``history`` of which come from the target."""
-        codes = tuple(len(c.categories) + 1 for c in self.stat if c.categories is not None)
-        hist, futr = self.n_channels("hist"), self.n_channels("futr")
-        return Channels(h, history, hist, len(self.stat) - len(codes), futr, codes, base)
+        hist, stat, futr = (
+            tuple(len(c.categories) + 1 for c in group if c.categories is not None)
+            for group in (self.hist, self.stat, self.futr)
+        )
+        numbers = len(self.hist) - len(hist), len(self.stat) - len(stat), len(self.futr) - len(futr)
+        return Channels(h, history, *numbers, hist, stat, futr, base)

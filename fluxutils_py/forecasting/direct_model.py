@@ -45,10 +45,9 @@ class DirectModel(nn.Module):
     ) -> None:
         super().__init__()
         self.channels, self.n_quantiles = channels, len(quantiles)
-        self.embeddings = nn.ModuleList(nn.Embedding(n, min(16, 1 + n // 2)) for n in channels.categories)
-        for embedding in self.embeddings:
-            nn.init.normal_(embedding.weight, std=0.1)  # type: ignore[arg-type]  # all are nn.Embedding
-        n_in = channels.numeric + sum(e.embedding_dim for e in self.embeddings)  # type: ignore[misc]
+        self.embeddings = nn.ModuleList(category_embedding(n) for n in channels.categories)
+        sizes = [embedding_size(n) for n in channels.categories]
+        n_in = channels.numeric + sum(sizes)
         h = channels.h
         self.body = body(n_in, hidden_size)
         self.dropout = nn.Dropout(dropout)
@@ -62,22 +61,23 @@ class DirectModel(nn.Module):
             nn.init.zeros_(self.quantile_skip.weight)
             with torch.no_grad():
                 self.quantile_skip.bias.view(-1, h)[0] = -1.0  # the lowest one begins below the point forecast
-        if channels.futr:
-            self.ahead = nn.Sequential(nn.Linear(2 * channels.futr + 8, 32), nn.ReLU(), nn.Linear(32, 1))
+        if channels.n_ahead:
+            n_known = 2 * (channels.futr + sum(map(embedding_size, channels.futr_categories)))
+            self.ahead = nn.Sequential(nn.Linear(n_known + 8, 32), nn.ReLU(), nn.Linear(32, 1))
             self.context = nn.Linear(hidden_size, 8)
-            self.ahead_skip = nn.Linear(2 * channels.futr, 1, bias=False)
+            self.ahead_skip = nn.Linear(n_known, 1, bias=False)
             nn.init.zeros_(self.ahead_skip.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         c = self.channels
         inputs = x[..., : c.numeric]
         if c.categories:
-            codes = x[..., c.numeric : c.numeric + len(c.categories)].long()
-            parts = zip(self.embeddings, codes.unbind(-1), c.categories, strict=True)
-            inputs = torch.cat([inputs, *(table(code.clamp(0, n - 1)) for table, code, n in parts)], -1)
+            codes = x[..., c.numeric : c.numeric + len(c.categories)].unbind(-1)
+            pairs = zip(self.embeddings, codes, strict=True)
+            inputs = torch.cat([inputs, *(embedded(table, code) for table, code in pairs)], -1)
         hidden = self.dropout(self.body(inputs))
         point = self.head(hidden) + self.skip(inputs)
-        if c.futr:
+        if c.n_ahead:
             point = point + self._of_known_ahead(x, hidden)
         if not self.n_quantiles:
             return point
@@ -90,9 +90,35 @@ class DirectModel(nn.Module):
         """Return what covariates known ahead add to each step, from their values there and at its past counterpart."""
         c = self.channels
         first = c.numeric + len(c.categories)
-        known = x[..., first : first + c.ahead].unflatten(-1, (c.futr * 2, c.h)).transpose(-1, -2)  # (.., h, 2 futr)
+        channels = x[..., first : first + c.ahead].unflatten(-1, (c.n_ahead, 2, c.h)).transpose(-1, -2)  # (.., n, h, 2)
+        tables = self.embeddings[len(c.categories) - len(c.futr_categories) :]
+        codes = channels[..., c.futr :, :, :].unbind(-3)
+        parts = [embedded(table, code).flatten(-2) for table, code in zip(tables, codes, strict=True)]
+        numbers = channels[..., : c.futr, :, :].transpose(-3, -2).flatten(-2)  # (.., h, 2 futr)
+        known = torch.cat([numbers, *parts], -1)
         context = self.context(hidden).unsqueeze(-2).expand(*known.shape[:-1], -1)
         return (self.ahead(torch.cat([known, context], -1)) + self.ahead_skip(known)).squeeze(-1)
+
+
+def embedding_size(n: int) -> int:
+    """Return the size of the embedding of a covariate with ``n`` codes."""
+    return min(16, 1 + n // 2)
+
+
+def category_embedding(n: int) -> nn.Embedding:
+    """Return an embedding of ``n`` codes; code 0, for categories not seen in training, stays at zero."""
+    embedding = nn.Embedding(n, embedding_size(n), padding_idx=0)
+    nn.init.normal_(embedding.weight, std=0.1)
+    with torch.no_grad():
+        embedding.weight[0] = 0.0
+    return embedding
+
+
+def embedded(table: nn.Module, codes: Tensor) -> Tensor:
+    """Return the embeddings (..., size) of codes that are stored as floating-point numbers."""
+    assert isinstance(table, nn.Embedding)
+    found: Tensor = table(codes.long().clamp(0, table.num_embeddings - 1))
+    return found
 
 
 class Ensemble(nn.Module):

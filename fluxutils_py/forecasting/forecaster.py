@@ -80,7 +80,8 @@ class Forecaster(BaseEstimator):
         Peak learning rate of the one-cycle schedule, and weight decay, of AdamW.
     hist_exog_list, futr_exog_list, stat_exog_list : sequence of str
         Columns with covariates: known only up to the forecast; also known ahead (pass them to ``predict``); one value
-        per series. Columns that are not numeric are categories.
+        per series. Columns that are neither numeric nor boolean are categories, which become embeddings; a category not
+        seen in training has an embedding of zeros, with a warning.
     id_col, time_col, target_col : str
         Column names of the long frame.
     alias : str
@@ -376,16 +377,15 @@ class Forecaster(BaseEstimator):
         hist, futr = (filled_forward(self.covariates_.steps(panel, kind), panel.lengths) for kind in ("hist", "futr"))
         source = PackedSeries(np.concatenate([panel.values[self.target_col][None], hist]), panel.lengths)
         ahead = PackedSeries(futr, panel.lengths) if len(futr) else None
-        static, codes = self.covariates_.static(panel), self.covariates_.codes(panel)
-        return PanelWindows(source, self.features_, self.channels_, static, codes, ahead)
+        return PanelWindows(source, self.features_, self.channels_, self.covariates_.static(panel), ahead)
 
-    def _tail_windows(self, tail: np.ndarray, static: np.ndarray, codes: np.ndarray) -> PanelWindows:
+    def _tail_windows(self, tail: np.ndarray, static: np.ndarray) -> PanelWindows:
         """Return the windows of tails (C, N, K). Where only covariates are known ahead, other channels are NaN."""
-        n_own, n = 1 + self.channels_.hist, tail.shape[1]
+        n_own, n = len(tail) - self.channels_.n_ahead, tail.shape[1]
         lengths = np.full(n, tail.shape[2])
         flat = tail.reshape(len(tail), -1)
         ahead = PackedSeries(flat[n_own:], lengths) if len(flat) > n_own else None
-        return PanelWindows(PackedSeries(flat[:n_own], lengths), self.features_, self.channels_, static, codes, ahead)
+        return PanelWindows(PackedSeries(flat[:n_own], lengths), self.features_, self.channels_, static, ahead)
 
     @property
     def _history(self) -> History:

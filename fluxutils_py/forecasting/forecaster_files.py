@@ -24,7 +24,7 @@ from fluxutils_py.forecasting.panel_windows import Channels
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.training.plain_files import read_file, write_file
 
-KIND, FORMAT = "fluxutils_py forecaster", 1
+KIND, FORMAT = "fluxutils_py forecaster", 2
 PLAIN = (bool, int, float, str, type(None))
 NOT_STORED = ("callbacks", "device", "comm")  # code, or specific to a machine
 CODE = ("cell", "model", "loss", "freq")  # stored only if they are plain data
@@ -58,7 +58,8 @@ def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
     """Read a forecaster; see ``Forecaster.load``."""
     c = read_file(path, KIND)
     if c.get("format") != FORMAT:
-        raise LoadError(f"{path} has format {c.get('format')}, this version reads {FORMAT}; update fluxutils_py")
+        way_out = "update fluxutils_py" if (c.get("format") or 0) > FORMAT else "fit and save the forecaster again"
+        raise LoadError(f"{path} has format {c.get('format')}, this version reads {FORMAT}: {way_out}")
     missing = [k for k in c["code"] if k not in arguments]
     if missing:
         raise LoadError(
@@ -68,7 +69,8 @@ def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
     fc = cls(**{**c["settings"], **arguments})
     try:
         fc.features_ = Features(**c["features"])
-        fc.channels_ = Channels(**{**c["channels"], "categories": tuple(c["channels"]["categories"])})
+        channels: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in c["channels"].items()}
+        fc.channels_ = Channels(**channels)
         kinds = {k: tuple(_covariate(one) for one in c["covariates"][k]) for k in ("hist", "futr", "stat")}
         fc.covariates_ = Covariates(**kinds)
         fc.frequency_ = None if c["frequency"] is None else Frequency(**c["frequency"])
@@ -110,7 +112,7 @@ def _covariate(content: dict[str, Any]) -> Covariate:
 def _plain_history(history: History) -> dict[str, Any]:
     panel = history.panel
     return {
-        **{k: torch.from_numpy(np.array(getattr(history, k))) for k in ("tail", "lengths", "static", "codes")},
+        **{k: torch.from_numpy(np.array(getattr(history, k))) for k in ("tail", "lengths", "static")},
         "states": history.states,
         "panel": None
         if panel is None
@@ -125,7 +127,7 @@ def _plain_history(history: History) -> dict[str, Any]:
 
 
 def _history(content: dict[str, Any], frequency: Frequency | None) -> History:
-    arrays = {k: content[k].numpy() for k in ("tail", "lengths", "static", "codes")}
+    arrays = {k: content[k].numpy() for k in ("tail", "lengths", "static")}
     stored, panel = content["panel"], None
     if stored is not None and frequency is not None:
         ids = np.empty(len(stored["ids"]), object)

@@ -67,11 +67,15 @@ class Frame:
     def dtype(self, column: str) -> Any:
         return self.frame.schema[column]
 
-    def labels(self, column: str) -> np.ndarray:
-        """Return a column of labels as objects; DataError if one is missing."""
+    def labels(self, column: str, missing: bool = False) -> np.ndarray:
+        """Return a column of labels as objects, None where missing; DataError if one is and ``missing`` is False."""
         values = self.frame[column]
-        self._refuse_missing(column, values.is_null().to_numpy())
-        found = np.asarray(values.to_list(), dtype=object)
+        absent = values.is_null().to_numpy()
+        if not missing:
+            self._refuse_missing(column, absent)
+        found = np.empty(self.n_rows, object)
+        found[:] = values.to_list()
+        found[absent] = None
         return found
 
     def is_category(self, column: str) -> bool:

@@ -36,7 +36,6 @@ class History:
     lengths : ndarray of int, shape (N,)
         Number of steps of each series so far.
     static : ndarray of shape (N, ...)
-    codes : ndarray of int, shape (N, ...)
     states : list of list of Tensor
         State of each network for N series, as from :func:`fluxutils_py.states`.
     panel : Panel or None
@@ -46,7 +45,6 @@ class History:
     tail: np.ndarray
     lengths: np.ndarray
     static: np.ndarray
-    codes: np.ndarray
     states: list[list[Tensor]]
     panel: Panel | None = None
 
@@ -66,10 +64,9 @@ class History:
         channels, _, K = self.tail.shape
         tail = np.concatenate([self.tail, np.full((channels, n_new, K), np.nan)], axis=1)
         static = np.concatenate([self.static, np.zeros((n_new, self.static.shape[1]))])
-        codes = np.concatenate([self.codes, np.zeros((n_new, self.codes.shape[1]), int)])
         lengths = np.concatenate([self.lengths, np.zeros(n_new, int)])
         fresh = which >= n_old
-        static[which[fresh]], codes[which[fresh]] = more.static[fresh], more.codes[fresh]
+        static[which[fresh]] = more.static[fresh]
         values = np.full((channels, len(which), K + int(more.lengths.max())), np.nan)
         values[:, :, :K] = tail[:, which]
         ends = np.cumsum(more.lengths)
@@ -79,7 +76,7 @@ class History:
         for c in range(1, channels):
             flat = filled_forward(values[c].reshape(1, -1), np.full(len(which), size))
             values[c] = flat.reshape(len(which), size)
-        windows = make(values, static[which], codes[which])
+        windows = make(values, static[which])
         begin = np.where(fresh, K, K - 1)
         count = more.lengths - fresh
         states = []
@@ -95,7 +92,7 @@ class History:
         for i, series in enumerate(which):
             tail[:, series] = values[:, i, stop[i] - K : stop[i]]
         lengths[which] += more.lengths
-        return History(tail, lengths, static, codes, states, more.panel)
+        return History(tail, lengths, static, states, more.panel)
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ class Steps:
     lengths : ndarray of int, shape (n,)
     values : ndarray of shape (C, total)
         New steps of all series, one series after the other.
-    static, codes : ndarray of shape (n, ...)
+    static : ndarray of shape (n, ...)
     panel : Panel or None
         The ``panel`` of the extended history.
     """
@@ -118,7 +115,6 @@ class Steps:
     lengths: np.ndarray
     values: np.ndarray
     static: np.ndarray
-    codes: np.ndarray
     panel: Panel | None = None
 
 
@@ -132,9 +128,8 @@ def start_history(models: Sequence[nn.Module], windows: PanelWindows, panel: Pan
         parts.append(windows.ahead.cut(series, lengths - K, K))
     states = [walk(model, windows, np.zeros(n, int), lengths - 1, None) for model in models]
     static = np.zeros((n, 0)) if windows.static is None else windows.static
-    codes = np.zeros((n, 0), int) if windows.codes is None else windows.codes
     meta = None if panel is None else replace(panel, values={}, static={})
-    return History(np.concatenate(parts), lengths, static, codes, states, meta)
+    return History(np.concatenate(parts), lengths, static, states, meta)
 
 
 def state_dims(model: nn.Module, state: list[Tensor]) -> list[int]:

@@ -45,7 +45,7 @@ def forecast_values(fc: Any, history: History, ahead: np.ndarray) -> np.ndarray:
     tail = np.concatenate([history.tail, np.full((*history.tail.shape[:2], h), np.nan)], axis=2)
     if len(ahead):
         tail[-len(ahead) :, :, K:] = ahead
-    windows = fc._tail_windows(tail, history.static, history.codes)
+    windows = fc._tail_windows(tail, history.static)
     at = np.full(history.n_series, K - 1)
     found = forecasts(fc.models_, windows, at, history.states, len(fc.quantiles))
     unknown = np.flatnonzero(np.isnan(found).any((1, 2)))
@@ -126,13 +126,10 @@ def future_covariates(fc: Any, history: History, futr_df: Any) -> np.ndarray:
             f"futr_df has no row of series {panel.ids[i]!r} at {at} (column {fc.time_col!r}); it needs the {h} steps "
             "after the end of each series, see make_future_dataframe()"
         )
-    parts = []
-    for covariate in covariates:
-        channels = covariate.channels(_column(frame, covariate.name))
-        found = np.empty((len(channels), n, h))
-        found[:, series[use], k[use]] = channels[:, use]
-        parts.append(found)
-    return np.concatenate(parts)
+    found = np.empty((len(covariates), n, h))
+    for channel, covariate in zip(found, covariates, strict=True):
+        channel[series[use], k[use]] = covariate.channel(_column(frame, covariate.name))[use]
+    return found
 
 
 def score_of(fc: Any, df: Any) -> float:
@@ -152,10 +149,9 @@ def score_of(fc: Any, df: Any) -> float:
         raise DataError(
             f"df has no row of the {h} steps after the ends of the series that the forecaster was fitted on, to score"
         )
-    ahead = np.zeros((fc.channels_.futr, n, h))
-    if fc.channels_.futr:
-        rows = [c.channels(_column(frame, c.name)) for c in fc.covariates_.futr]
-        ahead[:, series[use], k[use]] = np.concatenate(rows)[:, use]
+    ahead = np.zeros((fc.channels_.n_ahead, n, h))
+    for channel, covariate in zip(ahead, fc.covariates_.futr, strict=True):
+        channel[series[use], k[use]] = covariate.channel(_column(frame, covariate.name))[use]
     found = forecast_values(fc, history, ahead)[series[use], 0, k[use]]
     tail = history.tail[0]
     season = min(fc.features_.season, tail.shape[1] - 1)
@@ -209,7 +205,7 @@ def further_steps(fc: Any, panel: Panel) -> Steps:
     first = np.concatenate([old.first, np.zeros(len(fresh), np.int64)])
     first[series[~known]] = panel.first[~known]
     made = replace(old, ids=ids, first=first, lengths=total)
-    return Steps(series, lengths, out, fc.covariates_.static(panel), fc.covariates_.codes(panel), made)
+    return Steps(series, lengths, out, fc.covariates_.static(panel), made)
 
 
 def array_steps(fc: Any, array: Any) -> Steps:
@@ -218,4 +214,4 @@ def array_steps(fc: Any, array: Any) -> Steps:
         raise ShapeError(f"df has shape {tuple(array.shape)}; expected (F, N, T) with {fc._shape} features and series")
     n, length = fc._history.n_series, int(array.shape[2])
     values = np.asarray(array[:, :, :], np.float64).reshape(1, -1)
-    return Steps(np.arange(n), np.full(n, length), values, fc._history.static, fc._history.codes)
+    return Steps(np.arange(n), np.full(n, length), values, fc._history.static)

@@ -165,7 +165,7 @@ def read_panel(
     for column in _step_columns(columns, target, hist):
         if column != columns.target and frame.is_category(column):
             labels = np.full(total, None, dtype=object)
-            labels[place] = frame.labels(column)
+            labels[place] = frame.labels(column, missing=column not in columns.futr)
             values[column] = labels
         else:
             found = np.full(total, np.nan)

@@ -21,11 +21,14 @@ class Channels:
     Attributes
     ----------
     history, hist, stat, futr : int
-        Features of the target; past covariates; static covariates; covariates known ahead, at the current step.
-    categories : tuple of int
-        Number of codes of each categorical static covariate, which has one channel. Code 0: not seen in training.
+        Features of the target; then numbers: past covariates, static covariates, covariates known ahead, at the current
+        step.
+    hist_categories, stat_categories, futr_categories : tuple of int
+        Number of codes of each categorical covariate, which has one channel at the current step. Code 0: missing, or
+        not seen in training.
     ahead : int
-        Covariates known ahead at the next ``h`` steps, and at the ``h`` steps that the seasonal naive forecast repeats.
+        Each covariate known ahead, numbers first, at the next ``h`` steps, and at the ``h`` steps that the seasonal
+        naive forecast repeats.
     base : bool
         Whether the ``h`` steps of the seasonal naive forecast follow, divided by the scale; for logarithms, less the
         level. The scale is always the last channel.
@@ -36,7 +39,9 @@ class Channels:
     hist: int = 0
     stat: int = 0
     futr: int = 0
-    categories: tuple[int, ...] = ()
+    hist_categories: tuple[int, ...] = ()
+    stat_categories: tuple[int, ...] = ()
+    futr_categories: tuple[int, ...] = ()
     base: bool = False
 
     @property
@@ -44,8 +49,27 @@ class Channels:
         return self.history + self.hist + self.stat + self.futr
 
     @property
+    def categories(self) -> tuple[int, ...]:
+        return self.hist_categories + self.stat_categories + self.futr_categories
+
+    @property
+    def n_ahead(self) -> int:
+        """Number of covariates known ahead."""
+        return self.futr + len(self.futr_categories)
+
+    @property
     def ahead(self) -> int:
-        return 2 * self.h * self.futr
+        return 2 * self.h * self.n_ahead
+
+    @property
+    def places(self) -> list[int]:
+        """Positions of the covariates at the current step: past, static, known ahead, numbers first in each group."""
+        number, code, found = self.history, self.numeric, []
+        groups = (self.hist, self.hist_categories), (self.stat, self.stat_categories), (self.futr, self.futr_categories)
+        for n_numbers, codes in groups:
+            found += [*range(number, number + n_numbers), *range(code, code + len(codes))]
+            number, code = number + n_numbers, code + len(codes)
+        return found
 
     @property
     def total(self) -> int:
@@ -59,20 +83,21 @@ class PanelWindows:
     Parameters
     ----------
     source : PackedSeries or ArraySource
-        The series: channel 0 is the target in its original units, the others are the scaled past covariates.
+        The series: channel 0 is the target in its original units, the others are the past covariates.
     features : Features
     channels : Channels
-    static : ndarray of shape (N, stat), optional
-    codes : ndarray of int, shape (N, len(categories)), optional
+    static : ndarray of shape (N, C), optional
+        Static covariates.
     ahead : PackedSeries, optional
-        Scaled covariates known ahead, as long as the series or longer.
+        Covariates known ahead, as long as the series or longer.
+
+    Covariates are scaled numbers, followed by codes of categories.
     """
 
     source: PackedSeries | ArraySource
     features: Features
     channels: Channels
     static: np.ndarray | None = None
-    codes: np.ndarray | None = None
     ahead: PackedSeries | None = None
     _last: tuple[Any, int, int, np.ndarray, np.ndarray, Past] | None = field(default=None, repr=False)
 
@@ -92,29 +117,23 @@ class PanelWindows:
         n_steps = stop - start
         out = np.empty((len(rows), n_steps, c.total), np.float32)
         features.inputs(past, out[:, :, : c.history])
-        at = c.history
-        for channel in range(1, 1 + c.hist):
-            out[:, :, at] = values[channel, :, past.steps]
-            at += 1
-        if c.stat:
+        now = [*values[1:, :, past.steps]]
+        if c.stat or c.stat_categories:
             assert self.static is not None
-            out[:, :, at : at + c.stat] = self.static[rows.series][:, None]
-            at += c.stat
-        if c.futr:
+            now += [*self.static[rows.series].T[:, :, None]]
+        if c.n_ahead:
             assert self.ahead is not None
             known = self.ahead.cut(rows.series, rows.start + start - self.lookback, values.shape[2] + c.h)
-            numbers, ahead, back = at, at + c.futr + len(c.categories), np.arange(1, c.h + 1)
-            for f in range(c.futr):
-                out[:, :, numbers + f] = known[f][:, past.steps]
-                for offsets in (back, features.counterparts()):
+            now += [*known[:, :, past.steps]]
+            at = c.numeric + len(c.categories)
+            for channel in known:
+                for offsets in (np.arange(1, c.h + 1), features.counterparts()):
                     for k, offset in enumerate(offsets):
                         first = past.steps.start + int(offset)
-                        out[:, :, ahead + k] = known[f][:, first : first + n_steps]
-                    ahead += c.h
-            at += c.futr
-        if c.categories:
-            assert self.codes is not None
-            out[:, :, at : at + len(c.categories)] = self.codes[rows.series][:, None]
+                        out[:, :, at + k] = channel[:, first : first + n_steps]
+                    at += c.h
+        for at, channel in zip(c.places, now, strict=True):
+            out[:, :, at] = channel
         if c.base:
             base = past.naive - past.level[:, :, None] if features.log else past.naive
             out[:, :, -1 - c.h : -1] = base / past.scale[:, :, None]

@@ -1,5 +1,6 @@
 """The network: what it begins with, and that its quantiles cannot cross."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -8,7 +9,11 @@ from fluxutils_py.forecasting.direct_model import DirectModel, recurrent_body
 from fluxutils_py.forecasting.panel_windows import Channels
 from fluxutils_py.nn import LSTM
 
-CHANNELS = Channels(4, 6, hist=1, stat=1, futr=2, categories=(3, 5), base=True)
+CODES = {"hist_categories": (4,), "stat_categories": (3,), "futr_categories": (5, 4)}
+CHANNELS = Channels(4, 6, hist=1, stat=1, futr=2, **CODES, base=True)
+N_CODES = len(CHANNELS.categories)
+AHEAD = CHANNELS.numeric + N_CODES  # the first number known ahead, one step ahead
+CODES_AHEAD = AHEAD + CHANNELS.futr * 2 * CHANNELS.h
 
 
 def network(quantiles=()):
@@ -17,7 +22,8 @@ def network(quantiles=()):
 
 def sample(n_steps=5, n=3):
     x = torch.randn(n_steps, n, CHANNELS.total)
-    x[..., CHANNELS.numeric : CHANNELS.numeric + 2] = torch.randint(0, 3, (n_steps, n, 2)).float()
+    for first, last in ((CHANNELS.numeric, AHEAD), (CODES_AHEAD, AHEAD + CHANNELS.ahead)):
+        x[..., first:last] = torch.randint(0, 3, (n_steps, n, last - first)).float()
     return x
 
 
@@ -46,15 +52,41 @@ def test_the_quantiles_do_not_move_the_point_forecast():
     assert model.quantile_head.weight.grad.any()
 
 
-def test_each_known_step_ahead_moves_its_own_forecast_alone():
+@pytest.mark.parametrize("at", [AHEAD, CODES_AHEAD, CODES_AHEAD + 2 * CHANNELS.h])
+def test_each_known_step_ahead_moves_its_own_forecast_alone(at):
     model = network().eval()
     for p in model.parameters():
         nn.init.normal_(p)
     x = sample()
-    at = CHANNELS.numeric + 2  # the first covariate, one step ahead
     changed = x.clone()
     changed[..., at + 2] += 1
     a = model(x)
     reset(model)
     moved = (model(changed) - a).abs().amax((0, 1)) > 0
     assert moved.tolist() == [False, False, True, False]
+
+
+def test_a_code_that_was_not_there_in_training_has_an_embedding_of_zeros():
+    model = network()
+    model(sample()).square().sum().backward()
+    for table in model.embeddings:
+        assert not table.weight[0].any()
+        assert not table.weight.grad[0].any()
+        assert table.weight.grad[1:3].any()
+
+
+def test_categories_of_all_three_kinds_are_embedded_by_their_own_tables():
+    model = network().eval()
+    model.body = nn.Identity()  # passes the inputs on
+    model.head, model.context = nn.Linear(model.skip.in_features, 4), nn.Linear(model.skip.in_features, 8)
+    for table in model.embeddings:
+        nn.init.normal_(table.weight)
+    seen = []
+    model.body.register_forward_hook(lambda module, args, out: seen.append(out))
+    model.head = nn.Linear(model.skip.in_features, 4)
+    x = sample()
+    model(x)
+    at = CHANNELS.numeric
+    codes = x[..., at : at + N_CODES].long().unbind(-1)
+    expected = [table.weight[code] for table, code in zip(model.embeddings, codes, strict=True)]
+    torch.testing.assert_close(seen[0], torch.cat([x[..., :at], *expected], -1))

@@ -182,8 +182,11 @@ def covariate_panel(rng, n=50, n_series=5):
 EXOG = {"hist_exog_list": ["price", "weather"], "futr_exog_list": ["promo"], "stat_exog_list": ["town", "size"]}
 
 
-def test_covariates_known_ahead_are_learnt(rng, small):
+@pytest.mark.parametrize("promo", ["number", "category"])
+def test_covariates_known_ahead_are_learnt(rng, small, promo):
     df = covariate_panel(rng, 60)
+    if promo == "category":
+        df["promo"] = df.promo.map({0: "no", 1: "yes"})
     past, future = df[df.ds < 50], df[(df.ds >= 50) & (df.ds < 56)]
     settings = {**small, "max_steps": 150, "lr": 1e-2}
     fc = Forecaster(6, freq=1, season_length=1, **EXOG, **settings).fit(past)
@@ -191,6 +194,37 @@ def test_covariates_known_ahead_are_learnt(rng, small):
     plain = Forecaster(6, freq=1, season_length=1, **settings).fit(past).predict().merge(future, on=["unique_id", "ds"])
     errors = [np.abs(p.Forecaster - p.y).mean() for p in (out, plain)]
     assert errors[0] < 0.6 * errors[1]
+
+
+@pytest.mark.parametrize("name", ["promo", "weather", "town"])
+def test_categories_that_training_did_not_see_have_the_code_zero(rng, small, name):
+    """Known ahead, past or static: the embedding of code 0 is zero, and a warning names the column."""
+    df = covariate_panel(rng).assign(promo=lambda d: d.promo.map({0: "no", 1: "yes"}))
+    fc = Forecaster(4, freq=1, **EXOG, **{**small, "max_steps": 20}).fit(df)
+    futr = fc.make_future_dataframe().assign(promo="no")
+    other, seen = df.copy(), futr.copy()
+    if name == "promo":
+        seen.loc[seen.ds == 51, "promo"] = "never seen"
+    else:
+        other[name] = "never seen"
+    said = f"column '{name}' has categories that were not there in training: 'never seen'"
+    with pytest.warns(UserWarning, match=said):
+        found = fc.predict(other, futr_df=seen)
+    expected = fc.predict(df, futr_df=futr)
+    same = np.isclose(found.Forecaster, expected.Forecaster, rtol=1e-9).reshape(-1, 4).all(0)
+    assert same.tolist() == ([True, False, True, True] if name == "promo" else [False] * 4)
+    table = fc.models_[0].embeddings[["weather", "town", "promo"].index(name)]
+    assert not table.weight[0].any()
+
+
+def test_past_categories_may_be_missing_and_columns_keep_their_kind(rng, small):
+    df = covariate_panel(rng)
+    whole = Forecaster(4, freq=1, hist_exog_list=["weather"], **small).fit(df)
+    gone = df.assign(weather=df.weather.where(df.ds % 7 != 3))
+    filled = gone.assign(weather=gone.groupby("unique_id").weather.ffill())
+    pd.testing.assert_frame_equal(whole.predict(gone), whole.predict(filled))
+    with pytest.raises(DataError, match="column 'weather' holds numbers, and held categories when the forecaster"):
+        whole.predict(df.assign(weather=1.0))
 
 
 def test_update_and_files_keep_covariates(rng, small, tmp_path):

@@ -14,12 +14,13 @@ H, M = 4, 3
 @pytest.fixture
 def windows(rng):
     lengths = np.array([11, 1, 26, 7])
-    values = rng.normal(size=(3, lengths.sum()))  # target, one past covariate; the last is known ahead
+    values = rng.normal(size=(5, lengths.sum()))  # target, past number and category; number and category known ahead
+    values[[2, 4]] = rng.integers(0, 4, (2, lengths.sum()))
     features = Features(H, M, 2 * M, 5, False, 1.0)
-    channels = Channels(H, features.n_inputs, hist=1, stat=2, futr=1, categories=(4,), base=True)
-    ahead = PackedSeries(values[2:], lengths)
-    static, codes = rng.normal(size=(4, 2)), rng.integers(0, 4, (4, 1))
-    return PanelWindows(PackedSeries(values[:2], lengths), features, channels, static, codes, ahead)
+    channels = Channels(H, features.n_inputs, 1, 2, 1, (4,), (4,), (4,), base=True)
+    ahead = PackedSeries(values[3:], lengths)
+    static = np.concatenate([rng.normal(size=(4, 2)), rng.integers(0, 4, (4, 1))], 1)
+    return PanelWindows(PackedSeries(values[:3], lengths), features, channels, static, ahead)
 
 
 def test_targets_are_the_next_values_less_the_seasonal_naive_by_the_scale(windows, oracle):
@@ -39,12 +40,17 @@ def test_channels_stand_where_they_are_said_to(windows, oracle):
     c, f, series, t = windows.channels, windows.features, 2, 20
     at = windows.source.offsets[series]
     x = windows.inputs(Segments(np.array([series]), np.array([t]), np.array([3])), 0, 3)[0, 0]
-    y, hist, futr = (*windows.source.values[:, at : at + 26], windows.ahead.values[0, at : at + 26])
+    y, hist, hist_code = windows.source.values[:, at : at + 26]
+    futr, futr_code = windows.ahead.values[:, at : at + 26]
+    *numbers, code = windows.static[series]
     _, scale, ahead, _ = oracle.state(y, t, f)
     assert x.shape == (c.total,)
     np.testing.assert_allclose(x[: c.history], oracle.inputs(y, t, f), atol=2e-5)
-    later = [*futr[t + 1 : t + 1 + H], *futr[t + np.array([-2, -1, 0, -2])]]
-    rest = [hist[t], *windows.static[series], futr[t], *windows.codes[series], *later, *ahead / scale, scale]
+    later = [
+        v for known in (futr, futr_code) for v in (*known[t + 1 : t + 1 + H], *known[t + np.array([-2, -1, 0, -2])])
+    ]
+    now = [hist[t], *numbers, futr[t], hist_code[t], code, futr_code[t]]
+    rest = [*now, *later, *ahead / scale, scale]
     np.testing.assert_allclose(x[c.history :], rest, rtol=1e-5)
 
 
