@@ -5,7 +5,8 @@ named. The file is written after each part. ``--only`` measures some parts again
 they are of the same machine and versions. ``--quick`` is for trying out: tiny shapes, numbers without meaning, printed
 and not written unless ``--out`` says where.
 
-    python benchmarks/run.py [--only fit predict] [--quick] [--out FILE] [--etth1 ETTh1.csv] [--m4 DIRECTORY]
+    python benchmarks/run.py [--only fit predict] [--quick] [--out FILE]
+        [--etth1 ETTh1.csv] [--m4 DIRECTORY] [--neuralforecast PYTHON]
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Part:
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     data: str = ""  # the option that says where its data are; without it the part is left out
+    peers: bool = False  # whether NeuralForecast takes part, if --neuralforecast says where it is
 
 
 PARTS = {
@@ -57,8 +59,9 @@ PARTS = {
     "hooks": Part("bench_hooks.py"),
     "import": Part("bench_import.py"),
     "cuda": Part("bench_cuda.py"),
-    "etth1": Part("bench_etth1.py", data="etth1"),
-    "m4": Part("bench_m4.py", ["--peers"], data="m4"),
+    "forecast": Part("bench_forecast.py"),
+    "etth1": Part("bench_etth1.py", data="etth1", peers=True),
+    "m4": Part("bench_m4.py", data="m4", peers=True),
 }
 
 DATA = {"etth1": "ETTh1.csv", "m4": "DIRECTORY"}
@@ -82,9 +85,10 @@ pip install -c constraints.txt -e ".[mpi,peers]"
 python benchmarks/run.py
 ```
 
-Without `peers` (skorch, Lightning, Keras) or `mpi` their rows are left out. Each `benchmarks/bench_*.py` also runs by
-itself; its first lines say what it measures, and are repeated here. `OMP_NUM_THREADS` is best left unset: each section
-ends with the number of threads that torch had.
+Without `peers` (skorch, Lightning, Keras) or `mpi` their rows are left out. The forecasts of M4 and ETTh1 need their
+data, and NeuralForecast an environment of its own; `python benchmarks/run.py --help` has the options. Each
+`benchmarks/bench_*.py` also runs by itself; its first lines say what it measures, and are repeated here.
+`OMP_NUM_THREADS` is best left unset: each section ends with the number of threads that torch had.
 """
 
 
@@ -95,6 +99,9 @@ def main() -> None:
     made.add_argument("--out", type=Path, metavar="FILE", help="by default RESULTS.md, or with --quick none")
     for name, what in DATA.items():
         made.add_argument(f"--{name}", type=Path, metavar=what, help="data of that part; without them it is left out")
+    made.add_argument(
+        "--neuralforecast", metavar="PYTHON", help="interpreter of an environment that has NeuralForecast"
+    )
     made.add_argument("--limit", type=float, default=900, metavar="SECONDS", help="for each part (default 900)")
     args = made.parse_args()
     out = args.out or (None if args.quick else RESULTS)
@@ -136,6 +143,8 @@ def measure(name: str, args: argparse.Namespace, of: str) -> str:
             way_out = f"`--{part.data} {DATA[part.data]}`"
             return section(name, {"left_out": [f"all of it: the data were not given ({way_out})"]}, "")
         arguments += ["--data", str(getattr(args, part.data))]
+    if part.peers and args.neuralforecast is not None:
+        arguments += ["--peers", args.neuralforecast]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "found.json")
         began = time.perf_counter()
