@@ -47,13 +47,14 @@ def require_same_fit(training: Any) -> None:
         {
             **{f"the version of {name}": installed_version(name) for name in ("fluxutils_py", "torch")},
             "the epochs so far": training.loop.epoch,
+            "scaling": data.settings.scaling,
             **texts,
             "the scale of the targets": str(data.codec.scale),
             "hooks that all ranks need": [data.validation is not None, training.scheduler is not None],
         }
     )
     ranks.broadcast(list(model.parameters()) + list(model.buffers()))
-    n = len(data.windows.segments)
+    n = min(len(data.windows.segments), training.size.whole)
     if n < ranks.size and ranks.rank == 0:
         warnings.warn(f"{ranks.size} ranks share {n} series: some have nothing to do", UserWarning, stacklevel=5)
 

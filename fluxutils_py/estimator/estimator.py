@@ -33,9 +33,13 @@ class Estimator(EstimatorBase):
     comm : "auto", "mpi", "torch", None, or a communicator
         The processes that train, predict and score together. All make the same calls with the same arguments, and get
         the same results. "auto": the ranks that ``mpirun``, ``srun`` or ``torchrun`` started; without them, and in
-        child processes and threads, this process alone. ``batchsize`` counts per rank: ``P`` ranks train as one with
-        ``P * batchsize``, except for dropout and batch normalisation, which see each rank's own series. An error on one
-        rank is raised on all. To write your own, see :class:`fluxutils_py.parallel.Communicator`.
+        child processes and threads, this process alone. An error on one rank is raised on all. To write your own, see
+        :class:`fluxutils_py.parallel.Communicator`.
+    scaling : "weak" or "strong"
+        What ``batchsize`` counts on several ranks. "weak": the series on each rank, so ``P`` ranks train as one with
+        ``P * batchsize``. "strong": the series of the whole minibatch, of which each rank takes its share, so any
+        number of ranks trains as one with the same ``batchsize``. Dropout and batch normalisation see only the series
+        of their rank.
     n_jobs : int or None
         Number of threads to train in, over which the series of each minibatch are divided. -1: the number of cores.
         None: 1, with torch's own threads. The result is that of one thread, to rounding, and has the same bits in every
@@ -49,7 +53,8 @@ class Estimator(EstimatorBase):
         :class:`fluxutils_py.training.StopTraining`, or call ``loop.stop()``, to end training. With a
         :class:`fluxutils_py.training.Checkpointer`, calling ``fit`` again with the same arguments and folder, even in
         another process, continues from the last checkpoint, in the middle of an epoch, and ends with the bits of an
-        uninterrupted fit; with more ``epochs``, it continues for those. A checkpoint of a different fit raises
+        uninterrupted fit; on another number of ranks, with its values to rounding, and with minibatches of the same
+        size. With more ``epochs``, it continues for those. A checkpoint of a different fit raises
         ``LoadError``, see the notes. A fitted estimator that continues by ``warm_start`` or ``partial_fit`` saves, but
         continues from itself: give each such call its own folder.
     warm_start : bool
@@ -139,6 +144,7 @@ class Estimator(EstimatorBase):
         spec: Any = None,
         *,
         comm: Any = "auto",
+        scaling: str = "weak",
         n_jobs: int | None = None,
         device: Any = None,
         callbacks: Any = None,
@@ -152,6 +158,7 @@ class Estimator(EstimatorBase):
         self.opt = opt
         self.spec = spec
         self.comm = comm
+        self.scaling = scaling
         self.n_jobs = n_jobs
         self.device = device
         self.callbacks = callbacks

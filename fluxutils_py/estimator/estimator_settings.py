@@ -36,6 +36,7 @@ class Settings:
     opt: Any = None
     spec: Any = None
     comm: Any = "auto"
+    scaling: Any = "weak"
     n_jobs: int | None = None
     device: Any = None
     callbacks: Any = None

@@ -55,9 +55,13 @@ def identity(training: Any) -> dict[str, str]:
 
 
 def requested_identity(training: Any) -> dict[str, str]:
-    """Return :func:`identity` with the optimizer as in the arguments, before schedules and hooks change it."""
+    """Return :func:`identity`, which does not depend on the number of ranks.
+
+    The optimizer is as in the arguments, before schedules and hooks change it, and ``batchsize`` that of all ranks.
+    """
     settings, model = training.data.settings, training.step.model
     texts = {**identity(training), "random_state": _describe_seed(settings.random_state)}
+    texts["spec.batchsize"] = text(training.size.whole)
     if training.resume:
         try:
             requested = build_optimizer(settings.opt, settings.model, model)

@@ -74,7 +74,7 @@ def prepare(
     classes: Any = None,
     codec: TargetCodec | None = None,
     split_seed: int | None = None,
-    n_ranks: int = 1,
+    batchsize: int | None = None,
     pool: SeriesPool | None = None,
 ) -> FitData:
     """Check the arguments of ``fit``, read the data and cut them into windows.
@@ -91,8 +91,8 @@ def prepare(
         The codec of the fit that this one continues.
     split_seed : int, optional
         Seed of the split, if the settings hold out validation data. None: hold out nothing.
-    n_ranks : int
-        Number of ranks; a minibatch has ``batchsize`` series for each.
+    batchsize : int, optional
+        Series of a minibatch over all ranks, see :class:`MinibatchSize`; by default as in the spec.
     pool : SeriesPool, optional
         The ranks that have series of their own.
     """
@@ -137,7 +137,7 @@ def prepare(
         codec = TargetCodec(labels, scale, targets.per_series, targets.ndim)
     else:
         codec = dataclasses.replace(codec, per_series=targets.per_series, ndim=targets.ndim)
-    maker = WindowMaker(settings, spec, loss, codec, int(spec.batchsize) * n_ranks, pool)
+    maker = WindowMaker(settings, spec, loss, codec, batchsize or int(spec.batchsize), pool)
     windows = maker.windows(inputs, targets, weight, training)
     validation = None
     if held_out is not None:

@@ -21,7 +21,8 @@ from fluxutils_py.estimator.collectives import device_of_rank, ranks_of_call, re
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fit_data import FitData, prepare
 from fluxutils_py.estimator.inputs import feature_counts
-from fluxutils_py.estimator.resuming import restore_newest, with_checkpoints
+from fluxutils_py.estimator.minibatch_size import MinibatchSize
+from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.sharded_data import SeriesPool
 from fluxutils_py.estimator.single_step_warning import warn_single_step_frame
 from fluxutils_py.estimator.spec import Spec
@@ -72,11 +73,12 @@ def run_fit(
             arguments["codec"] = est._codec
         if can_hold_out:
             arguments["split_seed"] = seed
+        saved = None if resume else saved_minibatch_size(as_callbacks(settings.callbacks), ranks)
+        size = MinibatchSize.of(settings, ranks.size, saved)
         pool = SeriesPool(ranks if sharded else RankGroup())
-        prepared = prepare(
-            settings, est._input_schema(fitted=resume), *data, n_ranks=ranks.size, pool=pool, **arguments
-        )
-        training = assemble(prepared, ranks, rng, est if resume else None)
+        schema = est._input_schema(fitted=resume)
+        prepared = prepare(settings, schema, *data, batchsize=size.whole, pool=pool, **arguments)
+        training = assemble(prepared, ranks, rng, size, est if resume else None)
         warn_single_step_frame(data[0], prepared.inputs, training.step.model)
         require_same_fit(training)
         run(est, training)
@@ -91,7 +93,8 @@ def run_evaluate(
         check_is_fitted(est, "model_")
         model, schema = est.model_, est._input_schema()
         pool = SeriesPool(ranks if sharded else RankGroup())
-        prepared = prepare(settings, schema, *data, codec=est._codec, n_ranks=ranks.size, pool=pool, **arguments)
+        size = MinibatchSize.of(settings, ranks.size)
+        prepared = prepare(settings, schema, *data, codec=est._codec, batchsize=size.whole, pool=pool, **arguments)
         if not sharded:
             require_same_inputs(ranks, prepared.inputs)
         batches = tensor_batches(prepared, model, ranks)
@@ -110,6 +113,7 @@ class Training:
     Attributes
     ----------
     data : FitData
+    size : MinibatchSize
     rng : numpy.random.Generator
         Source of all randomness, equal on all ranks.
     resume : bool
@@ -129,6 +133,7 @@ class Training:
     """
 
     data: FitData
+    size: MinibatchSize
     rng: np.random.Generator
     resume: bool
     optimizer: torch.optim.Optimizer
@@ -141,7 +146,9 @@ class Training:
     callbacks: list[Any]
 
 
-def assemble(data: FitData, ranks: RankGroup, rng: np.random.Generator, earlier: Any = None) -> Training:
+def assemble(
+    data: FitData, ranks: RankGroup, rng: np.random.Generator, size: MinibatchSize, earlier: Any = None
+) -> Training:
     """Build model, optimizer, step and loop.
 
     ``earlier`` is the fitted estimator that this fit continues; its attributes are only read.
@@ -174,8 +181,10 @@ def assemble(data: FitData, ranks: RankGroup, rng: np.random.Generator, earlier:
         loop.hooks.attach(EarlyStopping(model, int(spec.patience)))
     if progress is not None and ranks.rank == 0:
         loop.hooks.attach(progress)
+        if not ranks.is_single:
+            loop.hooks.add("start", lambda loop: progress.say_once(str(size)), name="minibatch size")
     return Training(
-        data, rng, earlier is not None, optimizer, groups, scheduler, batches, threads, step, loop, callbacks
+        data, size, rng, earlier is not None, optimizer, groups, scheduler, batches, threads, step, loop, callbacks
     )
 
 

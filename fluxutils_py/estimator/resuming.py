@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import torch
-from torch import Tensor, nn
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.fingerprint import (
@@ -41,7 +38,6 @@ def with_checkpoints(callbacks: list[Any], training: Any, attributes: Any) -> li
     things = {
         "fit": _Fit(training, attributes),  # first: rejects checkpoints of another fit before anything is read
         "model": training.step.model,
-        "buffers": _Buffers(training.step.model),
         "optimizer": training.optimizer,
         "loop": training.loop,
         "batches": training.batches,
@@ -60,15 +56,42 @@ def restore_newest(callbacks: list[Any], ranks: RankGroup) -> bool:
     return checkpointers[steps.index(max(steps))].restore(ranks)
 
 
+def saved_minibatch_size(callbacks: list[Any], ranks: RankGroup) -> Mapping[str, Any] | None:
+    """Return the state of :class:`MinibatchSize` in the checkpoint that :func:`restore_newest` will restore.
+
+    None if there is no checkpoint, or none of a fit.
+    """
+    checkpointers = [c for c in callbacks if isinstance(c, Checkpointer)]
+
+    def read() -> Any:
+        newest = max(checkpointers, key=Checkpointer.latest_step)  # the first of several, as restore_newest takes it
+        state = newest.read(newest.latest()) if newest.latest_step() >= 0 else None
+        return (state or {}).get("fit", {}).get("size")
+
+    if not checkpointers:
+        return None
+    return ranks.allgather(ranks.guard(read) if ranks.rank == 0 else None)[0]
+
+
 class _Fit:
     """Settings and data of a fit, which must match to resume it, and the mean gradient of the last epoch."""
 
     def __init__(self, training: Any, attributes: Any) -> None:
         self.est, self.loop, self.device = attributes.est, training.loop, training.batches.device
         self.of, self.data = requested_identity(training), data_digests(training.data)
+        self.size = training.size
 
     def state_dict(self) -> dict[str, Any]:
-        return {"of": self.of, "data": self.data, "hooks": list(self.loop.hooks.state_dict()), "grad": self.est.grad_}
+        return {
+            "of": self.of,
+            "data": self.data,
+            "size": self.size.state_dict(),
+            "hooks": list(self.loop.hooks.state_dict()),
+            "grad": self.est.grad_,
+        }
+
+    def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> Mapping[str, Any]:
+        return states[rank] if rank < len(states) else {**states[0], "hooks": []}  # rank 0 may have hooks of its own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         changed = changed_settings(state["of"], self.of) or changed_data(state["data"], self.data)
@@ -83,18 +106,3 @@ class _Fit:
         if missing:
             raise LoadError(f"it had the hooks {', '.join(map(repr, missing))}, which remember things; add them")
         self.est.grad_ = state["grad"].to(self.device)
-
-
-class _Buffers:
-    """All buffers of a model, which differ between ranks within an epoch."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-
-    def state_dict(self) -> dict[str, Tensor]:
-        return dict(self.model.named_buffers())
-
-    @torch.no_grad()
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        for name, buffer in self.model.named_buffers():
-            buffer.copy_(state[name])

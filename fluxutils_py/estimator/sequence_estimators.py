@@ -110,7 +110,7 @@ class _SequenceEstimator(Estimator):
         Fraction of the data to hold out.
     n_iter_no_change : int
         Number of epochs to wait for a lower validation loss.
-    comm, n_jobs, device, callbacks, warm_start, random_state, verbose
+    comm, scaling, n_jobs, device, callbacks, warm_start, random_state, verbose
         See :class:`Estimator`.
     """
 
@@ -135,6 +135,7 @@ class _SequenceEstimator(Estimator):
     validation_fraction: float = 0.1
     n_iter_no_change: int = 10
     comm: Any = "auto"
+    scaling: str = "weak"
     n_jobs: int | None = None
     device: Any = None
     callbacks: Any = None

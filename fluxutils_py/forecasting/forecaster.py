@@ -86,7 +86,7 @@ class Forecaster(BaseEstimator):
         Column names of the long frame.
     alias : str
         Name of the forecast column.
-    comm, n_jobs, device, callbacks, random_state, verbose
+    comm, scaling, n_jobs, device, callbacks, random_state, verbose
         As in :class:`fluxutils_py.Estimator`.
 
     Attributes
@@ -149,6 +149,7 @@ class Forecaster(BaseEstimator):
         target_col: str = "y",
         alias: str = "Forecaster",
         comm: Any = "auto",
+        scaling: str = "weak",
         n_jobs: int | None = None,
         device: Any = None,
         callbacks: Any = None,
@@ -182,6 +183,7 @@ class Forecaster(BaseEstimator):
         self.target_col = target_col
         self.alias = alias
         self.comm = comm
+        self.scaling = scaling
         self.n_jobs = n_jobs
         self.device = device
         self.callbacks = callbacks
@@ -328,10 +330,8 @@ class Forecaster(BaseEstimator):
         before = dict(vars(self))
         try:
             self.covariates_, self.frequency_ = covariates, None if panel is None else panel.frequency
-            if panel is None:
-                source: PackedSeries | ArraySource = ArraySource(array)
-            else:
-                source = PackedSeries(panel.values[self.target_col][None], panel.lengths)
+            own = None if panel is None else PackedSeries(panel.values[self.target_col][None], panel.lengths)
+            source = own or ArraySource(array)
             season = season_of(self.frequency_) if self.season_length is None else int(self.season_length)
             features = choose_features(source, int(self.h), season, self.lag, self.input_size, self.transform)
             loss = self.loss if self.loss != "auto" else "smape" if features.log else "mae"

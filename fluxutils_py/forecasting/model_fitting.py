@@ -14,6 +14,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
+from fluxutils_py.estimator.minibatch_size import whole_batchsize
 from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.direct_model import DirectModel, Ensemble, recurrent_body
 from fluxutils_py.forecasting.forecast_loss import ForecastLoss
@@ -77,7 +78,8 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> Estimator:
     criterion = ForecastLoss(loss, windows.features.h, quantiles, windows.features.log, n_models)
     in_memory = windows.source.in_memory
     batchsize, seqsize = int(forecaster.batchsize), int(forecaster.seqsize)
-    n_steps = steps_per_epoch(lengths, batchsize * get_communicator(forecaster.comm).size, seqsize)
+    whole = whole_batchsize(batchsize, forecaster.scaling, get_communicator(forecaster.comm).size)
+    n_steps = steps_per_epoch(lengths, whole, seqsize)
     most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes overfit
     epochs = min(most, max(1, round(forecaster.max_steps / n_steps)))
     lr = float(forecaster.lr)
@@ -96,6 +98,7 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> Estimator:
         partial(adamw, lr=lr, weight_decay=float(forecaster.weight_decay)),
         spec,
         comm=forecaster.comm,
+        scaling=forecaster.scaling,
         n_jobs=forecaster.n_jobs,
         device=forecaster.device,
         callbacks=forecaster.callbacks,

@@ -202,12 +202,12 @@ class Recur(nn.Module):
 
     def join_series(self, memories: Sequence[Memory]) -> None:
         """Join the memories of layers of the same kind, their series one after the other, detached."""
-        self.state, self._marked = (
-            self._joined(parts) for parts in ([m.state for m in memories], [m.marked for m in memories])
-        )
+        self.state = self.joined([m.state for m in memories])
+        self._marked = self.joined([m.marked for m in memories])
         self._mark = memories[0].mark
 
-    def _joined(self, parts: Sequence[State | None]) -> State | None:
+    def joined(self, parts: Sequence[State | None]) -> State | None:
+        """Return states of several groups of series as one, detached; None if one of them is None."""
         kept = [p for p in parts if p is not None]
         if len(kept) < len(parts):
             return None

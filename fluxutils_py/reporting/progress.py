@@ -11,6 +11,7 @@ from typing import Any
 from fluxutils_py.reporting.tables import as_number, format_metric
 from fluxutils_py.terminal import shows_progress
 
+_said: set[str] = set()  # lines that this process needs only once
 LOG = logging.getLogger("fluxutils_py")
 HIDDEN_KEYS = ("epoch", "mean_batch_loss", "seconds")  # not shown among the numbers of an epoch's record
 
@@ -45,10 +46,25 @@ class EpochLog:
         self.insist = insist
 
     def on_epoch(self, loop: Any) -> None:
+        self._say(epoch_line(loop.record))
+
+    def say_once(self, line: str) -> None:
+        """Show a line, like those of epochs, unless this process has shown it before."""
+        if is_new(line):
+            self._say(line)
+
+    def _say(self, line: str) -> None:
         if LOG.isEnabledFor(logging.INFO) and LOG.hasHandlers():
-            LOG.info(epoch_line(loop.record))
+            LOG.info(line)
         elif self.insist and sys.stderr is not None:
-            print(epoch_line(loop.record), file=sys.stderr, flush=True)
+            print(line, file=sys.stderr, flush=True)
+
+
+def is_new(line: str) -> bool:
+    """Return whether this function is called with a line for the first time."""
+    before = len(_said)
+    _said.add(line)
+    return len(_said) > before
 
 
 def epoch_line(record: Mapping[str, Any]) -> str:
@@ -77,6 +93,11 @@ class ProgressBar:
         total = None if loop.end_step is None else max(loop.end_step - loop.start_step, 0)
         done = loop.step - loop.start_step  # not 0 in a run that continues an interrupted one
         self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, leave=True)
+
+    def say_once(self, line: str) -> None:
+        """Print a line above the bar, unless this process has printed it before."""
+        if is_new(line):
+            print(line, file=sys.stderr, flush=True)
 
     def on_step(self, loop: Any) -> None:
         if self._bar.update():  # true when tqdm redraws the bar; format numbers only then

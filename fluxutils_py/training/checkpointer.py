@@ -20,6 +20,7 @@ from fluxutils_py.files import atomic_write
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.parallel import RankGroup, get_communicator, is_main_process
 from fluxutils_py.training.plain_files import read_file, to_plain_data
+from fluxutils_py.training.resharding import reshard, state_of_rank
 from fluxutils_py.training.triggers import Trigger
 from fluxutils_py.validation import check_integer
 from fluxutils_py.versions import installed_version
@@ -60,7 +61,10 @@ class Checkpointer:
     It also saves at the end of a run.
 
     On several ranks, it saves the modules and optimizers of rank 0, and everything else of each rank. All ranks save
-    together and read the same files: triggers must fire at the same steps, and all ranks must see the folder.
+    together and read the same files: triggers must fire at the same steps, and all ranks must see the folder. Another
+    number of ranks can restore a checkpoint: a tracked object or hook whose state differs between ranks then needs
+    ``reshard_state_dict(states, rank, size)``, which returns the state for one of ``size`` ranks from those of all
+    ranks that saved. Without it, each rank gets the state that it saved, and ranks that are new get that of rank 0.
 
     Source: ``checkpoints.Handler`` of gomlx, which also reads truncated files.
 
@@ -191,8 +195,8 @@ class Checkpointer:
         Raises
         ------
         LoadError
-            If the checkpoint does not fit the tracked objects or the number of ranks, or cannot be read. The objects
-            then keep their state, on all ranks.
+            If the checkpoint does not fit the tracked objects, or cannot be read. The objects then keep their state, on
+            all ranks.
         """
         if comm == "auto":
             comm = next((thing.ranks for thing in self.tracked.values() if hasattr(thing, "ranks")), "auto")
@@ -213,17 +217,16 @@ class Checkpointer:
     def _restore(self, paths: list[Path], before: dict[str, Any], rank: int, size: int) -> None:
         """Load the checkpoints into the tracked objects; store their previous states in ``before``."""
         state, others = self._combined(paths)
-        if len(others) + 1 != size:
-            raise LoadError(f"{paths[-1]} is of {n_ranks(len(others) + 1)}, this is {n_ranks(size)}: start as many")
-        if rank > 0:
-            state.update(others[rank - 1])
         if set(state) != set(self.tracked):
             raise LoadError(f"{self.dir} has checkpoints of {sorted(state)}, tracked are {sorted(self.tracked)}")
         for name, thing in self.tracked.items():
             before[name] = copy.deepcopy(thing.state_dict())
             excluded = before[name] if self.exclude and isinstance(thing, nn.Module) else {}
+            parts = [part[name] for part in (state, *others) if name in part]
             try:
-                _load(thing, {**excluded, **state[name]})
+                same = len(others) + 1 == size
+                own = state_of_rank(parts, rank) if same else reshard(thing, parts, rank, size)
+                _load(thing, {**excluded, **own})
             except Exception as error:
                 raise LoadError(f"{paths[-1]} does not fit, its {name}: {error}") from error
 
@@ -367,10 +370,6 @@ def save_number(path: Path) -> int:
 def count_or_all(name: str, value: Any) -> int:
     """Check a positive integer, or -1 for all, and return it."""
     return -1 if check_integer(name, value) == -1 else check_integer(name, value, 1)
-
-
-def n_ranks(n: int) -> str:
-    return "one process" if n == 1 else f"{n} ranks"
 
 
 def mean(tensors: list[Tensor | None], name: str) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,13 @@ class RandomGenerators:
             state["cuda"] = torch.cuda.get_rng_state(self.device)
         state["named"] = {name: get_generator_state(g) for name, g in self.generators.items()}
         return state
+
+    def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> Mapping[str, Any]:
+        """Return the state of this rank among those that ranks saved.
+
+        A rank that is new keeps torch's generators as they are, and takes the other generators of rank 0.
+        """
+        return states[rank] if rank < len(states) else {**self.state_dict(), "named": states[0]["named"]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if set(state["named"]) != set(self.generators):

@@ -380,15 +380,17 @@ class GradientStep:
         waiting = (self._n_waiting, self._live_waiting, self._sum, self._layouts) if self._n_waiting else None
         return {"n_updates": self.n_updates, "waiting": waiting}
 
+    def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> Mapping[str, Any]:
+        return states[0]  # the same on all
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
         self.n_updates = state["n_updates"]
         self._synchronized = True  # buffers of ranks differ until they are averaged
         self._n_waiting = 0
         if state["waiting"] is not None:
-            self._n_waiting, self._live_waiting, total, layouts = state["waiting"]
+            self._n_waiting, self._live_waiting, total, self._layouts = state["waiting"]
             self._sum.copy_(total)
-            self._layouts = list(layouts)
 
 
 def not_finite(what: str, value: float, where: str = "") -> FloatingPointError:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fluxutils_py.errors import LoadError
+from fluxutils_py.training.resharding import reshard
 from fluxutils_py.training.triggers import Trigger
 
 EVENTS = ("start", "step", "epoch", "end", "close")
@@ -226,6 +227,12 @@ class Hooks:
         for name, thing in self._stateful.items():
             if name in self._pending_states:
                 thing.load_state_dict(self._pending_states.pop(name))
+
+    def reshard_state_dict(self, states: Sequence[dict[str, Any]], rank: int, size: int) -> dict[str, Any]:
+        """Return the states of hooks for one of ``size`` ranks, from those of the ranks that saved a checkpoint."""
+        names = states[rank] if rank < len(states) else [name for name in states[0] if name in self._stateful]
+        parts = {name: [state[name] for state in states if name in state] for name in names}
+        return {name: reshard(self._stateful.get(name), part, rank, size) for name, part in parts.items()}
 
     def check_restored(self) -> None:
         """Raise :class:`LoadError` if a loaded state belongs to a hook that was not added."""

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,7 @@ from fluxutils_py.training.epoch_progress import EpochProgress
 from fluxutils_py.training.generator_state import RandomGenerators
 from fluxutils_py.training.hooks import Action, Hooks
 from fluxutils_py.training.pending_loss import PendingLoss
+from fluxutils_py.training.resharding import reshard, state_of_rank
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.train_state import TrainState
 from fluxutils_py.training.triggers import Trigger
@@ -301,8 +302,7 @@ class Loop:
         self._take_steps(batches)
         self.record = {"epoch": self.epoch + 1, **self._progress.record()}
         self._progress.close()
-        if hasattr(batches, "reset"):
-            self.ranks.guard(batches.reset)
+        self.ranks.guard(getattr(batches, "reset", lambda: None))
         self._in_epoch_hooks = True
         try:
             self._call_hooks("epoch")
@@ -384,11 +384,16 @@ class Loop:
         self.step = self.loop_step = state["step"]
         self.epoch = state["epoch"]
         self._resuming = state["run"] is not None
-        if self._resuming:
-            self.start_step, self.start_epoch = state["run"]
+        self.start_step, self.start_epoch = state["run"] or (self.start_step, self.start_epoch)
         self._stop_requested = state["stop"]
         self.history = [dict(record) for record in state["history"]]
         self._generators().load_state_dict(state["random"])
+
+    def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
+        """Return the state for one of ``size`` ranks, from the states of the ranks that saved a checkpoint."""
+        parts = {"hooks": self.hooks, "random": self._generators()}
+        own = {name: reshard(part, [state[name] for state in states], rank, size) for name, part in parts.items()}
+        return {**state_of_rank(states, rank), **own}
 
     def _generators(self) -> RandomGenerators:
         device = next((p.device for p in self.model.parameters()), None) if self.model is not None else None

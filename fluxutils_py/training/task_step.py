@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import restore, snapshot
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
+from fluxutils_py.training.resharding import require_shared_batches, reshard_rows
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.train_state import TrainState
 from fluxutils_py.tree import tree_map
@@ -143,6 +144,13 @@ class TaskStep:
     def state_dict(self) -> dict[str, Any]:
         """Return recurrent states and waiting gradients; model and optimizer are saved separately."""
         return {"states": snapshot(self.model), "step": self._step.state_dict()}
+
+    def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
+        """Return the state for one of ``size`` ranks, from the states of the ranks that saved a checkpoint."""
+        require_shared_batches(self._settings.get("batches"), len(states), size)
+        step = self._step.reshard_state_dict([state["step"] for state in states], rank, size)
+        rows = reshard_rows(self.model, [state["states"] for state in states], rank, size)
+        return {"states": rows, "step": step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""

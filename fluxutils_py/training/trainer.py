@@ -19,6 +19,7 @@ from fluxutils_py.training.executors import Executor, Executors, Mode, kind_key
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
 from fluxutils_py.training.make_optimizer import make_optimizer, make_scheduler
 from fluxutils_py.training.minibatch import Minibatch, as_minibatch, begins_series
+from fluxutils_py.training.resharding import require_shared_batches, reshard_rows, state_of_rank
 from fluxutils_py.training.running_metrics import (
     EMAMetric,
     MeanMetric,
@@ -352,6 +353,13 @@ class Trainer:
             "step": self._step.state_dict(),
             "states": snapshot(self.model),
         }
+
+    def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
+        """Return the state for one of ``size`` ranks, from the states of the ranks that saved a checkpoint."""
+        require_shared_batches(self._batches, len(states), size)
+        step = self._step.reshard_state_dict([state["step"] for state in states], rank, size)
+        rows = reshard_rows(self.model, [state["states"] for state in states], rank, size)
+        return {**state_of_rank(states, rank), "step": step, "states": rows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""

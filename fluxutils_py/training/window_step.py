@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from fluxutils_py.parallel import Threads
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.replicas import Replicas
+from fluxutils_py.training.resharding import mean_of_buffers, reshard_rows
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.window_loss import window_loss
 
@@ -141,6 +142,20 @@ class WindowStep:
             "n_live": self._n_live,
             "states": snapshot(self.model),
             "next_states": self._next_states,
+            "buffers": dict(self.model.named_buffers()),  # differ between ranks within an epoch
+        }
+
+    def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
+        """Return the state for one of ``size`` ranks, from the states of the ranks that saved a checkpoint."""
+        per_rank = {name: [state[name] for state in states] for name in ("states", "next_states", "buffers", "n_live")}
+        n_live = per_rank["n_live"]
+        return {
+            **states[0],
+            "step": self._step.reshard_state_dict([state["step"] for state in states], rank, size),
+            "states": reshard_rows(self.model, per_rank["states"], rank, size),
+            "next_states": reshard_rows(self.model, per_rank["next_states"], rank, size),
+            "buffers": mean_of_buffers(per_rank["buffers"], n_live),
+            "n_live": sum(n_live) / size,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -159,6 +174,9 @@ class WindowStep:
             for name in ("states", "next_states")
         )
         restore(self.model, states)
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(state["buffers"][name])
         self._step.load_state_dict(state["step"])
         self._n_live, self._n_gradients = state["n_live"], n_gradients
         self._gradient_sum = gradient_sum.to(device, copy=True)
@@ -170,6 +188,7 @@ class WindowStep:
         index, model = batch.index, self.model
         assert index is not None
         if not len(index.segments):  # this rank has no series
+            self._next_states = []
             return None
         if index.n_overlap and not index.first:  # start from the last computed state of its first step
             restore(model, self._next_states)

@@ -16,6 +16,7 @@ TOGETHER = {  # by number of ranks: programs that one mpirun runs
     1: ["law6", "evaluation"],
     2: ["law6", "evaluation", "tasks", "ways_to_train", "failing_ways", "collectives", "event_files", "sharded"],
     3: ["law6", "evaluation", "tasks", "ways_to_train", "failing_ways", "faults", "sharded"],
+    4: ["elastic"],
 }
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,0 +1,79 @@
+"""How many series a minibatch has over all ranks: what ``batchsize`` counts, and what a checkpoint had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fluxutils_py.errors import SpecError
+from fluxutils_py.estimator.spec import read_spec
+
+SCALINGS = ("weak", "strong")
+
+
+@dataclass(frozen=True)
+class MinibatchSize:
+    """The number of series in a minibatch over all ranks, and where it comes from.
+
+    Attributes
+    ----------
+    scaling : {"weak", "strong"}
+        Whether ``batchsize`` is the size of a rank's share or of the whole.
+    batchsize : int
+        As in the spec.
+    n_ranks : int
+    whole : int
+    resumed : bool
+        Whether ``whole`` is that of a checkpoint, made by another number of ranks.
+    """
+
+    scaling: str
+    batchsize: int
+    n_ranks: int
+    whole: int
+    resumed: bool = False
+
+    @classmethod
+    def of(cls, settings: Any, n_ranks: int, saved: Mapping[str, Any] | None = None) -> MinibatchSize:
+        """Return the size for the settings of an estimator; see :func:`whole_batchsize`.
+
+        ``saved`` is the :meth:`state_dict` in the checkpoint that the fit goes on from. With weak scaling and the same
+        ``batchsize`` as then, the whole minibatch stays as it was, whatever the number of ranks.
+        """
+        batchsize = int(read_spec(settings.spec).batchsize)
+        whole = whole_batchsize(batchsize, settings.scaling, n_ranks)
+        size = cls(settings.scaling, batchsize, n_ranks, whole)
+        if saved is None or saved["whole"] == whole or settings.scaling == "strong":
+            return size
+        if (saved["scaling"], saved["batchsize"]) != (settings.scaling, batchsize):
+            return size  # another fit, which the checkpoint refuses
+        return cls(settings.scaling, batchsize, n_ranks, saved["whole"], resumed=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scaling": self.scaling, "batchsize": self.batchsize, "whole": self.whole}
+
+    def __str__(self) -> str:
+        """Return a line for the user, such as ``4 ranks train on minibatches of 32 series, 8 each``."""
+        least, more = divmod(self.whole, self.n_ranks)
+        each = f"{least} or {least + 1}" if more else str(least)
+        why = f"batchsize={self.batchsize}, scaling={self.scaling!r}"
+        if self.resumed:
+            why += f", which goes on with the {self.whole} of its checkpoint"
+        return f"{self.n_ranks} ranks train on minibatches of {self.whole} series, {each} on each rank ({why})"
+
+
+def whole_batchsize(batchsize: int, scaling: Any, n_ranks: int) -> int:
+    """Return the number of series in a minibatch over all ranks.
+
+    Raises
+    ------
+    SpecError
+        If ``scaling`` is neither ``"weak"`` nor ``"strong"``.
+    """
+    if scaling not in SCALINGS:
+        raise SpecError(
+            f"scaling must be 'weak' (batchsize counts the series on each rank) or 'strong' (in the whole minibatch), "
+            f"got {scaling!r}"
+        )
+    return batchsize * n_ranks if scaling == "weak" else batchsize

@@ -1,0 +1,87 @@
+"""Divide the state that several ranks saved over another number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.data.parts import array_split_slice
+from fluxutils_py.errors import LoadError
+from fluxutils_py.nn.recurrent import Recur, State, map_state
+from fluxutils_py.nn.states import recurrent_layers
+
+
+def reshard(thing: Any, states: Sequence[Any], rank: int, size: int) -> Any:
+    """Return the state of ``thing`` for one of ``size`` ranks, from its states on the ranks that saved it.
+
+    Uses ``thing.reshard_state_dict(states, rank, size)`` if there is such a method, else :func:`state_of_rank`.
+
+    Notes
+    -----
+    Called load-time resharding in torch.distributed.checkpoint, whose tensors know their place in the whole.
+    """
+    method = getattr(thing, "reshard_state_dict", None)
+    return state_of_rank(states, rank) if method is None else method(states, rank, size)
+
+
+def state_of_rank(states: Sequence[Any], rank: int) -> Any:
+    """Return the state that this rank saved; that of rank 0 if there was no such rank."""
+    return states[rank if rank < len(states) else 0]
+
+
+def require_shared_batches(batches: str | None, n_saved: int, size: int) -> None:
+    """Raise :class:`LoadError` if ranks have batches of their own, whose states nobody can divide anew."""
+    if batches == "per_rank":
+        raise LoadError(
+            f"the checkpoint is of {n_saved} rank{'s' * (n_saved > 1)} with batches of their own "
+            f"(batches='per_rank'), and here {size} {'are' if size > 1 else 'is'}: start as many"
+        )
+
+
+def reshard_rows(
+    model: nn.Module, states: Sequence[Sequence[State | None]], rank: int, size: int
+) -> list[State | None]:
+    """Return this rank's rows of recurrent states, from the states that each rank saved for its own rows.
+
+    Parameters
+    ----------
+    model : nn.Module
+    states : sequence over ranks
+        For each rank, in rank order, the state of each recurrent layer as of :func:`snapshot`; None, or nothing at all,
+        from ranks without rows. Rows of consecutive ranks follow each other in the minibatch.
+    rank, size : int
+        The rank gets rows as in ``numpy.array_split``; None if it gets none.
+    """
+    known = [part for part in states if part]
+    layers = recurrent_layers(model) if known else []
+    return [_share(layer, [part[i] for part in known], rank, size) for i, layer in enumerate(layers)]
+
+
+def _share(layer: Recur, states: list[State | None], rank: int, size: int) -> State | None:
+    parts = [s for s in states if s is not None]
+    whole = layer.joined(parts) if parts else None
+    if whole is None:
+        return None
+    n = (whole if isinstance(whole, Tensor) else whole[0]).shape[layer.batch_dim]
+    share = array_split_slice(n, size, rank)
+    where = (slice(None),) * layer.batch_dim + (share,)
+    return map_state(lambda t: t[where], whole) if share.start < share.stop else None
+
+
+def mean_of_buffers(buffers: Sequence[dict[str, Tensor]], weights: Sequence[float]) -> dict[str, Tensor]:
+    """Return the weighted means of buffers that differ between ranks; integers take the values of rank 0."""
+    shares = torch.tensor(weights, dtype=torch.float64)
+    shares = shares / shares.sum() if shares.sum() else torch.full_like(shares, 1 / len(shares))
+
+    def mean(name: str, first: Tensor) -> Tensor:
+        parts = [b[name] for b in buffers]
+        if not first.is_floating_point() or all(torch.equal(first, p) for p in parts):
+            return first
+        return sum((p.double() * s for p, s in zip(parts, shares, strict=True) if s), first.new_zeros(())).to(
+            first.dtype
+        )
+
+    return {name: mean(name, first) for name, first in buffers[0].items()}
