@@ -387,9 +387,8 @@ class GradientStep:
         """Restore the state that :meth:`state_dict` returned."""
         self.n_updates = state["n_updates"]
         self._synchronized = True  # buffers of ranks differ until they are averaged
-        self._n_waiting = 0
-        if state["waiting"] is not None:
-            self._n_waiting, self._live_waiting, total, self._layouts = state["waiting"]
+        self._n_waiting, self._live_waiting, total, self._layouts = state["waiting"] or (0, 0.0, None, self._layouts)
+        if total is not None:
             self._sum.copy_(total)
 
 
