@@ -5,7 +5,7 @@
 #pragma once
 #include <stdint.h>
 
-#define FLUXUTILS_KERNELS_VERSION 1
+#define FLUXUTILS_KERNELS_VERSION 2
 
 #ifdef __cplusplus
 extern "C" {
