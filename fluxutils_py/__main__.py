@@ -89,10 +89,10 @@ def read_column(cells: Sequence[str]) -> np.ndarray | None:
         v = np.array([math.nan if cell.strip().lower() in MISSING else float(cell) for cell in cells])
     except ValueError:
         return None
-    there = np.isfinite(v)
-    if not there.any():
+    present = np.isfinite(v)
+    if not present.any():
         return None
-    return v[np.maximum.accumulate(np.where(there, np.arange(len(v)), there.argmax()))]
+    return v[np.maximum.accumulate(np.where(present, np.arange(len(v)), present.argmax()))]
 
 
 def prepare(values: np.ndarray, columns: list[str], horizon: int) -> Data:

@@ -355,9 +355,9 @@ def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """
     optimizer.load_state_dict(state)
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    places = [place for group in state["param_groups"] for place in group["params"]]
-    for p, place in zip(params, places, strict=True):
-        for name, saved in state["state"].get(place, {}).items():
+    keys = [key for group in state["param_groups"] for key in group["params"]]
+    for p, key in zip(params, keys, strict=True):
+        for name, saved in state["state"].get(key, {}).items():
             loaded = optimizer.state[p][name]
             if isinstance(saved, Tensor) and isinstance(loaded, Tensor) and loaded.dtype != saved.dtype:
                 optimizer.state[p][name] = saved.to(loaded.device, copy=True)
@@ -373,8 +373,8 @@ def _arguments(optimizer: Any) -> list[inspect.Parameter]:
     """Return the arguments of a class, partial or function that makes an optimizer, without the parameters."""
     if isinstance(optimizer, Optimizer):
         return []
-    found = list(inspect.signature(optimizer).parameters.values())[1:]
-    return [p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is not p.empty]
+    parameters = list(inspect.signature(optimizer).parameters.values())[1:]
+    return [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.default is not p.empty]
 
 
 def _repr_of(link: Any) -> str:

@@ -253,8 +253,8 @@ def flatten_leading_axes(tree: Any, num_leading_axes: int = 2) -> Any:
     for path, leaf in flatten_with_paths(tree):
         shape = _shape(leaf)
         if leaf is not None and (shape is None or len(shape) < num_leading_axes):
-            found = f"shape {shape}" if shape is not None else repr(leaf)
-            raise ShapeError(f"{_at(path)} has no {num_leading_axes} leading axes: {found}")
+            description = f"shape {shape}" if shape is not None else repr(leaf)
+            raise ShapeError(f"{_at(path)} has no {num_leading_axes} leading axes: {description}")
 
     def flat(x: Any) -> Any:
         # not -1: reshape cannot infer the size of an empty array
@@ -267,8 +267,8 @@ def _leading(path: str, leaf: Any) -> int:
     """Return the length of the leading axis."""
     shape = _shape(leaf)
     if not shape:
-        found = "shape ()" if shape == () else repr(leaf)
-        raise ShapeError(f"{_at(path)} has no leading axis: {found}")
+        description = "shape ()" if shape == () else repr(leaf)
+        raise ShapeError(f"{_at(path)} has no leading axis: {description}")
     return shape[0]
 
 

@@ -116,8 +116,8 @@ def _encode(value: Any, path: str) -> Any:
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
-        found = _data(torch.tensor(value, dtype=torch.float64))
-        return found if isinstance(found, float) else {"__float__": found}
+        number = _data(torch.tensor(value, dtype=torch.float64))
+        return number if isinstance(number, float) else {"__float__": number}
     if type(value) is complex:
         return {"__complex__": _data(torch.tensor(value, dtype=torch.complex128))}
     if isinstance(value, Tensor | np.ndarray | np.generic):
@@ -160,9 +160,9 @@ def _data(tensor: Tensor) -> Any:
     if not tensor.is_floating_point():
         return tensor.tolist()
     values = tensor.resolve_neg().double().numpy()
-    found = values.astype(object)
-    found[np.isposinf(values)], found[np.isneginf(values)], found[np.isnan(values)] = "Infinity", "-Infinity", "NaN"
-    return found.tolist()
+    data = values.astype(object)
+    data[np.isposinf(values)], data[np.isneginf(values)], data[np.isnan(values)] = "Infinity", "-Infinity", "NaN"
+    return data.tolist()
 
 
 def _decode(stored: Any, path: str) -> Any:
@@ -219,32 +219,32 @@ def _tensor(data: Any, dtype: Any, shape: list[int] | None = None) -> Tensor:
 
 def _elements(data: Any, kinds: tuple[type, ...]) -> np.ndarray:
     """Return nested lists as an array of objects, which must have one of these types."""
-    found = np.array(data, dtype=object)
-    for item in found.flat:
+    elements = np.array(data, dtype=object)
+    for item in elements.flat:
         if type(item) not in kinds:
             raise TypeError(f"expected {' or '.join(k.__name__ for k in kinds)} in lists of one length, got {item!r}")
-    return found
+    return elements
 
 
-def _fit_template(found: Any, template: Any, path: str) -> Any:
+def _fit_template(parsed: Any, template: Any, path: str) -> Any:
     """Convert a parsed tree to the containers of the template."""
     if template is None:
-        return found
-    wanted, given = children(template), children(found)
-    takes_any = wanted == {} and (is_sequence(template) or isinstance(template, Mapping))
-    if wanted is None or given is None:
-        fits = wanted is given
+        return parsed
+    target, source = children(template), children(parsed)
+    takes_any = target == {} and (is_sequence(template) or isinstance(template, Mapping))
+    if target is None or source is None:
+        fits = target is source
     else:
-        fits = isinstance(found, list) is is_sequence(template) and (takes_any or given.keys() == wanted.keys())
+        fits = isinstance(parsed, list) is is_sequence(template) and (takes_any or source.keys() == target.keys())
     if not fits:
-        kinds = f"expected {_describe(template)} as in the template, got {_describe(found)}"
+        kinds = f"expected {_describe(template)} as in the template, got {_describe(parsed)}"
         raise LoadError(f"{path or 'the tree'}: {kinds}")
-    if wanted is None or given is None:
-        to_tensor = isinstance(template, Tensor) and isinstance(found, np.ndarray | np.generic)
-        return as_tensor(found) if to_tensor and found.dtype.kind != "U" else found
+    if target is None or source is None:
+        to_tensor = isinstance(template, Tensor) and isinstance(parsed, np.ndarray | np.generic)
+        return as_tensor(parsed) if to_tensor and parsed.dtype.kind != "U" else parsed
     if takes_any:
-        return tuple(found) if isinstance(template, tuple) else found
-    return rebuild(template, (_fit_template(given[key], value, f"{path}/{key}") for key, value in wanted.items()))
+        return tuple(parsed) if isinstance(template, tuple) else parsed
+    return rebuild(template, (_fit_template(source[key], value, f"{path}/{key}") for key, value in target.items()))
 
 
 def _describe(node: Any) -> str:

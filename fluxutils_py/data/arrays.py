@@ -65,7 +65,7 @@ class DuckArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
-            raise ValueError("an array that is read lazily cannot be had without copying it")
+            raise ValueError("cannot return a lazily read array without copying it")
         return np.array(self[...], dtype)
 
 

@@ -55,11 +55,11 @@ def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:
 
 def digest_arrays(*arrays: np.ndarray) -> str:
     """Digest arrays with their shapes and types, whatever their memory order and byte order."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for a in arrays:
-        found.update(f"{a.shape} {a.dtype.newbyteorder('=')}".encode())
-        found.update(_bytes(a))
-    return found.hexdigest()[:12]
+        digest.update(f"{a.shape} {a.dtype.newbyteorder('=')}".encode())
+        digest.update(_bytes(a))
+    return digest.hexdigest()[:12]
 
 
 def _reader(s: SeriesArray) -> Callable[[slice, slice], np.ndarray]:
@@ -67,18 +67,18 @@ def _reader(s: SeriesArray) -> Callable[[slice, slice], np.ndarray]:
 
 
 def _digest(
-    n_features: int, read: Callable[[slice, slice], np.ndarray], places: Iterable[Rectangle], rows: Segments
+    n_features: int, read: Callable[[slice, slice], np.ndarray], rectangles: Iterable[Rectangle], rows: Segments
 ) -> str:
-    found = hashlib.sha256()
-    for series, steps in places:
+    digest = hashlib.sha256()
+    for series, steps in rectangles:
         live = rows.coverage_mask(series, steps)
         if live is not None and not live.any():
             continue
         block = read(series, steps)  # (F, B, S)
         if live is not None:  # what is never read, such as padding, may be anything
             block = np.where(live, block, block.dtype.type(0))
-        found.update(_bytes(block.transpose(2, 1, 0)))  # time-major: contiguous where that is the fast layout
-    return found.hexdigest()[:12]
+        digest.update(_bytes(block.transpose(2, 1, 0)))  # time-major: contiguous where that is the fast layout
+    return digest.hexdigest()[:12]
 
 
 def _bytes(a: np.ndarray) -> memoryview:

@@ -66,16 +66,16 @@ class ForwardFilled(DerivedArray):
         known = self._last  # once: other threads read too
         if known is not None and isinstance(series, range) and known[:2] == (series, stop):
             return known[2]
-        found = np.full(missing.shape, np.nan, self.dtype)
+        values = np.full(missing.shape, np.nan, self.dtype)
         size = LOOK_BACK
         while stop > 0 and missing.any():
-            which = np.flatnonzero(missing.any(0))
+            columns = np.flatnonzero(missing.any(0))
             steps = range(max(0, stop - size), stop)
-            earlier = self.convert(read_block(self.source, range(self.shape[0]), np.asarray(series)[which], steps))
-            found[:, which] = np.where(missing[:, which], last_values(earlier), found[:, which])
-            missing = missing & np.isnan(found)
+            earlier = self.convert(read_block(self.source, range(self.shape[0]), np.asarray(series)[columns], steps))
+            values[:, columns] = np.where(missing[:, columns], last_values(earlier), values[:, columns])
+            missing = missing & np.isnan(values)
             stop, size = steps.start, 2 * size
-        return found
+        return values
 
 
 def forward_fill(block: np.ndarray, state: np.ndarray, start: np.ndarray) -> np.ndarray:
@@ -102,6 +102,6 @@ def forward_fill(block: np.ndarray, state: np.ndarray, start: np.ndarray) -> np.
 
 def last_values(block: np.ndarray) -> np.ndarray:
     """Return the last values (F, N) of a block (F, N, S), NaN where there is none."""
-    there = ~np.isnan(block)
-    at = block.shape[2] - 1 - there[:, :, ::-1].argmax(2)
+    present = ~np.isnan(block)
+    at = block.shape[2] - 1 - present[:, :, ::-1].argmax(2)
     return np.take_along_axis(block, at[:, :, None], 2)[:, :, 0]

@@ -73,7 +73,9 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
     arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in x]
     if len({tuple(a.shape[-2:]) for a in arrays}) > 1:
         shapes = " and ".join(str(tuple(a.shape)) for a in arrays)
-        raise ShapeError(f"arrays of shapes {shapes} cannot be folded alike: they must be (F, N, T) of equal N and T")
+        raise ShapeError(
+            f"arrays of shapes {shapes} cannot be folded together: they must be (F, N, T) with equal N and T"
+        )
     return tuple(_fold(a, batchsize, fill) for a in arrays)
 
 

@@ -48,10 +48,10 @@ def parse_axis_index(key: Any, n: int, axis: int) -> int | Index:
         raise IndexError(
             f"an index must be an integer, a slice, '...', or one list of integers or booleans, got {key!r}"
         )
-    given, index = index, index.astype(np.intp, copy=False)  # comparisons in small types overflow
-    out = (index < -n) | (index >= n) | ((index < 0) & (given > 0))  # uint64 wraps
+    original, index = index, index.astype(np.intp, copy=False)  # comparisons in small types overflow
+    out = (index < -n) | (index >= n) | ((index < 0) & (original > 0))  # uint64 wraps
     if out.any():
-        raise IndexError(f"index {given[out][0]} is out of bounds for axis {axis} with size {n}")
+        raise IndexError(f"index {original[out][0]} is out of bounds for axis {axis} with size {n}")
     index = np.where(index < 0, index + n, index)
     return int(index[0]) if single else index
 

@@ -84,8 +84,8 @@ class RaggedArray(DuckArray):
                 k = max(0, min(steps.stop, self.lengths[n]) - steps.start)
                 out[:, i, :k] = read_block(self.arrays[n], features, steps[:k])
             else:
-                there = np.flatnonzero(np.asarray(steps) < self.lengths[n])
-                out[:, i, there] = read_block(self.arrays[n], features, np.asarray(steps)[there])
+                inside = np.flatnonzero(np.asarray(steps) < self.lengths[n])
+                out[:, i, inside] = read_block(self.arrays[n], features, np.asarray(steps)[inside])
         return out
 
     def __setitem__(self, key: tuple[Any, slice, slice], values: Any) -> None:

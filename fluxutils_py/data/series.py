@@ -81,18 +81,18 @@ class SeriesArray:
 
         ``function`` takes and returns blocks (F, n, t), and gives floating-point numbers, NaN for NaN.
         """
-        found = copy.copy(self)
-        found._function, found.kind = function, "float"
-        found.dtype = function(np.zeros((self.F, 1, 1), self.dtype)).dtype
-        return found
+        mapped = copy.copy(self)
+        mapped._function, mapped.kind = function, "float"
+        mapped.dtype = function(np.zeros((self.F, 1, 1), self.dtype)).dtype
+        return mapped
 
     def missing_mask(self, values: np.ndarray) -> np.ndarray | None:
         """Which values read from this array stand for none: bool of the same shape, or None if all are there."""
         if self.kind == "float":
-            found = np.isnan(values) if values.dtype.kind == "f" else None
+            mask = np.isnan(values) if values.dtype.kind == "f" else None
         else:
-            found = None if self.missing_label is None else values == self.missing_label
-        return found if found is not None and found.any() else None
+            mask = None if self.missing_label is None else values == self.missing_label
+        return mask if mask is not None and mask.any() else None
 
     def read(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         """Steps ``start`` to ``stop`` of the given rows, time-major.
@@ -210,9 +210,9 @@ def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
     if first is not None and second is not None and len(first) == len(second) and (first != second).any():
         i = int(np.flatnonzero(first != second)[0])
         raise ShapeError(f"{a.name}[{i}] has {first[i]} time steps and {b.name}[{i}] has {second[i]}")
-    for axis, what, m, n in ((1, "series", a.N, b.N), (2, "time steps", a.T, b.T)):
+    for axis, unit, m, n in ((1, "series", a.N, b.N), (2, "time steps", a.T, b.T)):
         if m != n:
             raise ShapeError(
-                f"{a.name} has {m} {what} and {b.name} has {n} (axis {axis} of shapes {a.shape} and {b.shape}); "
+                f"{a.name} has {m} {unit} and {b.name} has {n} (axis {axis} of shapes {a.shape} and {b.shape}); "
                 "both must be (F, N, T) with equal N and T"
             )

@@ -88,7 +88,7 @@ class SequenceView(DuckArray):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
-            raise ValueError("a view of sequences cannot be had as a matrix without copying it")
+            raise ValueError("cannot return a view of sequences as a matrix without copying it")
         return np.array(self.to_rows(np.asarray(self.native)), dtype)
 
     def __array_namespace__(self, api_version: str | None = None) -> ModuleType:
@@ -265,10 +265,10 @@ def timesteps(x: Any, context: int = 0, *, feature_names: Sequence[str] | None =
 def _checked_names(names: Any, array: Any) -> Names | None:
     if names is None:
         return None
-    found = () if isinstance(names, str) else tuple(names)
-    if len(found) != array.shape[0] or not all(isinstance(n, str) for n in found):
+    checked = () if isinstance(names, str) else tuple(names)
+    if len(checked) != array.shape[0] or not all(isinstance(n, str) for n in checked):
         raise DataError(f"feature_names must be {array.shape[0]} strings, one per feature; got {names!r}")
-    return tuple(str(n) for n in found)
+    return tuple(str(n) for n in checked)
 
 
 def _three_axes(x: Any, name: str) -> Any:

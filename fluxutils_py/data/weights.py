@@ -90,7 +90,7 @@ class SampleWeight:
         for series, steps in block_slices(self.n_series, self.n_steps):
             w = self._read(series, steps).astype(float)  # (B, S)
             if not np.isfinite(w).all() or (w < 0).any():
-                raise DataError("sample_weight must be finite and not negative; use 0 for what shall not count")
+                raise DataError("sample_weight must be finite and not negative; use 0 for steps that should not count")
             live, walked = w > 0, rows.coverage_mask(series, steps, burn_in)
             live = live if walked is None else live & walked
             missing = [y.missing_mask(np.asarray(y.array[:, series, steps])) for y in ys]
@@ -142,19 +142,19 @@ class SampleWeight:
         return out * self.scale
 
 
-def output_fractions(there: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+def output_fractions(present: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
     """The share of each step's outputs that are there: (..., outputs) of bool to (...), targets of ``sizes`` alike.
 
     >>> output_fractions(np.array([[True, True, False], [True, False, False]]), [1, 2])
     array([0.75, 0.5 ])
     """
-    parts = np.split(there, np.cumsum(sizes)[:-1], -1)
+    parts = np.split(present, np.cumsum(sizes)[:-1], -1)
     return np.mean([part.mean(-1) for part in parts], 0)
 
 
-def live_steps(there: np.ndarray, sizes: Sequence[int]) -> float:
+def live_steps(present: np.ndarray, sizes: Sequence[int]) -> float:
     """The sum of :func:`output_fractions`, from counts."""
-    parts = np.split(there, np.cumsum(sizes)[:-1], -1)
+    parts = np.split(present, np.cumsum(sizes)[:-1], -1)
     return float(np.mean([int(part.sum()) / part.shape[-1] for part in parts]))
 
 

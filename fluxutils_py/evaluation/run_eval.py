@@ -94,8 +94,9 @@ class RunEval:
         for name, batches in datasets.items():
             if isinstance(batches, Iterator) and not hasattr(batches, "reset"):
                 raise DataError(
-                    f"dataset {name!r} is a {type(batches).__name__}, which can be gone through once; give a list, an "
-                    "object whose __iter__ begins anew each time, or a function that returns the batches"
+                    f"dataset {name!r} is a {type(batches).__name__}, which can be iterated over only once; give "
+                    "a list, an "
+                    "object that can be iterated over again, or a function that returns the batches"
                 )
         self.task, self.datasets, self.comm = task, dict(datasets), comm
         self._processors: list[ResultProcessor] = []
@@ -223,10 +224,10 @@ class RunEvalKeepBest:
         FileNotFoundError
             If no model has been saved yet.
         """
-        kept = Checkpointer(self.dest).read()
-        if kept is None:
-            raise FileNotFoundError(f"{self.dest} holds no model: none has been kept yet")
-        model.load_state_dict(kept["model"])
+        checkpoint = Checkpointer(self.dest).read()
+        if checkpoint is None:
+            raise FileNotFoundError(f"{self.dest} contains no model: none has been saved yet")
+        model.load_state_dict(checkpoint["model"])
         return model
 
 
@@ -260,7 +261,7 @@ class _BestCheckpoint(BestModel):
         except FileNotFoundError:
             return None
         except ValueError as error:
-            warnings.warn(f"{error}; it is passed over, and this model taken for the best so far", stacklevel=2)
+            warnings.warn(f"{error}; ignoring it and taking this model as the best so far", stacklevel=2)
             return None
 
 

@@ -87,11 +87,11 @@ class SampledSet(Collection[T]):
         if priorities and len(priorities) != len(values):
             raise ValueError(f"SampledSet: {len(values)} values but {len(priorities)} priorities")
         pairs = zip(priorities, values, strict=True) if priorities else _with_priorities(values, rng)
-        kept = heapq.nsmallest(max_size, pairs, key=operator.itemgetter(0))
+        smallest = heapq.nsmallest(max_size, pairs, key=operator.itemgetter(0))
         for name, value in (
             ("max_size", max_size),
-            ("values", tuple(x for _, x in kept)),
-            ("priorities", tuple(p for p, _ in kept)),
+            ("values", tuple(x for _, x in smallest)),
+            ("priorities", tuple(p for p, _ in smallest)),
             ("_rng", rng),
         ):
             object.__setattr__(self, name, value)
@@ -116,8 +116,8 @@ class SampledSet(Collection[T]):
             pairs = zip(iterable.priorities, iterable.values, strict=True)
         mine = zip(self.priorities, self.values, strict=True)
         # no list of all pairs: the iterable may not fit in memory
-        kept = heapq.nsmallest(self.max_size, chain(mine, pairs), key=operator.itemgetter(0))
-        return SampledSet(self.max_size, [x for _, x in kept], [p for p, _ in kept], rng=self._rng)
+        smallest = heapq.nsmallest(self.max_size, chain(mine, pairs), key=operator.itemgetter(0))
+        return SampledSet(self.max_size, [x for _, x in smallest], [p for p, _ in smallest], rng=self._rng)
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.values)

@@ -67,7 +67,7 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     if a.dim() > 3 or any(n not in (1, full) for n, full in zip(reversed(a.shape), (H, B, S), strict=False)):
         raise ShapeError(f"a of shape {tuple(a.shape)} does not broadcast to b of shape {(S, B, H)}")
     if h0 is not None and h0.shape != (B, H):
-        raise ShapeError(f"h0 is (B, H), here {(B, H)}, got a tensor of shape {tuple(h0.shape)}")
+        raise ShapeError(f"h0 must have shape (B, H) = {(B, H)}, got shape {tuple(h0.shape)}")
     dtype = torch.promote_types(a.dtype, b.dtype)
     if h0 is not None:
         dtype = torch.promote_types(dtype, h0.dtype)

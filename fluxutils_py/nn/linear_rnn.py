@@ -126,36 +126,36 @@ _GATED_DOC = """{name}: {first}
     """
 
 
-class MinGRU(Recur):
+class _InputGated(Recur):
+    """A ``Recur`` that makes its own inner module."""
+
+    inner: ClassVar[type[_GatedRecurrence]]
+    n_in: int
+    n_out: int
+
+    def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
+        set_sizes(self, n_in=n_in, n_out=n_out)
+        super().__init__(self.inner(self.n_in, self.n_out), trainable_init)
+
+
+class MinGRU(_InputGated):
     __doc__ = _GATED_DOC.format(
         name="MinGRU",
         first="a GRU with a single gate, which depends on the input alone.",
         formula="z = sigmoid(Wz x + bz); h' = (1 - z) h + z (Wh x + bh)",
         blocks="z and h",
     )
-
-    n_in: int
-    n_out: int
-
-    def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
-        set_sizes(self, n_in=n_in, n_out=n_out)
-        super().__init__(_MinGRU(self.n_in, self.n_out), trainable_init)
+    inner = _MinGRU
 
 
-class MinLSTM(Recur):
+class MinLSTM(_InputGated):
     __doc__ = _GATED_DOC.format(
         name="MinLSTM",
         first="an LSTM with two gates, which depend on the input alone and are normalised to sum to one.",
         formula="f, i = sigmoid(Wf x + bf), sigmoid(Wi x + bi); h' = (f h + i (Wh x + bh)) / (f + i)",
         blocks="f, i and h",
     )
-
-    n_in: int
-    n_out: int
-
-    def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
-        set_sizes(self, n_in=n_in, n_out=n_out)
-        super().__init__(_MinLSTM(self.n_in, self.n_out), trainable_init)
+    inner = _MinLSTM
 
 
 class _DiagonalRecurrence(nn.Module):

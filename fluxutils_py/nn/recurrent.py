@@ -82,7 +82,7 @@ class Recur(nn.Module):
         if not isinstance(module, nn.Module):
             raise TypeError(f"Recur wraps a torch module, got {type(module).__name__}")
         if isinstance(module, Recur):
-            raise TypeError("this module is a Recur already: it needs no second one")
+            raise TypeError("this module is already a Recur: use it as it is")
         if isinstance(module, nn.RNNBase):
             if module.bidirectional:
                 raise TypeError(

@@ -159,9 +159,9 @@ def snapshot(m: Any) -> list[State | None]:
     return [None if r.state is None else map_state(Tensor.detach, r.state) for r in recurrent_layers(m)]
 
 
-def restore(m: Any, kept: Sequence[State | None]) -> None:
+def restore(m: Any, snapshots: Sequence[State | None]) -> None:
     """Restore states that :func:`snapshot` or :func:`marked` returned."""
-    for r, state in zip(recurrent_layers(m), kept, strict=True):
+    for r, state in zip(recurrent_layers(m), snapshots, strict=True):
         r.reset()
         r.state = state
 
@@ -181,7 +181,7 @@ def evaluating(m: Any) -> Iterator[None]:
     [True, True, False]
     """
     m = module_of(m)
-    kept, modes = snapshot(m), [(layer, layer.training) for layer in m.modules()]
+    snapshots, modes = snapshot(m), [(layer, layer.training) for layer in m.modules()]
     try:
         m.eval()
         with torch.no_grad():
@@ -189,7 +189,7 @@ def evaluating(m: Any) -> Iterator[None]:
     finally:
         for layer, mode in modes:
             layer.training = mode
-        restore(m, kept)
+        restore(m, snapshots)
 
 
 def mark(m: Any, steps: int) -> None:

@@ -83,7 +83,7 @@ class WinsorNorm(nn.Module):
         """
         shape = tuple(x.shape)
         if len(shape) != 3 or 0 in shape:
-            raise ShapeError(f"WinsorNorm is fitted on an array of shape (F, N, T), none of them 0, got {shape}")
+            raise ShapeError(f"WinsorNorm is fitted on a non-empty array of shape (F, N, T), got {shape}")
         statistics = winsor_statistics(lambda: _blocks(x))
         for name, value in zip(("lower", "upper", "mean", "std"), statistics, strict=True):
             self.register_buffer(name, value.to(self.mean.device))

@@ -27,7 +27,7 @@ def split_tag(tag: str) -> tuple[str, str]:
     """
     key, _, rest = tag.partition("/")
     if not (key and rest):
-        raise ValueError(f"tag {tag!r} names no directory; write it as 'key/name', such as 'dev/accuracy'")
+        raise ValueError(f"tag {tag!r} has no directory; write it as 'key/name', such as 'dev/accuracy'")
     return key, rest
 
 

@@ -72,13 +72,13 @@ class PointsWriter:
         if is_main_process(loop):
             self.write(loop.step, metrics)
 
-    def write(self, step: int, found: Mapping[str, Mapping[str, Any]]) -> None:
+    def write(self, step: int, metrics_by_source: Mapping[str, Mapping[str, Any]]) -> None:
         """Append metrics, grouped by their source, such as ``{"Train": {"loss": 0.5}}``."""
         points = [
-            Point(step, f"{where}: {name}", next((t for t in ("loss", "accuracy") if t in name.lower()), name), value)
-            for where, metrics in found.items()
-            for name, each in metrics.items()
-            if (value := as_number(each)) is not None and math.isfinite(value)
+            Point(step, f"{source}: {name}", next((t for t in ("loss", "accuracy") if t in name.lower()), name), value)
+            for source, metrics in metrics_by_source.items()
+            for name, number in metrics.items()
+            if (value := as_number(number)) is not None and math.isfinite(value)
         ]
         text = "".join(json.dumps(p._asdict()) + "\n" for p in points)
         with open(self.path, "a+b") as file:
@@ -103,14 +103,14 @@ def load_points(path: Any) -> list[Point]:
     DataError
         If a line is not a point. An incomplete last line is skipped.
     """
-    path, found = Path(path), {}
+    path, points = Path(path), {}
     lines = path.read_bytes().split(b"\n")
     for k, line in enumerate(lines[:-1], 1):
         try:
             point = Point(**json.loads(line))
         except (ValueError, TypeError) as error:
             raise DataError(
-                f"line {k} of {path} is no point: {error}; a line is a JSON object of step, metric, type and value"
+                f"line {k} of {path} is not a point: {error}; a line is a JSON object of step, metric, type and value"
             ) from error
-        found[point.step, point.metric] = point
-    return sorted(found.values(), key=lambda p: p.step)
+        points[point.step, point.metric] = point
+    return sorted(points.values(), key=lambda p: p.step)

@@ -98,8 +98,7 @@ class PublishTrainingProgress:
             publish_train_intermediates(self.writer, collector.take(loop.model), step)
         elif collector is None and nobody_collected(loop.model):
             warnings.warn(
-                "summaries that the model leaves by sow() are not published: put the training loop into "
-                "'with collected_summaries():'",
+                "summaries from sow() are not published: run the training loop inside 'with collected_summaries():'",
                 stacklevel=2,
             )
 

@@ -36,9 +36,11 @@ def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str],
     list      0.75  2
     tuple    2.333  3
     """
-    found = evaluate_datasets(trainer, datasets)
-    names = list(dict.fromkeys(name for row in found.values() for name in row))
-    rows = [["dataset", *names]] + [[data, *(format_metric(row.get(n)) for n in names)] for data, row in found.items()]
+    results = evaluate_datasets(trainer, datasets)
+    names = list(dict.fromkeys(name for row in results.values() for name in row))
+    rows = [["dataset", *names]] + [
+        [data, *(format_metric(row.get(n)) for n in names)] for data, row in results.items()
+    ]
     widths = [max(len(row[k]) for row in rows) for k in range(len(names) + 1)]
     printer(
         "\n".join(
@@ -56,7 +58,7 @@ def evaluate_datasets(trainer: Any, datasets: Iterable[Any]) -> dict[str, dict[s
         raise ValueError("there is nothing to evaluate: give at least one dataset")
     if twice := {n for n in names if names.count(n) > 1}:
         raise ValueError(
-            f"datasets must differ in their names, {', '.join(sorted(twice))} is there twice; give them one with "
+            f"datasets must have different names, {', '.join(sorted(twice))} occurs twice; rename one with "
             "as_dataset(data, name=...)"
         )
     return {name: trainer.eval(data) for name, data in zip(names, datasets, strict=True)}
@@ -72,8 +74,8 @@ def as_number(value: Any) -> float | None:
 
 def format_metric(value: Any) -> str:
     """Format a number with four digits, and any other value with ``str``."""
-    found = as_number(value)
-    return str(value) if found is None else f"{found:.4g}"
+    number = as_number(value)
+    return str(value) if number is None else f"{number:.4g}"
 
 
 def history_table(history: Iterable[Mapping[str, Any]]) -> Any:

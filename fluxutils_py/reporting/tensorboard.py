@@ -153,7 +153,8 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise RuntimeError(
-                    f"another fit is writing to {folder}: give each a directory, or let TensorBoard(..., each_fit=True)"
+                    f"another fit is writing to {folder}: give each fit its own directory, or let "
+                    "TensorBoard(..., each_fit=True)"
                 ) from None
         try:
             yield

@@ -308,7 +308,6 @@ class Checkpointer:
             f.write(json.dumps(about, indent=1, default=str).encode())
         with atomic_write(path) as f:
             torch.save(content, f)
-        sync_folder(self.dir)
         if self.keep != -1:
             for old in self.paths()[: -self.keep]:
                 old.unlink()
@@ -379,13 +378,3 @@ def mean(tensors: list[Tensor | None], name: str) -> Tensor:
         raise LoadError(f"{name} has the shapes {shapes} in the newest checkpoints: no mean can be taken of them")
     there = [t for t in tensors if t is not None]
     return torch.stack([t.double() for t in there]).mean(0).to(there[0].dtype)
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush the folder's file names to disk (POSIX only), so that removing older files is safe."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

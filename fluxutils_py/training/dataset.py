@@ -109,8 +109,9 @@ class _IterableDataset:
     def skip(self, n: int) -> Iterator[Minibatch]:
         if self._spent:
             raise DataError(
-                f"dataset {self.name!r} is a {type(self.data).__name__}, which can be gone through once; give a list, "
-                "or an object whose __iter__ begins anew each time"
+                f"dataset {self.name!r} is a {type(self.data).__name__}, which can be iterated over only once; "
+                "give a list, "
+                "or an object that can be iterated over again"
             )
         self._spent = isinstance(self.data, Iterator)
         own = getattr(self.data, "generator", None)

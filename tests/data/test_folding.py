@@ -119,7 +119,8 @@ def test_rows_are_still_folded_as_an_index():
             (numbered(1, 2, 6), numbered(1, 2, 1)),
             8,
             ShapeError,
-            "arrays of shapes (1, 2, 6) and (1, 2, 1) cannot be folded alike: they must be (F, N, T) of equal N and T",
+            "arrays of shapes (1, 2, 6) and (1, 2, 1) cannot be folded together: they must be (F, N, T) with "
+            "equal N and T",
         ),
         (numbered(1, 2, 6), 0, ValueError, "batchsize must be a positive integer, got 0"),
     ],

@@ -260,9 +260,9 @@ def test_numpy_reads_all_of_it(make):
     found = np.asarray(v)
     found[:] = 0  # a fresh array: the data stay
     assert NATIVE.all()
-    with pytest.raises(ValueError, match=r"^a view of sequences cannot be had as a matrix without copying it$"):
+    with pytest.raises(ValueError, match=r"^cannot return a view of sequences as a matrix without copying it$"):
         np.array(v, copy=False)
-    with pytest.raises(ValueError, match=r"^an array that is read lazily cannot be had without copying it$"):
+    with pytest.raises(ValueError, match=r"^cannot return a lazily read array without copying it$"):
         np.array(LazyArray(NATIVE), copy=False)
     assert np.array_equal(v.copy(), wanted)
     assert np.array_equal(check_array(v), wanted)

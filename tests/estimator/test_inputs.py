@@ -457,9 +457,9 @@ def test_rows_of_weight_0_are_not_there():
     (np.zeros((1, N, T)), DataError,
      "sample_weight leaves nothing to learn from: every step has weight 0 or no target"),
     (np.full((1, N, T), -1.0), DataError,
-     "sample_weight must be finite and not negative; use 0 for what shall not count"),
+     "sample_weight must be finite and not negative; use 0 for steps that should not count"),
     (np.full((1, N, T), np.nan), DataError,
-     "sample_weight must be finite and not negative; use 0 for what shall not count"),
+     "sample_weight must be finite and not negative; use 0 for steps that should not count"),
     (np.full((1, N, T), "a"), DataError, "sample_weight must hold real numbers, got dtype <U1"),
 ])  # fmt: skip
 def test_weights_that_do_not_fit(view, w, error, message):

@@ -503,4 +503,4 @@ def test_what_cannot_be_learnt_from_is_an_error(x):
     )
     with pytest.raises(DataError) as e:
         SequenceScaler().fit(x, sample_weight=-np.ones(N))
-    assert str(e.value) == "sample_weight must be finite and not negative; use 0 for what shall not count"
+    assert str(e.value) == "sample_weight must be finite and not negative; use 0 for steps that should not count"

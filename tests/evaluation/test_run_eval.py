@@ -172,7 +172,7 @@ def test_a_task_may_stop_a_loop():
 
 
 def test_what_can_be_gone_through_once_is_refused():
-    way_out = "give a list, an object whose __iter__ begins anew each time, or a function that returns the batches"
+    way_out = "give a list, an object that can be iterated over again, or a function that returns the batches"
     message = f"dataset 'dev' is a generator, which can be gone through once; {way_out}"
     with pytest.raises(DataError, match=f"^{re.escape(message)}$"):
         RunEval(SquaredOutput(), {"dev": (x for x in ONES["dev"])})
@@ -309,7 +309,7 @@ def test_there_must_be_such_a_dataset(tmp_path):
     message = "there is no dataset 'train' to tune on; there are 'dev', 'test'"
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         RunEval(SquaredOutput(), ONES).keep_best_checkpoint("train", tmp_path)
-    message = f"{tmp_path} holds no model: none has been kept yet"
+    message = f"{tmp_path} contains no model: none has been saved yet"
     with pytest.raises(FileNotFoundError, match=f"^{re.escape(message)}$"):
         keeper(tmp_path).load_best(nn.Linear(1, 1))
 

@@ -17,7 +17,7 @@ B, V = 11, 4
 
 @pytest.fixture
 def data(rng):
-    """Probabilities, some of them 0 and 1; distributions as targets; scores; labels (B, 1); weights (B,); a mask (B,)."""
+    """Probabilities, some 0 and 1; distributions as targets; scores; labels (B, 1); weights (B,); a mask (B,)."""
     p, q = rng.dirichlet(np.ones(V), size=(2, B))
     p[3], p[4] = [0, 0, 1, 0], [1, 0, 0, 0]
     return p, q, rng.normal(size=(B, V)), rng.integers(0, V, size=(B, 1)), rng.random(B), rng.random(B) < 0.6
@@ -60,7 +60,8 @@ def test_labels_in_a_last_axis_with_weights_and_a_mask(data):
     )
     p, q = tensors(*data[:2])
     np.testing.assert_allclose(
-        WeightedLoss(categorical_cross_entropy)(p, (q, w_)), w * categorical_cross_entropy(p, q, reduction="none").numpy()
+        WeightedLoss(categorical_cross_entropy)(p, (q, w_)),
+        w * categorical_cross_entropy(p, q, reduction="none").numpy(),
     )
 
 

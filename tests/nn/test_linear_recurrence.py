@@ -198,7 +198,7 @@ def test_it_maps_over_a_further_axis():
         (((3,), (5, 3), None), "linear_recurrence takes b of shape (S, B, H), got a tensor of shape (5, 3)"),
         (((4,), (7, 5, 3), None), "a of shape (4,) does not broadcast to b of shape (7, 5, 3)"),
         (((2, 7, 5, 3), (7, 5, 3), None), "a of shape (2, 7, 5, 3) does not broadcast to b of shape (7, 5, 3)"),
-        (((3,), (7, 5, 3), (3,)), "h0 is (B, H), here (5, 3), got a tensor of shape (3,)"),
+        (((3,), (7, 5, 3), (3,)), "h0 must have shape (B, H) = (5, 3), got shape (3,)"),
     ],
 )
 def test_other_shapes_are_errors(shapes, message):

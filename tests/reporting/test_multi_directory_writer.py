@@ -55,7 +55,7 @@ def test_a_tag_without_a_key_is_refused_on_every_rank(tmp_path, tag, comm):
         pytest.raises(ValueError) as caught,  # noqa: PT011
     ):
         writer.add_scalar(tag, 1, 1)
-    assert str(caught.value) == f"tag {tag!r} names no directory; write it as 'key/name', such as 'dev/accuracy'"
+    assert str(caught.value) == f"tag {tag!r} has no directory; write it as 'key/name', such as 'dev/accuracy'"
 
 
 def test_hyper_parameters_have_no_key(tmp_path):

@@ -111,7 +111,7 @@ def test_a_line_that_is_no_point_is_named(path, line):
         load_points(path)
     reason = caught.value.__cause__  # in Python's words
     assert str(caught.value) == (
-        f"line 2 of {path} is no point: {reason}; a line is a JSON object of step, metric, type and value"
+        f"line 2 of {path} is not a point: {reason}; a line is a JSON object of step, metric, type and value"
     )
 
 

@@ -70,7 +70,7 @@ def test_what_a_dataset_lacks_or_is_no_number_is_shown_as_it_is():
         ([], "there is nothing to evaluate: give at least one dataset"),
         (
             [[], (), []],
-            "datasets must differ in their names, list is there twice; give them one with as_dataset(data, name=...)",
+            "datasets must have different names, list occurs twice; rename one with as_dataset(data, name=...)",
         ),
     ],
 )

@@ -105,8 +105,8 @@ def test_an_iterator_can_be_gone_through_once():
     with pytest.raises(DataError) as caught:
         list(data)
     assert str(caught.value) == (
-        "dataset 'stream' is a generator, which can be gone through once; "
-        "give a list, or an object whose __iter__ begins anew each time"
+        "dataset 'stream' is a generator, which can be iterated over only once; give a list, or an object that "
+        "can be iterated over again"
     )
 
 

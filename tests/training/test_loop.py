@@ -287,7 +287,7 @@ def test_what_can_be_gone_through_once_makes_one_epoch():
     loop = logging(log)
     message = (
         "the batches are a generator, which can be gone through once, not in 2 epochs; "
-        "give a list, or an object whose __iter__ begins anew each time"
+        "give a list, or an object that can be iterated over again"
     )
     with pytest.raises(DataError) as caught:
         loop.run_epochs((c for c in "abc"), 2)

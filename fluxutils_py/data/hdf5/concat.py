@@ -210,28 +210,28 @@ def _common_type(name: str, sources: list[Source], virtual: bool, fill: float | 
         return first.kind
     dtypes = {s.dtype for s in sources}
     dtype = first.dtype if len(dtypes) == 1 and not fill else np.result_type(*dtypes, *([fill] if fill else []))
-    odd = [s for s in sources if s.dtype.kind == "b" or isinstance(s.kind, h5py.h5t.TypeBitfieldID)]
-    if virtual and odd:
+    unconvertible = [s for s in sources if s.dtype.kind == "b" or isinstance(s.kind, h5py.h5t.TypeBitfieldID)]
+    if virtual and unconvertible:
         raise H5DataError(
-            f"{describe(odd[0].path, name)} is of another type than in other files, and HDF5 cannot convert it in a "
-            "virtual dataset; pass virtual=False"
+            f"{describe(unconvertible[0].path, name)} has another type than in the other files, and HDF5 cannot "
+            "convert it in a virtual dataset; pass virtual=False"
         )
     return h5py.h5t.py_create(dtype, logical=True) if virtual else dtype
 
 
 def _feature_names(name: str, sources: list[Source], shape: tuple[int, ...]) -> tuple[str, ...] | None:
     """Return the names of all features; None if a feature is named in no file."""
-    found: list[str | None] = [None] * (shape[0] if len(shape) == 3 else 0)
+    names: list[str | None] = [None] * (shape[0] if len(shape) == 3 else 0)
     for part in sources:
         for i, feature in enumerate(part.names or (), part.at[0]):
-            if found[i] not in (None, feature):
+            if names[i] not in (None, feature):
                 raise H5DataError(
-                    f"{describe(part.path, name)}: feature {i} is {feature!r}, in another file it is {found[i]!r}; "
-                    "bring the features into one order, or set the attribute 'feature_names' right"
+                    f"{describe(part.path, name)}: feature {i} is {feature!r}, in another file it is {names[i]!r}; "
+                    "bring the features into one order, or correct the attribute 'feature_names'"
                 )
-            found[i] = feature
-    whole = tuple(feature for feature in found if feature is not None)
-    return whole if found and len(whole) == len(found) else None
+            names[i] = feature
+    complete = tuple(feature for feature in names if feature is not None)
+    return complete if names and len(complete) == len(names) else None
 
 
 def _refer(
@@ -285,7 +285,7 @@ def _copy(
     for source in sources:
         array = h5mmap(source.path, name, source.axes)
         if array.shape != source.shape or array.dtype != source.dtype:
-            raise H5DataError(f"{describe(source.path, name)} was replaced while it was to be copied; join again")
+            raise H5DataError(f"{describe(source.path, name)} was replaced while being copied; join again")
         copy_into(dataset, array, order, update, source.at)
         if isinstance(array, H5Lazy):
             array.close()

@@ -107,7 +107,9 @@ def h5create(
         if isinstance(error, OSError | RuntimeError | TypeError | ValueError) and not isinstance(
             error, H5DataError | FileNotFoundError
         ):
-            raise H5DataError(f"{where} cannot be made ({error}); give it another name, or make it smaller") from error
+            raise H5DataError(
+                f"{where} cannot be created ({error}); give it another name, or make it smaller"
+            ) from error
         raise
 
 
@@ -143,7 +145,7 @@ def _check_room(path: Any, n_bytes: int, where: str) -> None:
             f.truncate(n_bytes + SPARE)
         except OSError as error:
             raise H5DataError(
-                f"{where} cannot be made: the file system takes no file of {n_bytes} bytes ({error.strerror})"
+                f"{where} cannot be created: the file system takes no file of {n_bytes} bytes ({error.strerror})"
             ) from error
 
 

@@ -73,5 +73,5 @@ def write_names(dataset: h5py.Dataset, names: Names, where: str) -> None:
         dataset.attrs.create("feature_names", list(names), dtype=h5py.string_dtype())
     except (OSError, RuntimeError, ValueError) as error:
         raise H5DataError(
-            f"{where}: {len(names)} feature_names do not go into an HDF5 attribute ({error}); save without them"
+            f"{where}: {len(names)} feature_names do not fit into an HDF5 attribute ({error}); save without them"
         ) from error

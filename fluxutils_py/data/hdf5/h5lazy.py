@@ -125,7 +125,7 @@ class H5Lazy(DuckArray):
                 _inherited.append(handle[1])
                 identity = current_identity(self.path, identity)
             if not os.path.exists(self.path):
-                raise FileNotFoundError(f"{self.path}: the file is gone since it was mapped or opened")
+                raise FileNotFoundError(f"{self.path}: the file no longer exists")
             file = open_file(self.path, swmr=self.swmr)
             try:
                 dataset = self._same_dataset(file, identity)

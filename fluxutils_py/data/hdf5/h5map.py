@@ -142,14 +142,14 @@ class H5Map(np.memmap):
         return array[()] if return_scalar or array.ndim == 0 else np.asarray(array)
 
     def __getitem__(self, index: Any) -> Any:
-        found = np.ndarray.__getitem__(self, index)
-        if not isinstance(found, H5Map):
-            return found
-        if found._origin is None:
-            return np.asarray(found)
-        if found.ndim == 3:
-            found.feature_names = index_names(self.feature_names, index, self.ndim)
-        return found
+        view = np.ndarray.__getitem__(self, index)
+        if not isinstance(view, H5Map):
+            return view
+        if view._origin is None:
+            return np.asarray(view)
+        if view.ndim == 3:
+            view.feature_names = index_names(self.feature_names, index, self.ndim)
+        return view
 
     def __enter__(self) -> H5Map:
         """Return itself: ``with h5mmap(...) as x`` works as for a lazy array. Garbage collection closes a map."""
@@ -170,8 +170,8 @@ class H5Map(np.memmap):
             return np.array(self).__reduce__()
         o = self._origin
         mode = o.mode if self.flags.writeable else "r"
-        place = self.dtype, self.shape, self.strides, _address(self) - o.start, mode
-        return reopen, (o.path, *place, current_identity(o.path, o.identity), o.layout, self.feature_names)
+        memory_layout = self.dtype, self.shape, self.strides, _address(self) - o.start, mode
+        return reopen, (o.path, *memory_layout, current_identity(o.path, o.identity), o.layout, self.feature_names)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.__reduce__()
@@ -257,7 +257,7 @@ def _open_beside_writers(path: str) -> h5py.File:
 
 
 def _gone(path: str) -> FileNotFoundError:
-    return FileNotFoundError(f"{path}: the file is gone since it was mapped or opened")
+    return FileNotFoundError(f"{path}: the file no longer exists")
 
 
 def _address(array: np.ndarray) -> int:

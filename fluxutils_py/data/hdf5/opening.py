@@ -282,23 +282,23 @@ def _holds(group: h5py.Group) -> str:
     return f"{where} holds {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
 
 
-def _not_numbers(found: Any) -> str | None:
+def _not_numbers(item: Any) -> str | None:
     """What is the matter with something that should be an array of real numbers."""
-    if isinstance(found, h5py.Group):
-        return f"is a group; name a dataset in it: {_holds(found)}"
-    if not isinstance(found, h5py.Dataset):
-        return f"is no dataset but a {type(found).__name__.lower()}; name a dataset"
+    if isinstance(item, h5py.Group):
+        return f"is a group; name a dataset in it: {_holds(item)}"
+    if not isinstance(item, h5py.Dataset):
+        return f"is not a dataset but a {type(item).__name__.lower()}; name a dataset"
     try:
-        dtype = found.dtype
+        dtype = item.dtype
     except TypeError as error:
         return f"is of a type that NumPy lacks ({error}); write it again as numbers"
-    if found.shape is None:
+    if item.shape is None:
         return "is null: it has a type and no data; write it again with data"
     if dtype.subdtype is not None:
         return f"is of array type {dtype.subdtype[0]}{dtype.subdtype[1]}; write it again with one axis more"
     if dtype.kind not in "fiub":
         return "is of type {}, not of real numbers; {}".format(*_type_and_remedy(dtype))
-    if found.shape == ():
+    if item.shape == ():
         return "is a scalar, not an array; read it with h5py: file[name][()]"
     return None
 
@@ -322,17 +322,17 @@ def _type_and_remedy(dtype: np.dtype) -> tuple[str, str]:
 def _open(file: h5py.File, name: str) -> Any:
     """What has that name. External files are looked for beside the HDF5 file; HDF5 takes the current directory."""
     try:
-        found = file[name]
+        item = file[name]
     except (KeyError, OSError, RuntimeError, ValueError) as error:
         if "prefix" not in str(error):  # of a dataset that is open already
             raise
         return _open_with_prefix(file, name, os.path.dirname(os.path.realpath(file.filename)))
-    if isinstance(found, h5py.Dataset) and found.external:
-        folder = os.path.dirname(os.path.realpath(found.file.filename))
-        if all(os.path.exists(os.path.join(folder, source)) for source, _, _ in found.external):
-            found.id.close()  # only the first to open it says where to look
+    if isinstance(item, h5py.Dataset) and item.external:
+        folder = os.path.dirname(os.path.realpath(item.file.filename))
+        if all(os.path.exists(os.path.join(folder, source)) for source, _, _ in item.external):
+            item.id.close()  # only the first to open it says where to look
             return _open_with_prefix(file, name, folder)
-    return found
+    return item
 
 
 def _open_with_prefix(file: h5py.File, name: str, folder: str) -> h5py.Dataset:

@@ -98,7 +98,9 @@ def h5mmap(
         except FileReplaced:  # between reading the layout and mapping
             continue
     else:
-        raise H5DataError(f"{where} cannot be mapped: the file is being replaced all the time; read it when it rests")
+        raise H5DataError(
+            f"{where} cannot be mapped: the file keeps being replaced; try again when it no longer changes"
+        )
     if reason is None:
         return array
     if mode == "r+":

@@ -32,10 +32,10 @@ def check_sources(dataset: h5py.Dataset, where: str) -> None:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         raise H5DataError(
             f"{where} is {kind} and {len(missing)} of its source files are missing: {shown}; put them back, "
-            "or make the dataset anew (HDF5 would give fill values in their place)"
+            "or recreate the dataset (HDF5 would give fill values in their place)"
         )
     if problems:
-        raise H5DataError(f"{where} is {kind} and {problems[0]}; put that right, or make the dataset anew")
+        raise H5DataError(f"{where} is {kind} and {problems[0]}; fix that, or recreate the dataset")
 
 
 def check_open_file_limit(where: str) -> None:

@@ -138,8 +138,8 @@ def _names_by_name(path: str | os.PathLike[str], arrays: dict[str, Any], given: 
         key = name.strip("/") if isinstance(name, str) else name
         if key not in arrays:
             raise H5DataError(
-                f"{os.fsdecode(path)}: feature_names are given for {name!r}, which is no array of those to be saved; "
-                f"these are {', '.join(arrays)}"
+                f"{os.fsdecode(path)}: feature_names are given for {name!r}, which is not among the arrays to "
+                f"save: {', '.join(arrays)}"
             )
         names[key] = check_names(value, arrays[key].shape, describe(path, name))
     return {name: value for name, value in names.items() if value is not None}

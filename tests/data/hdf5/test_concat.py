@@ -142,7 +142,7 @@ def test_what_hdf5_cannot_convert(tmp_path):
     arrays = [np.array([[[True, False]]]), np.array([[[2, 3]]])]
     paths = files(tmp_path, arrays)
     assert error(tmp_path / "all.h5", paths, -1) == (
-        f"{paths[0]}: dataset 'x' is of another type than in other files, and HDF5 cannot convert it in a virtual "
+        f"{paths[0]}: dataset 'x' has another type than in the other files, and HDF5 cannot convert it in a virtual "
         "dataset; pass virtual=False"
     )
     h5concat(tmp_path / "all.h5", paths, -1, virtual=False)

@@ -214,7 +214,7 @@ def test_nothing_is_left_of_what_the_file_system_refuses(tmp_path, existing):
         h5save(path, {"x": X})
     with pytest.raises(H5DataError) as caught:
         h5create(path, "g/y", (2**50, 3, 1))  # 12 PB
-    assert str(caught.value).startswith(f"{path}: dataset 'g/y' cannot be made: the file system takes no file of ")
+    assert str(caught.value).startswith(f"{path}: dataset 'g/y' cannot be created: the file system takes no file of ")
     assert os.listdir(tmp_path) == ["a.h5"] * existing
     if existing:
         with h5py.File(path) as file:
@@ -225,7 +225,7 @@ def test_nothing_is_left_of_what_the_file_system_refuses(tmp_path, existing):
 def test_what_stands_in_the_way(tmp_path):
     path = tmp_path / "a.h5"
     h5save(path, {"x": X})
-    with pytest.raises(H5DataError, match="dataset 'x/y' cannot be made"):
+    with pytest.raises(H5DataError, match="dataset 'x/y' cannot be created"):
         h5create(path, "x/y", (1, 2, 3))
     with pytest.raises(H5DataError, match="dtype must be a type of real numbers, as 'float32', got 'spam'"):
         h5create(path, "y", (1, 2, 3), "spam")

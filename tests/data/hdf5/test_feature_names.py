@@ -117,7 +117,7 @@ BAD = {
     "dataset 'x': feature_names must be a list of strings, got 'abc'": {"x": "abc"},
     "dataset 'x': feature_names must be a list of strings, got [1, 2, 3]": {"x": [1, 2, 3]},
     "dataset 'x': feature_names must not hold a zero byte, got ['a', 'b\\x00', 'c']": {"x": ["a", "b\0", "c"]},
-    "feature_names are given for 'w', which is no array of those to be saved; these are x, y, m": {"w": NAMES},
+    "feature_names are given for 'w', which is not among the arrays to save: x, y, m": {"w": NAMES},
     "feature_names must say of which array they are, as {'x': [...]}, where 2 arrays have three axes": NAMES,
 }
 
@@ -132,7 +132,7 @@ def test_names_that_do_not_fit(tmp_path, message):
 
 def test_more_names_than_an_attribute_holds(tmp_path):
     names = [f"f{i}" for i in range(5000)]
-    with pytest.raises(H5DataError, match="5000 feature_names do not go into an HDF5 attribute"):
+    with pytest.raises(H5DataError, match="5000 feature_names do not fit into an HDF5 attribute"):
         h5save(tmp_path / "a.h5", {"x": np.zeros((5000, 1, 1))}, feature_names=names)
 
 
@@ -168,6 +168,6 @@ def test_files_that_differ_are_not_mixed(tmp_path):
         h5concat(tmp_path / "all.h5", [tmp_path / "a.h5", tmp_path / "b.h5"], 1)
     assert str(caught.value) == (
         f"{tmp_path}/b.h5: dataset 'x': feature 0 is 'load', in another file it is 'température'; bring the features "
-        "into one order, or set the attribute 'feature_names' right"
+        "into one order, or correct the attribute 'feature_names'"
     )
     assert not (tmp_path / "all.h5").exists()

@@ -174,7 +174,7 @@ def test_a_replaced_file_is_an_error_elsewhere(tmp_path):
     os.unlink(tmp_path / "a.h5")
     with pytest.raises(FileNotFoundError) as gone:
         pickle.loads(data)
-    assert str(gone.value) == f"{tmp_path}/a.h5: the file is gone since it was mapped or opened"
+    assert str(gone.value) == f"{tmp_path}/a.h5: the file no longer exists"
 
 
 # -- pages --------------------------------------------------------------------------------------------------

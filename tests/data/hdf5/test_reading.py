@@ -221,8 +221,8 @@ def test_virtual_with_a_missing_source(tmp_path):
     with h5py.File(path) as file:  # this is why
         assert (file["x"][3:5] == 0).all()
     assert error(path, "x") == (
-        f"{path}: dataset 'x' is virtual and 1 of its source files are missing: source1.h5; put them back, or make the "
-        "dataset anew (HDF5 would give fill values in their place)"
+        f"{path}: dataset 'x' is virtual and 1 of its source files are missing: source1.h5; put them back, or "
+        "recreate the dataset (HDF5 would give fill values in their place)"
     )
     assert "1 of its source files are missing" in error(path, "x", fallback="read")
     os.rename(tmp_path / "elsewhere.h5", tmp_path / "source1.h5")
@@ -234,8 +234,7 @@ def test_virtual_with_a_source_file_that_lacks_the_dataset(tmp_path):
     h5py.File(tmp_path / "source1.h5", "w").close()
     assert error(tmp_path / "a.h5", "x") == (
         f"{tmp_path}/a.h5: dataset 'x' is virtual and its source file {tmp_path}/source1.h5 does not give dataset "
-        "'part' (Unable to synchronously open object (object 'part' doesn't exist)); put that right, or make the "
-        "dataset anew"
+        "'part' (Unable to synchronously open object (object 'part' doesn't exist)); fix that, or recreate the dataset"
     )
 
 
@@ -245,7 +244,7 @@ def test_virtual_with_a_source_that_shrank(tmp_path):
         file["part"] = numbers()[:2]
     assert error(tmp_path / "a.h5", "x") == (
         f"{tmp_path}/a.h5: dataset 'x' is virtual and its source 'part' in {tmp_path}/source0.h5 has shape (2, 5, 3) "
-        "where (4, 5, 3) is taken from it; put that right, or make the dataset anew"
+        "where (4, 5, 3) is taken from it; fix that, or recreate the dataset"
     )
     with h5py.File(tmp_path / "source0.h5", "w") as file:
         file["part"] = np.zeros((4, N, F + 1), "f4")  # of which HDF5 itself would take the first numbers in file order
@@ -291,8 +290,8 @@ def test_external_file_missing_or_short(tmp_path):
     with open(tmp_path / "a.bin", "r+b") as file:
         file.truncate(300)
     assert error(path, "x") == (  # HDF5 itself would give zeros
-        f"{path}: dataset 'x' is external and its source file {tmp_path}/a.bin has 300 bytes of {T * N * F * 4}; put "
-        "that right, or make the dataset anew"
+        f"{path}: dataset 'x' is external and its source file {tmp_path}/a.bin has 300 bytes of {T * N * F * 4}; "
+        "fix that, or recreate the dataset"
     )
     os.unlink(tmp_path / "a.bin")
     assert "dataset 'x' is external and 1 of its source files are missing: a.bin;" in error(path, "x")
@@ -356,7 +355,7 @@ NOT_NUMBERS = {
         "x", data=h5py.Empty("f4")
     ),
     "is a group; name a dataset in it: group '/x' holds a, b": lambda f: f.update({"x/a": 1, "x/b": 2}),
-    "is no dataset but a datatype; name a dataset": lambda f: f.update({"x": np.dtype("f4")}),
+    "is not a dataset but a datatype; name a dataset": lambda f: f.update({"x": np.dtype("f4")}),
     "is of array type float32(3,); write it again with one axis more": lambda f: h5py.h5d.create(
         f.id, b"x", h5py.h5t.array_create(h5py.h5t.IEEE_F32LE, (3,)), h5py.h5s.create_simple((2,))
     ),
@@ -565,7 +564,7 @@ def test_virtual_source_open_for_writing_elsewhere(tmp_path):
     with other_process("f = h5py.File(sys.argv[1], 'r+')", tmp_path / "source1.h5"):
         assert error(tmp_path / "a.h5", "x") == (
             f"{tmp_path}/a.h5: dataset 'x' is virtual and its source file {tmp_path}/source1.h5 is open for writing in "
-            "another process; put that right, or make the dataset anew"
+            "another process; fix that, or recreate the dataset"
         )
 
 
