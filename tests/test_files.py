@@ -64,10 +64,15 @@ def test_nothing_is_left_of_a_file_that_fails(tmp_path, error):
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_data_are_on_the_disk_before_the_name(tmp_path, monkeypatch):
+def test_data_are_on_the_disk_before_the_name_and_then_the_name(tmp_path, monkeypatch):
     events = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(("fsync", os.fstat(descriptor).st_size)))
+
+    def fsync(descriptor):
+        status = os.fstat(descriptor)
+        events.append(("fsync", "folder" if stat.S_ISDIR(status.st_mode) else status.st_size))
+
+    monkeypatch.setattr(os, "fsync", fsync)
     replace = os.replace
     monkeypatch.setattr(os, "replace", lambda *names: (events.append("replace"), replace(*names)))
     write_handle(tmp_path / "a", b"12345")
-    assert events == [("fsync", 5), "replace"]
+    assert events == [("fsync", 5), "replace", ("fsync", "folder")]

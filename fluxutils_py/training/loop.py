@@ -211,8 +211,8 @@ class Loop:
         """
         if epochs > 1 and isinstance(batches, Iterator) and not hasattr(batches, "reset"):
             raise DataError(
-                f"the batches are a {type(batches).__name__}, which can be gone through once, not in {epochs} epochs; "
-                "give a list, or an object that can be iterated over again"
+                f"the batches are a {type(batches).__name__}, which can be iterated over only once, not in "
+                f"{epochs} epochs; give a list, or an object that can be iterated over again"
             )
         self._begin(resume=True)
         self.n_epochs, self.steps_per_epoch = epochs, known_length(batches)

@@ -286,7 +286,7 @@ def test_what_can_be_gone_through_once_makes_one_epoch():
     log = []
     loop = logging(log)
     message = (
-        "the batches are a generator, which can be gone through once, not in 2 epochs; "
+        "the batches are a generator, which can be iterated over only once, not in 2 epochs; "
         "give a list, or an object that can be iterated over again"
     )
     with pytest.raises(DataError) as caught:
