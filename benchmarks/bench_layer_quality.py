@@ -1,10 +1,8 @@
-"""What each layer of ``fluxutils_py.nn`` learns in the same processor time: five tasks, one thread, one seed.
+"""What each layer of ``fluxutils_py.nn`` learns in the same processor time: four tasks, one thread, one seed.
 
 *Flip-flop*: hold the last of rare pulses of +1 and -1; windows of 20 steps, mean squared error on new series. *Recall*:
 give out the random sign of 15 steps ago with windows of 10 steps, or of 200 steps ago with windows of 50 steps; 1 is
 what guessing gives, and all that a window alone can. *ETTh1*: the next 24 hours of seven series, as ``bench_etth1.py``.
-*Characters*: the next character of the texts that Python's ``help()`` shows (``pydoc_data.topics``, 465,048 characters
-of the language reference, Python's licence) in four parts and windows of 512; bits per character on the last tenth.
 
 Every model is the layer and a linear head, trained with AdamW by ``Estimator`` until the time is up; wide enough to do
 its best in that time among the widths that were tried.
@@ -18,7 +16,6 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from pydoc_data.topics import topics
 from typing import Any
 
 import etth1_windows as etth1
@@ -32,9 +29,7 @@ from fluxutils_py.nn import GRU, LRU, LSTM, TCN, CausalConv1d, MinGRU, MinLSTM, 
 from fluxutils_py.training import StopTraining
 
 N_SERIES, N_ROWS = 64, 32
-N_TEXTS = 4  # parts that the text is read in side by side, in windows of 512 characters
 SMALL, WIDE = 32, 64  # units
-LR_TEXT = 5e-3, 1e-2  # of blocks, of a layer alone
 
 Make = Callable[[int, int], nn.Module]
 
@@ -122,31 +117,11 @@ def electricity(path: str, make: Make, seconds: float) -> float:
     return etth1.errors(naive + est.predict(x), truth)[0]
 
 
-def characters(make: Make, seconds: float) -> float:
-    text = "\n".join(topics[name] for name in sorted(topics))
-    vocabulary = sorted(c for c in set(text) if text.count(c) > 20)
-    code = {c: k + 1 for k, c in enumerate(vocabulary)}  # 0: any other
-    ids = np.array([code.get(c, 0) for c in text])
-    n_codes, n_train = len(vocabulary) + 1, len(ids) * 9 // 10
-
-    def rows(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        T = (len(a) - 1) // N_TEXTS
-        return a[: N_TEXTS * T].reshape(1, N_TEXTS, T), a[1 : N_TEXTS * T + 1].reshape(1, N_TEXTS, T)
-
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(n_codes, WIDE), nn.Flatten(-2), make(WIDE, WIDE), nn.Linear(WIDE, n_codes))
-    est = fit(model, *rows(ids[:n_train]), seconds, nn.CrossEntropyLoss(), lr=LR_TEXT[make in (LSTM, GRU)], seqsize=512)
-    x, y = rows(ids[n_train:])
-    scores = torch.from_numpy(est.predict(x))  # (V, N, T)
-    loss = nn.functional.cross_entropy(scores.flatten(1).T, torch.from_numpy(y).flatten())
-    return float(loss) / math.log(2)
-
-
 def main() -> None:
     made = parser(__doc__, rounds=1)
     made.add_argument("--seconds", type=float, default=20, help="of each fit, of processor time")
     made.add_argument("--data", help="ETTh1.csv, from github.com/zhouhaoyi/ETDataset; without it that task is left out")
-    made.add_argument("--only", nargs="+", help="tasks: flip-flop, recall-15, recall-200, ETTh1, characters")
+    made.add_argument("--only", nargs="+", help="tasks: flip-flop, recall-15, recall-200, ETTh1")
     args = parse(made)
     torch.set_num_threads(1)
     seconds = 0.2 if args.quick else args.seconds
@@ -156,7 +131,6 @@ def main() -> None:
         "recall-15": partial(recall, 15, 10, 20),
         "recall-200": partial(recall, 200, 50, 200),
         "ETTh1": partial(electricity, args.data),
-        "characters": characters,
     }
     if args.data is None:
         del tasks["ETTh1"]

@@ -55,6 +55,7 @@ PARTS = {
     "cells": Part("bench_cells.py", environment={"OMP_NUM_THREADS": "1"}),
     "layers": Part("bench_layers.py", environment={"OMP_NUM_THREADS": "1"}),
     "layer_quality": Part("bench_layer_quality.py", ["--seconds", "10"]),
+    "characters": Part("bench_characters.py"),
     "kernels": Part("bench_kernels.py", environment={"OMP_NUM_THREADS": "1"}),
     "hooks": Part("bench_hooks.py"),
     "import": Part("bench_import.py"),
