@@ -8,6 +8,7 @@ from typing import Any
 
 from fluxutils_py.estimator.building import default_model
 from fluxutils_py.estimator.spec import Spec
+from fluxutils_py.parallel.joblib_mpi import is_active
 from fluxutils_py.training.hooks import Hooks
 from fluxutils_py.training.make_optimizer import adamw
 
@@ -59,6 +60,8 @@ class Settings:
         model = arguments.get("model")
         if arguments.get("opt") is None and (model is None or getattr(model, "func", None) is default_model):
             arguments["opt"] = partial(adamw, lr=0.01)
+        if is_active():  # the fit of what a search has found, on fits of one process each
+            arguments["scaling"] = "strong"
         return cls(**arguments)
 
 

@@ -22,6 +22,7 @@ from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fit_data import FitData, prepare
 from fluxutils_py.estimator.inputs import feature_counts
 from fluxutils_py.estimator.minibatch_size import MinibatchSize
+from fluxutils_py.estimator.repeated_search_warning import warn_repeated_search
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.sharded_data import SeriesPool
 from fluxutils_py.estimator.single_step_warning import warn_single_step_frame
@@ -65,6 +66,7 @@ def run_fit(
     """
     settings, resume = est._resolved_params(), resume and hasattr(est, "model_")
     with ranks_of_call(settings.comm, "fit", sharded) as ranks:
+        warn_repeated_search(ranks)
         # copy the user's generators, so that they advance only once training has begun
         rng = copy.deepcopy(est._rng) if resume else make_generator(copy.deepcopy(settings.random_state))
         seed = int(make_generator(copy.deepcopy(settings.random_state)).integers(2**31))

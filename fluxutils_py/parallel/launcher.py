@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import threading
+from collections.abc import Iterator
 
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")  # Open MPI; MPICH, Intel MPI, srun; MVAPICH
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
 LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
@@ -19,20 +22,52 @@ LOCAL_RANKS = (
 def detect_launcher() -> str | None:
     """Which launcher started the ranks that this process is one of: ``"mpi"``, ``"torch"``, or None.
 
-    None in child processes and in threads other than the main one: the variables there are those of the parent.
+    None in child processes and in threads other than the main one, since the variables there are those of the parent;
+    and inside :func:`alone`.
     """
-    if multiprocessing.parent_process() is not None or threading.current_thread() is not threading.main_thread():
+    is_child = multiprocessing.parent_process() is not None
+    if _is_alone or is_child or threading.current_thread() is not threading.main_thread():
         return None
+    return launched()[0]
+
+
+def launched() -> tuple[str | None, int, int]:
+    """The launcher of this process or of its parent, its rank, and the number of ranks; ``(None, 0, 1)`` without."""
     sizes = [int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()]
     if "PMIX_RANK" in os.environ:  # srun --mpi=pmix
         sizes.append(int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)))
     if max(sizes, default=1) > 1:
-        return "mpi"
-    if "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        return "torch"
-    return None
+        return "mpi", _first_number(RANKS), max(sizes)
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    if "TORCHELASTIC_RUN_ID" in os.environ and size > 1:
+        return "torch", _first_number(("RANK",)), size
+    return None, 0, 1
+
+
+_is_alone = False  # in the main thread: others are alone anyway
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Inside the block, ``comm="auto"`` means this process alone: it does a task that is not for all ranks."""
+    global _is_alone
+    before, _is_alone = _is_alone, True
+    try:
+        yield
+    finally:
+        _is_alone = before
+
+
+def is_alone() -> bool:
+    """Whether this process is inside :func:`alone`."""
+    return _is_alone
 
 
 def local_rank() -> int:
     """The number of this rank among those on the same machine, as the launcher says; 0 without a launcher."""
-    return next((int(os.environ[name]) for name in LOCAL_RANKS if os.environ.get(name, "").isdigit()), 0)
+    return _first_number(LOCAL_RANKS)
+
+
+def _first_number(names: tuple[str, ...]) -> int:
+    """The first of these variables that is set to a number; 0 if none is."""
+    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -48,6 +49,17 @@ class MPIComm(LaunchedComm):
 
     def barrier(self) -> None:
         self._comm.Barrier()
+
+    @contextlib.contextmanager
+    def executor(self) -> Iterator[Any]:
+        """Run functions on all other ranks: a ``concurrent.futures.Executor`` on rank 0; the others serve it, get None.
+
+        All ranks enter the block together. Functions travel by name.
+        """
+        from mpi4py.futures import MPICommExecutor
+
+        with MPICommExecutor(self._comm, 0) as executor:
+            yield executor
 
     @property
     def _comm(self) -> Any:
@@ -117,6 +129,16 @@ def abort_on_exception() -> Iterator[None]:
 
             set_abort_status(error)  # this process prints its error and ends as usual, and takes the others with it
         raise
+
+
+def require_script_on_all_ranks() -> None:
+    """Raise RuntimeError if only rank 0 runs the script, and the others serve it."""
+    core = sys.modules.get("mpi4py.futures._core")
+    if core is not None and core.SharedPool is not None:
+        raise RuntimeError(
+            "python -m mpi4py.futures runs the script on rank 0 only, but all ranks must run it: "
+            "mpirun -n 4 python script.py"
+        )
 
 
 def _buffer(t: Tensor) -> Any:
