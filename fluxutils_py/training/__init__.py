@@ -9,6 +9,7 @@ from fluxutils_py.training.early_stopping import EarlyStopping
 from fluxutils_py.training.hooks import StopTraining
 from fluxutils_py.training.in_memory import InMemory
 from fluxutils_py.training.loop import Loop
+from fluxutils_py.training.optuna_pruning import OptunaPruning
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.task_step import TaskStep
 from fluxutils_py.training.train_state import TrainState
@@ -28,6 +29,7 @@ __all__ = [
     "Loop",
     "Map",
     "NTimes",
+    "OptunaPruning",
     "ReadAhead",
     "StepInfo",
     "StopTraining",

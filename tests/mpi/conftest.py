@@ -18,6 +18,8 @@ TOGETHER = {  # by number of ranks: programs that one mpirun runs
     3: ["law6", "evaluation", "tasks", "ways_to_train", "failing_ways", "faults", "sharded"],
     4: ["elastic"],
 }
+for n in (2, 3):
+    TOGETHER[n].append("shared_searches")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -54,7 +54,7 @@ class Alone:
 
 def data(folder):
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(F, N, T)).astype("f4")
+    x = rng.normal(size=(F, N, T))  # float64: Adam magnifies rounding
     y = x.cumsum(2).mean(0, keepdims=True)
     if RANK == 0:
         h5save(folder / "data.h5", {"x": x, "y": y})
@@ -87,7 +87,7 @@ def equal(found, plain):
         if "time" not in key:
             assert list(found.cv_results_[key]) == list(values), key
     assert found.best_params_ == plain.best_params_
-    torch.testing.assert_close(net2vec(model(found)), net2vec(model(plain)), rtol=0, atol=2e-6)
+    torch.testing.assert_close(net2vec(model(found)), net2vec(model(plain)), rtol=0, atol=1e-9)
 
 
 def model(search):
@@ -199,7 +199,7 @@ def main(folder):
 
     # an error arrives with its text on all ranks, and the ranks go on
     error = raised(partial(tasks, fails_at_two))
-    assert (type(error), str(error)) == (LookupError, "'no candidate 2'")
+    assert (type(error), str(error)) == (LookupError, "no candidate 2")
     assert "raised in task 2 on rank" in error.__notes__[0]
     assert "fails_at_two" in error.__notes__[0]
     error = raised(partial(tasks, awkward))
