@@ -59,6 +59,7 @@ PARTS = {
     "kernels": Part("bench_kernels.py", environment={"OMP_NUM_THREADS": "1"}),
     "hooks": Part("bench_hooks.py"),
     "import": Part("bench_import.py"),
+    "precision": Part("bench_precision.py"),
     "cuda": Part("bench_cuda.py"),
     "forecast": Part("bench_forecast.py"),
     "etth1": Part("bench_etth1.py", data="etth1", peers=True),

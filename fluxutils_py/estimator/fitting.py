@@ -101,7 +101,9 @@ def run_evaluate(
             require_same_inputs(ranks, prepared.inputs)
         batches = tensor_batches(prepared, model, ranks)
         with torch.backends.cudnn.flags(enabled=not gradient):  # cuDNN has no gradients in evaluation mode
-            loss, mean_gradient = evaluate_windows(model, prepared.loss, batches, ranks, gradient=gradient)
+            loss, mean_gradient = evaluate_windows(
+                model, prepared.loss, batches, ranks, gradient=gradient, precision=prepared.spec.precision
+            )
         return loss if mean_gradient is None else (loss, mean_gradient)
 
 
@@ -168,6 +170,7 @@ def assemble(
         optimizer,
         clip=None if spec.clip is None else float(spec.clip),
         accumulate=int(spec.accumulate),
+        precision=spec.precision,
         threads=threads,
         comm=ranks,
     )
@@ -176,7 +179,7 @@ def assemble(
         loop.epoch, loop.history, loop.step = earlier.n_iter_, list(earlier.history_), earlier._n_steps
     if data.validation is not None:
         held_out = TensorBatches(data.validation, batches.dtype, batches.device, rank=ranks.rank, size=ranks.size)
-        loop.hooks.attach(Validation(model, data.loss, held_out, ranks))
+        loop.hooks.attach(Validation(model, data.loss, held_out, ranks, spec.precision))
     if scheduler is not None:
         loop.hooks.attach(Schedule(scheduler, spec.schedule_every, lambda: step.n_updates))
     if spec.patience is not None:
@@ -194,7 +197,9 @@ def _new_model(data: FitData, ranks: RankGroup, rng: np.random.Generator) -> tup
     settings, x = data.settings, data.inputs.series
     with seeded(int(rng.integers(2**63))):
         device = device_of_rank(settings.device, ranks)
-        model = build_model(settings.model, feature_counts(x), data.n_outputs, float_dtype(x), device)
+        model = build_model(
+            settings.model, feature_counts(x), data.n_outputs, float_dtype(x, data.spec.precision), device
+        )
         return model, build_optimizer(settings.opt, settings.model, model)
 
 
@@ -204,8 +209,10 @@ def _model_of(est: Any, settings: Settings) -> tuple[nn.Module, torch.optim.Opti
     return est.model_, build_optimizer(settings.opt, settings.model, est.model_)
 
 
-def float_dtype(arrays: tuple[SeriesArray, ...]) -> torch.dtype | None:
+def float_dtype(arrays: tuple[SeriesArray, ...], precision: str = "float32") -> torch.dtype | None:
     """Return the floating type of a model for these data; None (leave it unchanged) if all are integers."""
+    if precision != "float32":
+        return torch.float32
     dtypes = [FLOATS.get(a.dtype.newbyteorder("=").name, torch.float64) for a in arrays if a.kind == "float"]
     return None if not dtypes else torch.float64 if torch.float64 in dtypes else torch.float32
 

@@ -163,7 +163,7 @@ class BlockPredictor:
         )
         windows.check()
         part = array_split_slice(x[0].N, self.ranks.size, self.ranks.rank)
-        return Predictor(self.model, windows, state, part, self.keep_state), n_context
+        return Predictor(self.model, windows, state, part, self.keep_state, self.spec.precision), n_context
 
     def _placed(self, p: Prediction, run: slice) -> Iterator[Prediction]:
         """Yield the part of a block after the context, with its steps in the inputs."""

@@ -95,7 +95,7 @@ class _SequenceEstimator(Estimator):
         Probability of dropping an output between two layers in training.
     lr, weight_decay : float
         Learning rate and weight decay of AdamW.
-    epochs, batchsize, seqsize, shuffle, overlap, burn_in, clip, rebatch
+    epochs, batchsize, seqsize, shuffle, overlap, burn_in, clip, rebatch, precision
         See :class:`Spec`. ``seqsize=None`` trains on whole series.
     n_timesteps : int or None
         For matrices: number of steps in each row, whose column ``f * n_timesteps + t`` is feature ``f`` at step ``t``.
@@ -129,6 +129,7 @@ class _SequenceEstimator(Estimator):
     burn_in: int = 0
     clip: float | None = None
     rebatch: bool | str = "auto"
+    precision: str = "float32"
     n_timesteps: int | None = None
     target: str = "auto"
     early_stopping: bool = False

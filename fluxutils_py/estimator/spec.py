@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from fluxutils_py.errors import SpecError
+from fluxutils_py.nn.precision import check_precision
 from fluxutils_py.validation import check_integer, check_positive
 
 
@@ -59,6 +60,11 @@ class Spec:
     scheduler : callable or None
         ``scheduler(optimizer)`` returns a torch learning-rate scheduler, for example
         ``partial(torch.optim.lr_scheduler.StepLR, step_size=5)``.
+    precision : "float32", "bfloat16" or "float16"
+        What matrix products, recurrences and the like are computed in, in training, validation and prediction, by
+        torch's autocast. "float32": the type of the data (float64 for float64). "bfloat16", "float16": parameters,
+        optimizer, losses and results are float32 whatever the data; "float16" scales the losses, skips updates whose
+        gradient overflows, and is meant for GPUs. Worth it where layers are large; see the guide.
     schedule_every : "epoch" or "step"
         When the scheduler steps: after each epoch, or after each step of the optimizer.
 
@@ -80,6 +86,7 @@ class Spec:
     rebatch: bool | str = "auto"
     scheduler: Callable[..., Any] | None = None
     schedule_every: str = "epoch"
+    precision: str = "float32"
 
 
 NAMES = [f.name for f in dataclasses.fields(Spec)]
@@ -163,5 +170,6 @@ def _check(spec: Spec) -> None:
             f"spec.scheduler must be a function of the optimizer that returns a scheduler, got {spec.scheduler!r}; "
             "for example functools.partial(torch.optim.lr_scheduler.StepLR, step_size=5)"
         )
+    check_precision(spec.precision, "spec.precision", SpecError)
     if spec.schedule_every not in ("epoch", "step"):
         raise SpecError(f"spec.schedule_every must be 'epoch' or 'step', got {spec.schedule_every!r}")

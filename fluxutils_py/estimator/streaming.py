@@ -119,7 +119,8 @@ class EstimatorStream:
             pairs = zip(features, dtypes, strict=True)
             return [torch.zeros(3, min(4, self.n_series), n, dtype=d, device=self._device) for n, d in pairs]
 
-        self._session = InferenceSession(est.model_, sample, int(read_spec(est._resolved_params().spec).overlap))
+        spec = read_spec(est._resolved_params().spec)
+        self._session = InferenceSession(est.model_, sample, int(spec.overlap), spec.precision)
         self._session.load(state, self.n_series)
 
     def step(self, x: Any) -> Any:

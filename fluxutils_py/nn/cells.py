@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from fluxutils_py.nn import native
 from fluxutils_py.nn.activations import psigmoid, ptanh
 from fluxutils_py.nn.native_cells import run_cell
+from fluxutils_py.nn.precision import as_float32, without_autocast
 from fluxutils_py.nn.scan import scan_gru, scan_lstm
+from fluxutils_py.tree import tree_map
 
 __all__ = ["FLSTMCell", "HFGRUCell", "MGUCell", "SGRUCell", "SMGUCell"]
 
@@ -102,7 +104,11 @@ class _Cell(nn.Module):
         Differentiable twice where the native kernels compute it, else once.
         """
         result = self.by_kernel(x, state)
-        return self._scan(x, self.zero_state(x) if state is None else state) if result is None else result
+        if result is not None:
+            return result
+        with without_autocast(x.device):
+            x, state = as_float32(x), tree_map(as_float32, state)
+            return self._scan(x, self.zero_state(x) if state is None else state)
 
     def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, Any]:
         """``window`` without the native kernels."""

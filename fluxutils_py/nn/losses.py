@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn.model_windows import run_window
+from fluxutils_py.nn.precision import as_float32
 
 __all__ = ["seqloss"]
 
@@ -89,7 +90,7 @@ class SeqLoss:
         ``(S, B, G)``, with the columns of all targets side by side. ``factors`` multiply the losses of the outputs.
         """
         outs = run_window(model, xs)
-        outs = (outs,) if isinstance(outs, Tensor) else outs
+        outs = tuple(map(as_float32, (outs,) if isinstance(outs, Tensor) else outs))
         targets = (ys,) if isinstance(ys, Tensor) else tuple(ys)
         if len(outs) != len(targets):
             raise ShapeError(f"the model gives {len(outs)} outputs for {len(targets)} targets")

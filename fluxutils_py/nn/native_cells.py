@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fluxutils_py.nn import kernels
 from fluxutils_py.nn.native import Call, Cell, recurrence
 from fluxutils_py.nn.native_layers import fit, is_intercepted, is_plain
+from fluxutils_py.nn.precision import as_float32
+from fluxutils_py.tree import tree_map
 
 
 def run_cell(
@@ -31,6 +34,8 @@ def run_cell(
     library = kernels.library()
     if library is None or "kernel" not in vars(type(cell)) or is_intercepted(cell):
         return None
+    if torch.is_autocast_enabled("cpu"):
+        x, state = as_float32(x), tree_map(as_float32, state)
     if not is_plain(x) or not x.numel() or isinstance(form, Tensor):
         return None
     state_shape = x.shape[-2], cell.n_out

@@ -11,6 +11,8 @@ from torch.nn.modules import module as hooks
 
 from fluxutils_py.nn import kernels
 from fluxutils_py.nn.native import GRU, LSTM, RELU_RNN, TANH_RNN, TYPES, Call, Cell, recurrence
+from fluxutils_py.nn.precision import as_float32, lstm_gains
+from fluxutils_py.tree import tree_map
 
 # Exact classes only: subclasses, such as parametrized layers, may compute something else.
 _LAYERS = {nn.LSTM: LSTM, nn.GRU: GRU, nn.RNN: TANH_RNN}
@@ -54,6 +56,10 @@ def run(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
     if cell is TANH_RNN and content["nonlinearity"] == "relu":
         cell = RELU_RNN
     H = content["hidden_size"]
+    if torch.is_autocast_enabled("cpu"):
+        if layered and cell is LSTM and lstm_gains(H):
+            return None
+        x, state = as_float32(x), tree_map(as_float32, state)
     h, c = (None, None) if state is None else (state, None) if isinstance(state, Tensor) else state
     if not is_plain(x) or x.shape[-1] != content["input_size"] or not x.numel():
         return None
@@ -105,7 +111,7 @@ def fit(dtype: torch.dtype, cell: Cell, n_in: int, H: int, w_x: Any, w_h: Any, b
 
 
 def is_intercepted(module: nn.Module) -> bool:
-    """Whether hooks, autocast, compilation or a torch transform intercept the module's computation."""
+    """Whether hooks, compilation or a torch transform intercept the module's computation."""
     content = module.__dict__
     return bool(
         content["_forward_hooks"]
@@ -118,7 +124,6 @@ def is_intercepted(module: nn.Module) -> bool:
         or hooks._global_forward_pre_hooks
         or hooks._global_backward_hooks
         or hooks._global_backward_pre_hooks
-        or torch.is_autocast_enabled("cpu")
         or is_transformed()
     )
 

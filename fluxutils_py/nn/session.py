@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn.model_windows import cached_window_mode, prediction_copy, run_window, window_mode
+from fluxutils_py.nn.precision import as_float32, autocast
 from fluxutils_py.nn.states import assign_state, batch_dims, match_states, read_states, recurrent_layers, reset, states
+from fluxutils_py.tree import tree_map
 
 
 class InferenceSession:
@@ -26,6 +28,8 @@ class InferenceSession:
     sample : callable
         Returns some of the inputs, a sequence of Tensor (S, B, F), to try out a model whose mode is not known.
     overlap : int
+    precision : {"float32", "bfloat16", "float16"}
+        What the model computes in; outputs and states are float32.
 
     Attributes
     ----------
@@ -34,9 +38,12 @@ class InferenceSession:
     needs_context : bool
     """
 
-    def __init__(self, model: nn.Module, sample: Callable[[], Sequence[Tensor]], overlap: int = 0) -> None:
+    def __init__(
+        self, model: nn.Module, sample: Callable[[], Sequence[Tensor]], overlap: int = 0, precision: str = "float32"
+    ) -> None:
         self.mode = cached_window_mode(model) or window_mode(model, sample())
-        self.model, self.overlap = prediction_copy(model), overlap
+        self.model, self.overlap, self._is_low = prediction_copy(model), overlap, precision != "float32"
+        self._autocast = autocast(precision, next(model.parameters(), torch.empty(0)).device)
         self._layers = recurrent_layers(self.model)
         self.needs_context = self.mode == "windows" and not self._layers
         if any(layer.form is None and layer.empty_state() is None for layer in self._layers):
@@ -71,7 +78,11 @@ class InferenceSession:
         return tuple(outs)
 
     def _outputs(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        out = run_window(self.model, xs)
+        if self._is_low:
+            with self._autocast:
+                out = tree_map(as_float32, run_window(self.model, xs))
+        else:
+            out = run_window(self.model, xs)
         outs = (out,) if isinstance(out, Tensor) else out
         for o in outs:
             if o.dim() != 3:
@@ -90,7 +101,7 @@ class InferenceSession:
         Inputs that a series has not seen, where others have seen more, are NaN.
         """
         if not self.needs_context:
-            return states(self.model)
+            return [as_float32(s) for s in states(self.model)]
         kept = [x.clone() for x in self._context or self._empty]
         if self._ages is not None:
             k = kept[0].shape[0]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.data.parts import dividebatch
+from fluxutils_py.nn.precision import as_float32, without_autocast
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.parallel.threads import Threads
 
@@ -78,15 +79,22 @@ def require_gradient(loss: Tensor) -> None:
         )
 
 
-def value_and_gradient(loss: Any, params: Sequence[Tensor]) -> tuple[float, Gradients]:
+def value_and_gradient(
+    loss: Any, params: Sequence[Tensor], scaled: Callable[[Tensor], Tensor] | None = None
+) -> tuple[float, Gradients]:
     """Return a loss as a number, and its gradient with one entry per parameter, None if there is none.
+
+    With ``scaled``, the gradient is that of ``scaled(loss)``.
 
     Does not write to ``.grad``, so threads may share the parameters: ``backward()`` in several threads would add to
     the same ``.grad`` in random order.
     """
-    value = as_scalar(loss)
+    value = as_float32(as_scalar(loss))
     require_gradient(value)
-    gradients = iter(torch.autograd.grad(value, [p for p in params if p.requires_grad], allow_unused=True))
+    differentiated = value if scaled is None else scaled(value)
+    with without_autocast(value.device):
+        found = torch.autograd.grad(differentiated, [p for p in params if p.requires_grad], allow_unused=True)
+    gradients = iter(found)
     return value.item(), tuple(next(gradients) if p.requires_grad else None for p in params)
 
 

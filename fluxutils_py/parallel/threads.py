@@ -141,7 +141,8 @@ def _modes() -> list[Callable[[], AbstractContextManager]]:
     found: list[Callable[[], AbstractContextManager]] = [partial(torch.set_grad_enabled, torch.is_grad_enabled())]
     for device in ("cpu", "cuda"):
         if torch.is_autocast_enabled(device):
-            found.append(partial(torch.autocast, device, torch.get_autocast_dtype(device)))
+            cached = torch.is_autocast_cache_enabled()
+            found.append(partial(torch.autocast, device, torch.get_autocast_dtype(device), cache_enabled=cached))
     return found
 
 

@@ -29,12 +29,18 @@ class Validation:
     name, priority, collective = "validation", -30, True
 
     def __init__(
-        self, model: nn.Module, loss: Loss, batches: Iterable[Minibatch], comm: RankGroup | None = None
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batches: Iterable[Minibatch],
+        comm: RankGroup | None = None,
+        precision: str = "float32",
     ) -> None:
-        self.model, self.loss, self.batches, self.ranks = model, loss, batches, comm
+        self.model, self.loss, self.batches, self.ranks, self.precision = model, loss, batches, comm, precision
 
     def on_epoch(self, loop: Loop) -> None:
-        loop.record["validation_loss"] = evaluate_windows(self.model, self.loss, self.batches, self.ranks)[0]
+        value, _ = evaluate_windows(self.model, self.loss, self.batches, self.ranks, precision=self.precision)
+        loop.record["validation_loss"] = value
 
 
 class Schedule:

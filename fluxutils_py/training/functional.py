@@ -57,7 +57,7 @@ def train(
     **settings
         ``cb``: a function without arguments, or a sequence of functions, called after each iteration;
         :class:`StopTraining` ends training. ``cby``: called with the loss after ``cb``. ``comm``, ``batches``,
-        ``clip``, ``accumulate``, ``stateful``: see :class:`GradientStep`.
+        ``clip``, ``accumulate``, ``precision``, ``stateful``: see :class:`GradientStep`.
 
     Raises
     ------
@@ -285,8 +285,15 @@ def _run(
     """Step the optimizer on one minibatch after another."""
     model, tensors = params if isinstance(params, nn.Module) else None, as_params(params)
     optimizer = make_optimizer(opt, [p for p in tensors if p.requires_grad])
+
+    def with_scale(sample: Any) -> BatchLoss:
+        part = compute(sample)
+        if part.gradients is None:
+            return part
+        return part._replace(gradients=tuple(g if g is None else step.scaled(g) for g in part.gradients))
+
     step = GradientStep(
-        compute,
+        with_scale,
         optimizer,
         model,
         tensors,

@@ -4,48 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import RankError
+from fluxutils_py.nn.precision import as_float32, autocast, check_precision, require_float32
 from fluxutils_py.nn.states import recurrent_layers
 from fluxutils_py.nn.vectors import dense_gradients
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.gradient_vector import GradientVector
-from fluxutils_py.parallel.gradients import Gradients, as_scalar, require_gradient, require_no_batch_norm
+from fluxutils_py.parallel.gradients import as_scalar, require_gradient, require_no_batch_norm
+from fluxutils_py.training.loss_scale import LossScale, require_progress
 from fluxutils_py.training.minibatch import begins_series
 from fluxutils_py.training.pending_loss import PendingLoss, supports_found_inf
 from fluxutils_py.training.sharding import digest, shard
-from fluxutils_py.training.step_info import StepInfo
+from fluxutils_py.training.step_info import BatchLoss, StepInfo
 
 __all__ = ["BatchLoss", "GradientStep"]
-
-
-class BatchLoss(NamedTuple):
-    """Loss of a batch, or of this rank's part of it.
-
-    Attributes
-    ----------
-    loss : Tensor or float
-        Scalar tensor to differentiate; a number if ``gradients`` are given.
-    n_live : float
-        Amount of data that the loss is a mean over: its weight in means over batches and ranks.
-    weight : float, optional
-        Weight of the loss among the ranks, if it differs from ``n_live``.
-    gradients : tuple, optional
-        Gradients that threads have computed, one per parameter; None for parameters without a gradient.
-    numbers : sequence of float
-        Further means over the same data, to average over ranks.
-    """
-
-    loss: Any
-    n_live: float = 1.0
-    weight: float | None = None
-    gradients: Gradients | None = None
-    numbers: Sequence[float] = ()
 
 
 class GradientStep:
@@ -77,6 +55,9 @@ class GradientStep:
         Largest norm of the gradient of all parameters together; larger gradients are scaled down to it.
     accumulate : int
         Number of batches per optimizer step.
+    precision : {"float32", "bfloat16", "float16"}
+        Type of the products in ``compute``, by torch's autocast; parameters, gradients and losses stay float32. Float16
+        losses are scaled, see :class:`LossScale`; an update that overflows is skipped, and 40 in a row are an error.
     reduction : {"mean", "sum"}
         How to combine the losses of ranks: mean by their weights, or sum.
     n_numbers : int
@@ -85,9 +66,8 @@ class GradientStep:
         Whether recurrent layers continue from the state of the previous batch when a batch has no attribute ``first``.
         By default they then start from zero. States are detached after each batch.
     defer : bool, optional
-        Whether to read losses one step late, so that a GPU need not wait for Python. A loss or gradient that is not
-        finite then raises one step later; until then the optimizer, which must be a fused one of torch, changes
-        nothing. None: True where possible: on a GPU, in a single process.
+        Whether to read losses one step late, so that a GPU need not wait for Python. What is not finite then raises one
+        step later; the optimizer, a fused one of torch, changes nothing. None: on a GPU, in a single process.
     describe : callable, optional
         ``describe(batch)`` returns the place of a batch in the data for error messages, such as ``" at step 3"``.
     observe : callable, optional
@@ -108,7 +88,7 @@ class GradientStep:
     RankError
         In a step, on every rank, if parameters differ in shape, or batches that must be the same differ.
     TypeError, ValueError
-        If the loss is not a scalar tensor, or does not depend on the parameters.
+        If the loss is no scalar tensor that depends on the parameters.
     """
 
     ends_together = True  # see Loop: a rank without a batch still calls it
@@ -125,6 +105,7 @@ class GradientStep:
         shard: Callable[[Any, int, int], Any] = shard,
         clip: float | None = None,
         accumulate: int = 1,
+        precision: str = "float32",
         reduction: str = "mean",
         n_numbers: int = 0,
         stateful: bool = False,
@@ -134,6 +115,7 @@ class GradientStep:
     ) -> None:
         if batches not in ("same", "per_rank"):
             raise ValueError(f"batches must be 'same' or 'per_rank', got {batches!r}")
+        check_precision(precision)
         if params is None:
             params = [p for group in optimizer.param_groups for p in group["params"]] if optimizer else []
         self.optimizer, self.model = optimizer, model
@@ -141,10 +123,12 @@ class GradientStep:
         self.ranks = RankGroup.from_comm(comm, "training")
         self.clip, self.accumulate, self.reduction, self.stateful = clip, accumulate, reduction, stateful
         self.n_updates, self.numbers = 0, [0.0] * n_numbers
-        self._compute, self._describe, self._observe = compute, describe, observe
+        self._in_float32, self._describe, self._observe = compute, describe, observe
         self._shard = shard if batches == "same" else None
         self._layers = [] if model is None else recurrent_layers(model)
-        self._defer = defer
+        self._defer, self.precision = defer, precision
+        self._scale: LossScale | None = None
+        require_float32(self.params, precision)
         self._n_waiting, self._live_waiting = 0, 0.0
         self.bind()
 
@@ -152,9 +136,13 @@ class GradientStep:
         """Build the vector for the current parameters. Call it again after moving them to another device."""
         self.vector = GradientVector(self.params, self.ranks, len(self.numbers))
         values, self._synchronized = self.vector.values, self.ranks.is_single
-        possible = self.ranks.is_single and supports_found_inf(self.optimizer)
-        self.defer = possible and (values.is_cuda if self._defer is None else self._defer)
+        defer = values.is_cuda if self._defer is None else self._defer
+        self.defer = defer and self.ranks.is_single and supports_found_inf(self.optimizer)
         self._failed = torch.zeros((), dtype=torch.bool, device=values.device)  # deferred: whether a step has failed
+        self.autocast = autocast(self.precision, values.device)
+        self._compute = self._in_float32 if self.precision == "float32" else self.autocast(self._in_float32)
+        scaled = self.precision == "float16" and self.optimizer is not None
+        self._scale = LossScale(values.device, self._scale) if scaled else None
         self._sum = torch.zeros_like(values) if self.accumulate > 1 else values  # of waiting gradients
         self._layouts = [0] * len(self.params)
 
@@ -208,9 +196,9 @@ class GradientStep:
         if not n_live:
             return StepInfo(None, 0)
         before: int = self.n_updates
-        norm: Any = None
+        norm: Any = loss
         if self.accumulate > 1:
-            norm = self._norm(batch)
+            norm = self._norm(batch) if self._scale is None else loss
             self._accumulate(n_live)
         if self.accumulate == 1 or self._n_waiting == self.accumulate:
             norm = self._update(batch)
@@ -260,7 +248,6 @@ class GradientStep:
 
     def _backward(self, batch: Any) -> tuple[Any, BatchLoss | None]:
         """Compute the parameters' gradients; return the loss, as :meth:`_read` does, and the BatchLoss."""
-        # mixed precision: torch.autocast around compute, GradScaler.scale around the loss, its unscale_ before the norm
         part = self._compute(batch)
         if part is None:
             return 0.0, None
@@ -269,11 +256,15 @@ class GradientStep:
             for p, g in zip(self.params, part.gradients, strict=True):
                 p.grad = g
             return loss, part
-        loss = as_scalar(part.loss)
+        loss = as_float32(as_scalar(part.loss))
         value = self._read("loss", loss.detach(), batch)
         require_gradient(loss)
-        loss.backward()
+        self.scaled(loss).backward()
         return value, part
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return a loss as it is to be differentiated: in float16 times the :class:`LossScale`."""
+        return loss if self._scale is None else loss * self._scale.value
 
     # -- the update ----------------------------------------------------------------------------------
 
@@ -294,6 +285,8 @@ class GradientStep:
         if self._n_waiting:
             torch.div(self._sum, self._live_waiting, out=values)
             self._n_waiting, self._live_waiting = 0, 0.0
+        if self._scale is not None:
+            self._scale.unscale_(values)
         norm = self._norm(batch)
         if self._observe is not None:
             self._observe(values)
@@ -308,21 +301,25 @@ class GradientStep:
         optimizer: Any = self.optimizer
         if self.accumulate > 1:
             self.vector.assign(self._layouts)
-        elif not self.ranks.is_single:
+        elif self._scale is not None or not self.ranks.is_single:
             self.vector.assign(self.vector.layouts())
         if self.clip is not None and (self.defer or norm > self.clip):
             factor = (self.clip / (norm.double() + 1e-6)).clamp(max=1) if self.defer else self.clip / (norm + 1e-6)
             for p in self.params:
                 if p.grad is not None:
                     p.grad.mul_(factor)
-        if not self.defer:
-            optimizer.step()
-        else:  # as torch's GradScaler does: a fused optimizer then changes nothing
-            optimizer.found_inf = self._failed.float()
+        if self.defer:  # as torch's GradScaler does: a fused optimizer then changes nothing
+            skip = self._failed if self._scale is None else self._failed | self._scale.skip
+            optimizer.found_inf = skip.float()
             try:
                 optimizer.step()
             finally:
                 del optimizer.found_inf
+        elif self._scale is None or not self._scale.skip:
+            optimizer.step()
+        else:
+            require_progress(float(self._scale.n_skipped))
+            optimizer._opt_called = True  # else schedulers of torch warn that they came first
         self.n_updates += 1
 
     def _clear_gradients(self) -> None:
@@ -344,13 +341,14 @@ class GradientStep:
     def _pending(self, loss: Tensor, norm: Tensor, batch: Any, n_updates: int) -> PendingLoss:
         """Return the loss of a step that began after ``n_updates``, which raises when it is read if the step failed."""
 
-        def check(loss: float, norm: float) -> None:
+        def check(loss: float, norm: float, n_skipped: float = 0.0) -> None:
+            require_progress(n_skipped)
             for what, number in (("loss", loss), ("gradient norm", norm)):
                 if not math.isfinite(number):
                     self.n_updates = n_updates  # later steps changed nothing either
                     self._raise_not_finite(what, number, batch)
 
-        return PendingLoss((loss, norm), check)
+        return PendingLoss((loss, norm) if self._scale is None else (loss, norm, self._scale.n_skipped), check)
 
     # -- errors --------------------------------------------------------------------------------------
 
@@ -378,7 +376,7 @@ class GradientStep:
     def state_dict(self) -> dict[str, Any]:
         """Return the waiting gradients and the number of updates as plain data."""
         waiting = (self._n_waiting, self._live_waiting, self._sum, self._layouts) if self._n_waiting else None
-        return {"n_updates": self.n_updates, "waiting": waiting}
+        return {"n_updates": self.n_updates, "waiting": waiting, "scale": self._scale and self._scale.state_dict()}
 
     def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> Mapping[str, Any]:
         return states[0]  # the same on all
@@ -387,6 +385,8 @@ class GradientStep:
         """Restore the state that :meth:`state_dict` returned."""
         self.n_updates = state["n_updates"]
         self._synchronized = True  # buffers of ranks differ until they are averaged
+        if self._scale is not None and state["scale"] is not None:
+            self._scale.load_state_dict(state["scale"])
         self._n_waiting, self._live_waiting, total, self._layouts = state["waiting"] or (0, 0.0, None, self._layouts)
         if total is not None:
             self._sum.copy_(total)

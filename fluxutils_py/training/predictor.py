@@ -49,6 +49,8 @@ class Predictor:
         Series to predict, possibly none; other ranks predict the rest. By default all.
     keep_state : bool
         Whether to keep the final states for :meth:`state`.
+    precision : {"float32", "bfloat16", "float16"}
+        See :class:`InferenceSession`.
     """
 
     def __init__(
@@ -58,13 +60,14 @@ class Predictor:
         state: Any = None,
         part: slice | None = None,
         keep_state: bool = False,
+        precision: str = "float32",
     ) -> None:
         self.windows, self.keep_state = windows, keep_state
         self.n_series, self.n_steps = windows.x[0].N, windows.x[0].T
         self.part = slice(0, self.n_series) if part is None else part
         first = next(model.parameters(), torch.empty(0))
         self.dtype, self.device = first.dtype, first.device
-        self.session = InferenceSession(model, self._sample, windows.overlap)
+        self.session = InferenceSession(model, self._sample, windows.overlap, precision)
         self.session.load(state, self.n_series)  # errors come before the first window
         self._before, self._used = state, False
         self._batch, self._chunk = self._window_size(model)

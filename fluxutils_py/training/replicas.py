@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,8 +63,12 @@ class Replicas:
         self._params = list(model.parameters())
         self._models: list[nn.Module] = []  # made for the first window
 
-    def gradient(self, batch: Minibatch, ws: Tensor | None) -> tuple[float, Gradients]:
+    def gradient(
+        self, batch: Minibatch, ws: Tensor | None, scaled: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[float, Gradients]:
         """Return the loss over a window and its gradient by parameter; advance the model's state, detached.
+
+        With ``scaled``, the gradient is that of ``scaled(loss)``.
 
         Raises
         ------
@@ -76,7 +81,7 @@ class Replicas:
         buffers = [(module, name, b, b._version) for module, name, b in self._buffers()]
         try:
             parts = self._divide(batch, ws)
-            found = self.threads.map(self._compute, parts, idempotent=True)
+            found = self.threads.map(partial(self._compute, scaled=scaled), parts, idempotent=True)
             for name, same in (
                 (name, module._buffers[name] is b and b._version == v) for module, name, b, v in buffers
             ):
@@ -107,7 +112,7 @@ class Replicas:
             parts.append(_Part(i, series, x, y, w, n_overlap, memories, divisors))
         return parts
 
-    def _compute(self, part: _Part) -> tuple[float, Gradients]:
+    def _compute(self, part: _Part, scaled: Callable[[Tensor], Tensor] | None) -> tuple[float, Gradients]:
         for layer, memory in zip(self._layers[part.index], part.memories, strict=True):
             layer.take_series(memory, part.series)
         factors = None
@@ -121,7 +126,7 @@ class Replicas:
                 window_loss(self.loss, model, part.x, part.y, part.w, part.n_overlap)
             return 0.0, (None,) * len(self._params)
         loss = window_loss(self.loss, model, part.x, part.y, part.w, part.n_overlap, factors)
-        return value_and_gradient(loss, self._params)
+        return value_and_gradient(loss, self._params, scaled)
 
     def _divisors(self, ys: Any, ws: Tensor | None) -> list[float] | None:
         return self.loss.divisors(ys, ws) if isinstance(self.loss, SeqLoss) else [live_steps(ys, ws)]

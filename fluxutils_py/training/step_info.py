@@ -1,10 +1,36 @@
-"""The result of one training step."""
+"""The loss of a batch, and the result of one training step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+
+from fluxutils_py.parallel.gradients import Gradients
+
+
+class BatchLoss(NamedTuple):
+    """Loss of a batch, or of this rank's part of it.
+
+    Attributes
+    ----------
+    loss : Tensor or float
+        Scalar tensor to differentiate; a number if ``gradients`` are given.
+    n_live : float
+        Amount of data that the loss is a mean over: its weight in means over batches and ranks.
+    weight : float, optional
+        Weight of the loss among the ranks, if it differs from ``n_live``.
+    gradients : tuple, optional
+        Gradients that threads have computed, one per parameter; None for parameters without a gradient.
+    numbers : sequence of float
+        Further means over the same data, to average over ranks.
+    """
+
+    loss: Any
+    n_live: float = 1.0
+    weight: float | None = None
+    gradients: Gradients | None = None
+    numbers: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,9 @@ class TaskStep:
     comm
         See :class:`GradientStep`.
     **settings
-        ``batches``, ``clip``, ``accumulate``, ``stateful``, ``defer``: see :class:`GradientStep`. Several ranks
-        divide a batch with :meth:`BaseTrainTask.shard_batch`, and :meth:`BaseTrainTask.batch_weight` weights the parts.
+        ``batches``, ``clip``, ``accumulate``, ``precision``, ``stateful``, ``defer``: see :class:`GradientStep`.
+        Several ranks divide a batch with :meth:`BaseTrainTask.shard_batch`, and :meth:`BaseTrainTask.batch_weight`
+        weights the parts.
 
     Attributes
     ----------

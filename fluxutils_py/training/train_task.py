@@ -119,7 +119,8 @@ class BaseTrainTask:
         Parameters
         ----------
         **settings
-            ``comm``, ``batches``, ``clip``, ``accumulate``, ``stateful``, ``defer``: as for :class:`GradientStep`.
+            ``comm``, ``batches``, ``clip``, ``accumulate``, ``precision``, ``stateful``, ``defer``: as for
+            :class:`GradientStep`.
 
         Returns
         -------

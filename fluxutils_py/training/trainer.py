@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.nn.losses import require_equal_shapes
+from fluxutils_py.nn.precision import as_float32
 from fluxutils_py.nn.states import evaluating, reset, restore, snapshot
 from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.dataset import as_dataset
@@ -50,7 +51,7 @@ class Trainer:
         None: evaluation only.
     train_metrics, eval_metrics : sequence of metrics
         Updated with predictions and labels; see :class:`MeanMetric`. For training, use moving averages.
-    comm, batches, clip, accumulate
+    comm, batches, clip, accumulate, precision
         See :class:`GradientStep`. With several ranks, a :class:`MeanMetric` covers all ranks; other metrics cover
         this rank's part only.
     axis : int
@@ -123,6 +124,7 @@ class Trainer:
         axis: int = 0,
         clip: float | None = None,
         accumulate: int = 1,
+        precision: str = "float32",
         scheduler: Callable[[Any], Any] | None = None,
         stateful: bool = False,
         max_kinds: int = 20,
@@ -160,6 +162,7 @@ class Trainer:
             shard=self._shard,
             clip=clip,
             accumulate=accumulate,
+            precision=precision,
             reduction="sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean",
             n_numbers=len(self._means) + (loss_fn is not None),
             stateful=stateful,
@@ -214,7 +217,7 @@ class Trainer:
     def _loss(self, batch: Minibatch) -> BatchLoss:
         batch = self._checked(batch, Mode.TRAIN)
         with collected_losses():
-            prediction = self._executors(batch.kind, Mode.TRAIN)(batch.inputs)
+            prediction = tree_map(as_float32, self._executors(batch.kind, Mode.TRAIN)(batch.inputs))
             total, own = self._losses(prediction, batch)
         self._predicted = prediction, label = _detached(prediction), _single(batch.labels)
         numbers = [] if own is None else [own]
@@ -298,8 +301,8 @@ class Trainer:
         batch = self._checked(as_minibatch(batch), Mode.EVAL)
         if begins_series(batch, self.stateful):
             reset(self.model)
-        with collected_losses():
-            prediction = self._executors(batch.kind, Mode.EVAL)(batch.inputs)
+        with collected_losses(), self._step.autocast:
+            prediction = tree_map(as_float32, self._executors(batch.kind, Mode.EVAL)(batch.inputs))
             total, own = self._losses(prediction, batch)
         n, label = n_elements(prediction, batch.weight), _single(batch.labels)
         for metric, value in zip(self.eval_metrics[: self._n_own[1]], (total.item(), own), strict=False):

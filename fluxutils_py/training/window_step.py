@@ -38,7 +38,7 @@ class WindowStep:
         None: only compute gradients, see :meth:`mean_gradient`.
     threads : Threads, optional
         Running threads, over which to divide the series of each window.
-    comm, clip, accumulate, defer
+    comm, clip, accumulate, precision, defer
         See :class:`GradientStep`. Each rank gets its part of every window from :class:`TensorBatches`.
 
     Attributes
@@ -65,6 +65,7 @@ class WindowStep:
         comm: Any = "auto",
         clip: float | None = None,
         accumulate: int = 1,
+        precision: str = "float32",
         threads: Threads | None = None,
         defer: bool | None = None,
     ) -> None:
@@ -81,12 +82,13 @@ class WindowStep:
             batches="per_rank",
             clip=clip,
             accumulate=accumulate,
+            precision=precision,
             reduction="sum" if self._adds_up else "mean",
             defer=defer if self._replicas is None else False,
             describe=describe_window,
             observe=self._add_gradient,
         )
-        self.ranks = self._step.ranks
+        self.ranks, self.autocast = self._step.ranks, self._step.autocast
         self._n_layers, self._n_live = len(recurrent_layers(model)), 0.0  # live steps of this rank in this epoch
         self._next_states: list[State | None] = []
         self.start_epoch()
@@ -211,7 +213,7 @@ class WindowStep:
             weight = 1.0 if self._adds_up else loss_weight(self.loss, batch, n_live)
             self._live_part = n_live
         if self._replicas is not None:
-            value, gradients = self._replicas.gradient(batch, ws)
+            value, gradients = self._replicas.gradient(batch, ws, self._step.scaled)
             return BatchLoss(value, n_live, weight, gradients)
         loss = window_loss(self.loss, self.model, batch.x, batch.y, ws, n_overlap)
         return BatchLoss(loss, n_live, weight)
@@ -258,7 +260,13 @@ def as_numbers(values: list[Any]) -> list[float]:
 
 
 def evaluate_windows(
-    model: nn.Module, loss: Loss, batches: Iterable[Minibatch], comm: Any = None, *, gradient: bool = False
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Minibatch],
+    comm: Any = None,
+    *,
+    gradient: bool = False,
+    precision: str = "float32",
 ) -> tuple[float, Tensor | None]:
     """Compute the loss of a model in evaluation mode, without training on the data.
 
@@ -273,6 +281,7 @@ def evaluate_windows(
     comm : None, communicator or RankGroup
     gradient : bool
         Whether to compute the gradient too.
+    precision : {"float32", "bfloat16", "float16"}
 
     Returns
     -------
@@ -281,7 +290,7 @@ def evaluate_windows(
     gradient : Tensor or None
         Mean gradient over the windows, as in :meth:`WindowStep.mean_gradient`.
     """
-    step = WindowStep(model, loss, None, comm=comm)
+    step = WindowStep(model, loss, None, comm=comm, precision=precision)
     found: list[tuple[Any, float, float]] = []  # per window: loss, weight among the ranks, live steps
     kept = [p.grad for p in model.parameters()]
     with evaluating(model), torch.set_grad_enabled(gradient):
@@ -293,7 +302,8 @@ def evaluate_windows(
                 continue
             if batch.first:
                 reset(model)
-            part = step.run_window(batch)
+            with step.autocast:
+                part = step.run_window(batch)
             found.append((part.loss, part.weight or part.n_live, part.n_live) if part else (0.0, 0.0, 0))
         losses = [(value, *rest) for value, (_, *rest) in zip(as_numbers([v for v, *_ in found]), found, strict=True)]
     for p, grad in zip(model.parameters(), kept, strict=True):

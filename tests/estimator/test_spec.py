@@ -63,7 +63,7 @@ def test_a_fit_takes_it(rng):
         (
             {},
             "spec has none of the fields epochs, batchsize, seqsize, shuffle, overlap, burn_in, clip, accumulate, "
-            "patience, rebatch, scheduler, schedule_every (found: none); None means the defaults",
+            "patience, rebatch, scheduler, schedule_every, precision (found: none); None means the defaults",
         ),
     ],
 )

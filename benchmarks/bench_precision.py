@@ -1,0 +1,117 @@
+"""How long ``Estimator.fit`` takes in bfloat16 beside float32, and what it costs in error.
+
+Both train the same model on the same windows by turns; ``float32 again`` is the A/A control. The error of ETTh1 is
+that of forecasts of 24 hours of seven series in the four test months, by the protocol of bench_etth1.py, of an LSTM of
+64 units, which bfloat16 computes, and a linear bypass: the mean over three seeds.
+
+    python benchmarks/bench_precision.py [--rounds 7] [--threads 2] [--device cpu] [--data ETTh1.csv]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from common import Report, Table, cores, interleaved, median, parse, parser, ratios
+from etth1_windows import TRAIN, VAL, arrays, errors, only, read
+from torch import Tensor, nn
+from work import COLUMNS, SHAPES, Shape, outcome, turns, two_windows
+from work import make as make_data
+
+from fluxutils_py import Estimator, Spec, net2vec
+from fluxutils_py.nn import LSTM
+
+BASE, AIM, MOST_WORSE = "float32", 0.85, 1.01
+SHAPES = {"large": SHAPES["large"], "wide": Shape(32, 128, 256, 256, 64, 64, 1)}
+SEEDS = (0, 1, 2)
+
+
+def by_fit(
+    x: np.ndarray, y: np.ndarray, model: nn.Module, shape: Shape, precision: str, device: str, n_jobs: int | None = None
+) -> Tensor:
+    spec = Spec(epochs=shape.epochs, batchsize=shape.batchsize, seqsize=shape.seqsize, precision=precision)
+    est = Estimator(model, F.mse_loss, None, spec, n_jobs=n_jobs, device=device, verbose=False)
+    return net2vec(est.fit(x, y)).cpu()
+
+
+def compare(name: str, report: Report, rounds: int, quick: bool, device: str) -> None:
+    shape = SHAPES[name].quick() if quick else SHAPES[name]
+    data = make_data(shape)
+    small, part = two_windows(data, shape)
+    contenders = {
+        BASE: partial(by_fit, precision="float32", device=device),
+        "float32 again (A/A)": partial(by_fit, precision="float32", device=device),
+        "bfloat16": partial(by_fit, precision="bfloat16", device=device),
+    }
+    if device == "cpu":
+        contenders["float32, n_jobs=2"] = partial(by_fit, precision="float32", device=device, n_jobs=2)
+        contenders["bfloat16, n_jobs=2"] = partial(by_fit, precision="bfloat16", device=device, n_jobs=2)
+    else:
+        contenders["float16"] = partial(by_fit, precision="float16", device=device)
+    for train in contenders.values():
+        train(*small, part)
+    vectors: dict[str, Tensor] = {}
+    seconds = interleaved(turns(contenders, data, shape, vectors), rounds)
+    rows, _ = outcome(seconds, vectors, BASE, data, shape)
+    found = median(ratios(seconds["bfloat16"], seconds[BASE]))
+    report.add(Table(f"{name}: {shape.training}", COLUMNS, rows, [f"bfloat16: {found:.3f} (aim: at most {AIM})."]))
+
+
+class Network(nn.Module):
+    """LSTM layers and a linear bypass."""
+
+    def __init__(self, n_in: int, n_out: int, n_hidden: int = 64) -> None:
+        super().__init__()
+        self.rnn, self.head, self.bypass = LSTM(n_in, n_hidden), nn.Linear(n_hidden, n_out), nn.Linear(n_in, n_out)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)) + self.bypass(x)
+
+
+def etth1(report: Report, path: Path, quick: bool, device: str) -> None:
+    x, naive, truth = arrays(read(path))
+    change = truth - naive
+    spec = Spec(epochs=1 if quick else 30, batchsize=16, seqsize=48, clip=1.0, patience=5)
+    rows, mses = [], {}
+    for precision in ("float32", "bfloat16"):
+        found = []
+        for seed in SEEDS[: 1 if quick else None]:
+            torch.manual_seed(seed)
+            model = Network(x.shape[0], change.shape[0])
+            opt = partial(torch.optim.AdamW, lr=3e-3)
+            own = dataclasses.replace(spec, precision=precision)
+            est = Estimator(model, F.mse_loss, opt, own, random_state=seed, device=device, verbose=False)
+            held_out = x[..., :VAL], only(change, TRAIN, VAL)[..., :VAL]
+            est.fit(x[..., :TRAIN], only(change, 0, TRAIN - 24)[..., :TRAIN], validation_data=held_out)
+            found.append(errors(est.predict(x) + naive, truth))
+        mses[precision] = float(np.mean([mse for mse, _ in found]))
+        rows.append([precision, f"{mses[precision]:.4f}", f"{np.mean([mae for _, mae in found]):.4f}"])
+    ratio = mses["bfloat16"] / mses["float32"]
+    title = f"ETTh1, 24 hours ahead, {len(found)} seed{'s' * (len(found) > 1)}"
+    notes = [f"bfloat16 over float32: {ratio:.4f} (aim: at most {MOST_WORSE})."]
+    report.add(Table(title, ["precision", "MSE", "MAE"], rows, notes))
+
+
+def main() -> None:
+    made = parser(__doc__, rounds=7)
+    made.add_argument("--threads", type=int, default=cores(), help="of torch")
+    made.add_argument("--device", default="cpu")
+    made.add_argument("--data", type=Path, help="ETTh1.csv; without it the error is left out")
+    args = parse(made)
+    torch.set_num_threads(args.threads)
+    report = Report(__doc__, args)
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        return report.leave_out("all of it", "there is no CUDA device, or torch was built without")
+    for name in SHAPES:
+        compare(name, report, args.rounds, args.quick, args.device)
+    if args.data is None:
+        return report.leave_out("the error of ETTh1", "no --data")
+    etth1(report, args.data, args.quick, args.device)
+
+
+if __name__ == "__main__":
+    main()

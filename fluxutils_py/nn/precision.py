@@ -1,0 +1,71 @@
+"""Compute in bfloat16 or float16 where torch's autocast does."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WIDE = 64  # units of an LSTM from which bfloat16 is faster
+LOW = (torch.bfloat16, torch.float16)
+
+
+def check_precision(precision: Any, name: str = "precision", error: type[Exception] = ValueError) -> None:
+    """Raise an error unless ``precision`` is one of :data:`PRECISIONS`."""
+    if not (isinstance(precision, str) and precision in PRECISIONS):
+        raise error(f"{name} must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
+
+
+def autocast(precision: str, device: torch.device) -> Any:
+    """Return a context, also a decorator, in which torch computes matrix products and the like in ``precision``.
+
+    It does not keep the converted weights: torch adds up the gradients of the uses of a kept weight in the low
+    precision, and loses them if the first use was without gradients.
+    """
+    dtype = PRECISIONS[precision]
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype, cache_enabled=False)
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context without autocast on a device."""
+    return torch.autocast(device.type, enabled=False) if torch.is_autocast_enabled(device.type) else nullcontext()
+
+
+def require_float32(params: Iterable[Tensor], precision: str) -> None:
+    """Raise ValueError if parameters are not float32, to which alone ``precision`` applies."""
+    others = {p.dtype for p in params if p.is_floating_point() and p.dtype != torch.float32}
+    if precision != "float32" and others:
+        raise ValueError(
+            f"precision={precision!r} computes with parameters of float32, the model has {others.pop()}: convert it "
+            "with model.float(), or leave out precision"
+        )
+
+
+def lstm_gains(hidden_size: int) -> bool:
+    """Whether torch's LSTM in bfloat16 is faster on this CPU than the native kernels in float32.
+
+    It is where the CPU multiplies bfloat16 (AVX512-BF16, AMX) and layers are wide; see benchmarks/bench_precision.py.
+    Other recurrent layers of torch are several times slower in bfloat16.
+    """
+    return hidden_size >= WIDE and torch.get_autocast_dtype("cpu") is torch.bfloat16 and _multiplies_bfloat16()
+
+
+def computes_recurrences(x: Tensor) -> bool:
+    """Whether torch has recurrent layers for the precision of autocast where ``x`` is: on the CPU not in float16."""
+    return not (x.is_cpu and torch.get_autocast_dtype("cpu") is torch.float16)
+
+
+@functools.cache
+def _multiplies_bfloat16() -> bool:
+    asked = getattr(torch.cpu, "_is_avx512_bf16_supported", None)  # torch has no public name for it
+    return bool(asked is not None and asked())
+
+
+def as_float32(value: Any) -> Any:
+    """Return a tensor of bfloat16 or float16 as float32, anything else unchanged."""
+    return value.float() if isinstance(value, Tensor) and value.dtype in LOW else value
