@@ -14,7 +14,7 @@ import pytest
 PROGRAMS = Path(__file__).parent / "programs"
 TOGETHER = {  # by number of ranks: programs that one mpirun runs
     1: ["law6", "evaluation"],
-    2: ["law6", "evaluation", "tasks", "ways_to_train", "failing_ways", "collectives", "event_files", "sharded"],
+    2: ["law6", "evaluation", "tasks", "ways_to_train", "failing_ways", "collectives", "event_files", "sharded", "forecasting"],
     3: ["law6", "evaluation", "tasks", "ways_to_train", "failing_ways", "faults", "sharded"],
     4: ["elastic"],
 }

@@ -1,0 +1,54 @@
+"""Forecasters on as many ranks as there are; every rank hands over what it has.
+
+Imported, it does the same in one process, with a batchsize that many times as large.
+"""
+
+import warnings
+
+import numpy as np
+import pandas as pd
+
+from fluxutils_py.forecasting import Forecaster
+
+
+def panel():
+    """Series of 9 to 60 days, late starts, missing values and missing days, and a category known ahead."""
+    rng = np.random.default_rng(0)
+    parts = []
+    for i, n in enumerate((60, 41, 9, 52, 33, 60, 18)):
+        ds = pd.date_range("2024-02-01", periods=60)[60 - n :]
+        promo = rng.choice(["none", "flyer"], n)
+        y = 20 + 5 * np.sin(2 * np.pi * np.arange(n) / 7) + 4 * (promo == "flyer") + rng.normal(size=n)
+        df = pd.DataFrame({"unique_id": f"s{i}", "ds": ds, "y": y, "promo": promo})
+        df.loc[rng.choice(n - 1, 2, replace=False), "y"] = np.nan
+        parts.append(df.drop(index=3))
+    return pd.concat(parts)
+
+
+def results(factor, comm):
+    """Parameters, forecasts, those after an update, and a walk forward; ``batchsize`` is 2 on each rank."""
+    df = panel()
+    settings = {"hidden_size": 5, "max_steps": 12, "seqsize": 10, "dropout": 0.0, "random_state": 0, "verbose": False}
+    fc = Forecaster(3, 7, "D", batchsize=2 * factor, quantiles=(0.1, 0.9), n_models=2, comm=comm, **settings)
+    fc.set_params(futr_exog_list=["promo"])
+    late = df.ds > "2024-03-28"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of series shorter than a season
+        fc.fit(df[~late])
+        futr = fc.make_future_dataframe().assign(promo="flyer")
+        found = {"forecast": fc.predict(futr_df=futr)}
+        fc.update(df[late])
+        found["updated"] = fc.predict(futr_df=fc.make_future_dataframe().assign(promo="none"))
+        walked = Forecaster(3, 7, "D", batchsize=2 * factor, comm=comm, **settings)
+        for refit in (False, True):
+            found[f"walked, refit={refit}"] = walked.cross_validation(df, n_windows=2, refit=refit)
+    columns = {name: frame.select_dtypes("number").to_numpy() for name, frame in found.items()}
+    weights = [p.detach().numpy().ravel() for model in fc.models_ for p in model.parameters()]
+    return columns | {"parameters": np.concatenate(weights)}
+
+
+def main(folder):
+    from fluxutils_py.parallel import get_communicator
+
+    comm = get_communicator("auto")
+    np.savez(folder / f"rank-{comm.rank}.npz", **results(1, "auto"))
