@@ -88,6 +88,8 @@ def export(
     """
     if format not in FORMATS:
         raise ValueError(f"format must be 'onnx' or 'torch', got {format!r}")
+    if hasattr(model, "_check_export"):  # a forecaster
+        return model.export(path, format)
     if hasattr(model, "best_estimator_"):
         return export(model.best_estimator_, path, format, input_names=input_names, output_names=output_names)
     transformers: list[tuple[str, Any]] = []
@@ -140,6 +142,8 @@ def check_export(path: Any, model: Any, x: Any, *, tolerance: float = 1e-5) -> f
     LoadError
         If the file was not exported by this package.
     """
+    if hasattr(model, "_check_export"):  # a forecaster
+        return float(model._check_export(path, x, tolerance))
     xs = tuple(np.asarray(a) for a in (x if isinstance(x, tuple) else (x,)))
     if any(a.ndim != 3 or a.shape[1:] != xs[0].shape[1:] or a.shape[2] < 1 for a in xs):
         raise ShapeError(f"x must be arrays (F, N, T) of equal N and T, got {[a.shape for a in xs]}")

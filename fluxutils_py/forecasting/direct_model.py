@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from fluxutils_py.errors import SpecError
 from fluxutils_py.forecasting.panel_windows import Channels
+from fluxutils_py.nn.states import recurrent_layers
 
 
 class DirectModel(nn.Module):
@@ -27,6 +29,11 @@ class DirectModel(nn.Module):
         Number of outputs of the body.
     dropout : float
         Dropout of these outputs.
+
+    Raises
+    ------
+    SpecError
+        If the body takes whole windows and carries no state.
 
     Notes
     -----
@@ -50,6 +57,11 @@ class DirectModel(nn.Module):
         n_in = channels.numeric + sum(sizes)
         h = channels.h
         self.body = body(n_in, hidden_size)
+        if getattr(self.body, "takes_windows", False) and not recurrent_layers(self.body):
+            raise SpecError(
+                f"model {type(self.body).__name__} takes whole windows and has no state: each window would begin anew. "
+                "Take layers that carry their last inputs, such as CausalConv1d or TCN of fluxutils_py.nn"
+            )
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(hidden_size, h)
         self.skip = nn.Linear(n_in, h)

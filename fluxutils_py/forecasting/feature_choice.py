@@ -80,6 +80,8 @@ def choose_features(
     ------
     DataError
         If all values are missing, or ``transform`` is "log" and some values are not positive.
+    SpecError
+        If ``lag`` is no multiple of the season.
     """
     some = sample(source)
     if np.isnan(some).all() and (not isinstance(source, PackedSeries) or np.isnan(source.values[0]).all()):

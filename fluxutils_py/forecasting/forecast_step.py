@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.exporting import InitialState, ModelStep
+from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.direct_model import Ensemble
 from fluxutils_py.forecasting.features import LARGEST, LOWEST, SEASONS_BACK, Features
 from fluxutils_py.forecasting.panel_windows import Channels
@@ -17,15 +18,17 @@ from fluxutils_py.forecasting.panel_windows import Channels
 class ForecastStep(nn.Module):
     """Features, networks and inverse of one step: ``step(*inputs, *states)`` returns ``(*forecasts, *next_states)``.
 
-    Inputs are the value of each series, ``(B, 1)``, and, where the forecaster has them, the channels of its covariates:
-    past, static, and known ahead. The last are ``(B, n * (1 + h))``: each at this step and at the next ``h``. NaN is a
-    missing value.
+    Inputs are the value of each series, ``(B, 1)``, and, where the forecaster has them, its covariates: past, static,
+    and known ahead, numbers before codes of categories in each. The last are ``(B, n * (1 + h))``: each at this step
+    and at the next ``h``. NaN is a missing value.
 
     Parameters
     ----------
     models : sequence of nn.Module
     features : Features
     channels : Channels
+    covariates : Covariates
+        Their means and scales.
     n_quantiles : int
 
     Attributes
@@ -43,7 +46,14 @@ class ForecastStep(nn.Module):
     The same definitions as :class:`Features`, for one step; their sums over the past are taken anew at each.
     """
 
-    def __init__(self, models: Sequence[nn.Module], features: Features, channels: Channels, n_quantiles: int) -> None:
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        features: Features,
+        channels: Channels,
+        covariates: Covariates,
+        n_quantiles: int,
+    ) -> None:
         super().__init__()
         self.features, self.channels, self.n_models = features, channels, len(models)
         c = channels
@@ -54,9 +64,11 @@ class ForecastStep(nn.Module):
         networks = iter(models)
         ensemble = Ensemble(lambda: next(networks), len(models))
         example = torch.randn(4, 2, c.total, generator=torch.Generator().manual_seed(0)).to(dtype)
-        example[..., c.numeric : c.numeric + len(c.categories)] = 0
-        example[..., c.total - 1 - c.h * c.base - c.h * 2 * len(c.futr_categories) : c.total - 1 - c.h * c.base] = 0
         self.network, self.dtype = ModelStep(ensemble, [example]), dtype
+        groups = (covariates.hist, 1), (covariates.stat, 1), (covariates.futr, 1 + c.h)
+        for name, (group, times) in zip(sizes, groups, strict=True):
+            self.register_buffer(f"mean_{name}", _repeated([of.mean for of in group], times))
+            self.register_buffer(f"scale_{name}", _repeated([of.scale for of in group], times))
         self.n_outputs = 1 + n_quantiles
         self.n_kept = max(features.reach, SEASONS_BACK * features.season) + 1
         nan = torch.full((1, 1, 1), torch.nan, dtype=torch.float64)
@@ -71,6 +83,8 @@ class ForecastStep(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         f, c = self.features, self.channels
         xs = dict(zip(self.inputs, tensors, strict=False))
+        for name in [*xs][1:]:
+            xs[name] = (xs[name] - getattr(self, f"mean_{name}")) / getattr(self, f"scale_{name}")
         states = list(tensors[len(xs) :])
         own, of_network = states[: self.n_own], states[self.n_own :]
         values, age = self._appended(own[0], own[1], xs["y"])
@@ -95,7 +109,7 @@ class ForecastStep(nn.Module):
             ahead = [torch.cat([known[..., 1:], before[..., at]], -1).flatten(-2)]
         ordered = [channel for _, channel in sorted(zip(c.places, now, strict=True), key=lambda pair: pair[0])]
         rest = [torch.stack(ordered, -1)] if ordered else []
-        tail = values.new_zeros(c.h * c.base + 1).expand(len(level), -1)  # for the loss in training
+        tail = torch.zeros_like(level)[:, None].expand(-1, c.h * c.base + 1)  # for the loss in training
         x = torch.cat([parts, *(t.nan_to_num() for t in (*rest, *ahead)), tail], -1).to(self.dtype)
         found = self.network(x, *of_network)
         outputs = found[0].double().unflatten(-1, (self.n_models, -1)).mean(-2)
@@ -154,6 +168,10 @@ class ForecastStep(nn.Module):
             size = LOWEST * _mean(filled.abs(), K, f.memory)
             lowest = torch.where(size.isnan(), 1e-6 * f.unit, size.clamp(min=1e-6 * f.unit))
         return torch.where(scale.isnan(), lowest, torch.maximum(scale, lowest))
+
+
+def _repeated(values: Sequence[float], times: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).repeat_interleave(times)
 
 
 def _mean(values: Tensor, stop: int, n: int) -> Tensor:

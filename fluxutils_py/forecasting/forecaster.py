@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self
 
-import numpy as np
-from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from fluxutils_py.data import as_series
-from fluxutils_py.errors import DataError
-from fluxutils_py.forecasting.covariates import Covariates, filled_forward
+from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.cross_validation import cross_validate
 from fluxutils_py.forecasting.feature_choice import check_settings, choose_features, season_of
+from fluxutils_py.forecasting.forecaster_base import ForecasterBase
+from fluxutils_py.forecasting.forecaster_export import export_forecaster
 from fluxutils_py.forecasting.forecaster_files import load_forecaster, save_forecaster
-from fluxutils_py.forecasting.frames import is_frame
-from fluxutils_py.forecasting.history import History, start_history
+from fluxutils_py.forecasting.history import start_history
 from fluxutils_py.forecasting.model_fitting import fit_models
 from fluxutils_py.forecasting.outputs import (
     array_steps,
@@ -27,12 +24,11 @@ from fluxutils_py.forecasting.outputs import (
     shape_of,
     warn_of_short,
 )
-from fluxutils_py.forecasting.panel import Columns, Panel, read_panel
-from fluxutils_py.forecasting.panel_windows import PanelWindows
+from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
 
 
-class Forecaster(BaseEstimator):
+class Forecaster(ForecasterBase):
     """Forecast many series and their quantiles with one network, from a long data frame or an (F, N, T) array.
 
     The network reads each series normalised by its past, and learns how the next ``h`` steps differ from the seasonal
@@ -68,6 +64,7 @@ class Forecaster(BaseEstimator):
     model : nn.Module, class or callable, optional
         Replaces the recurrent layers: maps windows ``(S, B, n_in)`` to ``(S, B, n_out)``. A class or callable gets the
         arguments ``n_in`` and ``n_out`` (``hidden_size``). The forecaster adds the output heads and a linear bypass.
+        What it remembers between windows must be in layers with a state, such as those of ``fluxutils_py.nn``.
     hidden_size, num_layers, dropout : int, int, float
         Width and number of the recurrent layers, and dropout of their outputs.
     n_models : int
@@ -116,8 +113,6 @@ class Forecaster(BaseEstimator):
     >>> fc.predict().shape
     (1, 1, 6)
     """
-
-    _origin: Any  # the history, or the arguments from which start_history computes it
 
     def __init__(
         self,
@@ -212,6 +207,8 @@ class Forecaster(BaseEstimator):
         ------
         DataError
             If the data cannot be used. The message names column and row.
+        SpecError
+            If a parameter has a value that cannot be. The message names it. The earlier fit stays in either case.
         """
         check_settings(self)
         return self._fit_panel(*self._read(df, static_df))
@@ -233,7 +230,7 @@ class Forecaster(BaseEstimator):
         -------
         data frame, or array of shape (F, N, h)
             For a frame, a frame of the same library with the id, the time, the forecast, and one column per quantile.
-            For an array, an array; with quantiles, a dict of arrays by column name.
+            For an array, an array; with quantiles, a dict of arrays by column name. Every rank has all of it.
         """
         check_is_fitted(self, "models_")
         history, shape = self._history, self._shape
@@ -307,6 +304,25 @@ class Forecaster(BaseEstimator):
         """
         return score_of(self, df)
 
+    def export(self, path: Any, format: str = "onnx") -> None:
+        """Write the forecaster to a file that runs without this package: from values in to forecasts out.
+
+        The file is a graph of one step or a window, like that of :func:`fluxutils_py.export`, with normalisation,
+        lags, networks and inverse, so that it forecasts in the units of the series. A consumer gives it the values of
+        a series from the first step on, in pieces of any length, and the state that the last piece gave back.
+
+        Parameters
+        ----------
+        path : str or path-like
+        format : "onnx" or "torch"
+            An ONNX file, which needs ``pip install fluxutils_py[export]``, or a program of ``torch.export``.
+
+        Inputs are ``y`` (S, B, 1), NaN where missing, and, with covariates, ``past``, ``static`` and ``known``; outputs
+        are the columns of :meth:`predict`, each (S, B, h): the forecasts after every step. The metadata name the
+        covariates, and the categories in the order of their codes, from 1. All numbers are float64.
+        """
+        export_forecaster(self, path, format)
+
     def save(self, path: Any) -> None:
         """Write networks, settings, and the ends of the series to a file of plain data."""
         save_forecaster(self, path)
@@ -348,53 +364,3 @@ class Forecaster(BaseEstimator):
             raise
         warn_of_short(self, windows.source.lengths, panel)
         return self
-
-    @property
-    def _columns(self) -> Columns:
-        lists = (tuple(names) for names in (self.hist_exog_list, self.futr_exog_list, self.stat_exog_list))
-        return Columns(self.id_col, self.time_col, self.target_col, *lists)
-
-    def _read(self, df: Any, static_df: Any, fitted: bool = False) -> tuple[Panel | None, Any]:
-        """Return ``(panel, None)`` for a frame, ``(None, array)`` for an array."""
-        if is_frame(df):
-            if fitted and self.frequency_ is None:
-                raise DataError("df is a data frame, but the forecaster was fitted on an array (F, N, T)")
-            panel = read_panel(df, self._columns, self.frequency_ if fitted else self.freq, static_df=static_df)
-            known: Panel | None = self._history.panel if fitted else None
-            if known is not None and (panel.zone is None) != (known.zone is None):
-                raise DataError(f"the times of column {self.time_col!r} must have a time zone if those of fit had one")
-            return panel, None
-        if fitted and self.frequency_ is not None:
-            raise DataError("df is an array, but the forecaster was fitted on a data frame")
-        if self._columns.hist or self._columns.futr or self._columns.stat:
-            raise DataError("covariates are columns of data frames; an array (F, N, T) has none")
-        return None, as_series(df, "df")[0].array
-
-    def _windows(self, panel: Panel | None, array: Any) -> PanelWindows:
-        """Return the windows of a panel or an array, from its first step."""
-        if panel is None:
-            return PanelWindows(ArraySource(array), self.features_, self.channels_)
-        hist, futr = (filled_forward(self.covariates_.steps(panel, kind), panel.lengths) for kind in ("hist", "futr"))
-        source = PackedSeries(np.concatenate([panel.values[self.target_col][None], hist]), panel.lengths)
-        ahead = PackedSeries(futr, panel.lengths) if len(futr) else None
-        return PanelWindows(source, self.features_, self.channels_, self.covariates_.static(panel), ahead)
-
-    def _tail_windows(self, tail: np.ndarray, static: np.ndarray) -> PanelWindows:
-        """Return the windows of tails (C, N, K). Where only covariates are known ahead, other channels are NaN."""
-        n_own, n = len(tail) - self.channels_.n_ahead, tail.shape[1]
-        lengths = np.full(n, tail.shape[2])
-        flat = tail.reshape(len(tail), -1)
-        ahead = PackedSeries(flat[n_own:], lengths) if len(flat) > n_own else None
-        return PanelWindows(PackedSeries(flat[:n_own], lengths), self.features_, self.channels_, static, ahead)
-
-    @property
-    def _history(self) -> History:
-        """The ends of the series, from which forecasts start; computed on first use after a fit."""
-        if isinstance(self._origin, tuple):
-            self._origin = start_history(self.models_, *self._origin)
-        return self._origin
-
-    @property
-    def ids_(self) -> np.ndarray:
-        panel = self._history.panel
-        return np.arange(self._history.n_series) if panel is None else panel.ids

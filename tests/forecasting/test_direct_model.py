@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fluxutils_py import reset
+from fluxutils_py.errors import SpecError
 from fluxutils_py.forecasting.direct_model import DirectModel, recurrent_body
 from fluxutils_py.forecasting.panel_windows import Channels
 from fluxutils_py.nn import LSTM
@@ -90,3 +91,11 @@ def test_categories_of_all_three_kinds_are_embedded_by_their_own_tables():
     codes = x[..., at : at + N_CODES].long().unbind(-1)
     expected = [table.weight[code] for table, code in zip(model.embeddings, codes, strict=True)]
     torch.testing.assert_close(seen[0], torch.cat([x[..., :at], *expected], -1))
+
+
+def test_bodies_that_take_windows_without_a_state_are_refused():
+    class Convolution(nn.Linear):
+        takes_windows = True
+
+    with pytest.raises(SpecError, match=r"model Convolution takes whole windows and has no state.* CausalConv1d or TCN"):
+        DirectModel(Convolution, CHANNELS)

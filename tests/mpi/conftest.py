@@ -12,9 +12,20 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
+TWO = ["law6", "evaluation", "tasks", "ways_to_train", "failing_ways", "collectives", "event_files", "sharded"]
 TOGETHER = {  # by number of ranks: programs that one mpirun runs
     1: ["law6", "evaluation"],
-    2: ["law6", "evaluation", "tasks", "ways_to_train", "failing_ways", "collectives", "event_files", "sharded", "forecasting"],
+    2: [
+        "law6",
+        "evaluation",
+        "tasks",
+        "ways_to_train",
+        "failing_ways",
+        "collectives",
+        "event_files",
+        "sharded",
+        "forecasting",
+    ],
     3: ["law6", "evaluation", "tasks", "ways_to_train", "failing_ways", "faults", "sharded"],
     4: ["elastic"],
 }

@@ -1,0 +1,77 @@
+"""The data of forecasters: panels and arrays, windows of them, and the ends of series."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator
+
+from fluxutils_py.data import as_series
+from fluxutils_py.errors import DataError
+from fluxutils_py.forecasting.covariates import filled_forward
+from fluxutils_py.forecasting.forecaster_export import check_forecaster_export
+from fluxutils_py.forecasting.frames import is_frame
+from fluxutils_py.forecasting.history import History, start_history
+from fluxutils_py.forecasting.panel import Columns, Panel, read_panel
+from fluxutils_py.forecasting.panel_windows import PanelWindows
+from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
+
+
+class ForecasterBase(BaseEstimator):
+    """Base of :class:`Forecaster`: it reads data and keeps the history, from which forecasts start."""
+
+    _origin: Any  # the history, or the arguments from which start_history computes it
+
+    @property
+    def _columns(self) -> Columns:
+        lists = (tuple(names) for names in (self.hist_exog_list, self.futr_exog_list, self.stat_exog_list))
+        return Columns(self.id_col, self.time_col, self.target_col, *lists)
+
+    def _read(self, df: Any, static_df: Any, fitted: bool = False) -> tuple[Panel | None, Any]:
+        """Return ``(panel, None)`` for a frame, ``(None, array)`` for an array."""
+        if is_frame(df):
+            if fitted and self.frequency_ is None:
+                raise DataError("df is a data frame, but the forecaster was fitted on an array (F, N, T)")
+            panel = read_panel(df, self._columns, self.frequency_ if fitted else self.freq, static_df=static_df)
+            known: Panel | None = self._history.panel if fitted else None
+            if known is not None and (panel.zone is None) != (known.zone is None):
+                raise DataError(f"the times of column {self.time_col!r} must have a time zone if those of fit had one")
+            return panel, None
+        if fitted and self.frequency_ is not None:
+            raise DataError("df is an array, but the forecaster was fitted on a data frame")
+        if self._columns.hist or self._columns.futr or self._columns.stat:
+            raise DataError("covariates are columns of data frames; an array (F, N, T) has none")
+        return None, as_series(df, "df")[0].array
+
+    def _windows(self, panel: Panel | None, array: Any) -> PanelWindows:
+        """Return the windows of a panel or an array, from its first step."""
+        if panel is None:
+            return PanelWindows(ArraySource(array), self.features_, self.channels_)
+        hist, futr = (filled_forward(self.covariates_.steps(panel, kind), panel.lengths) for kind in ("hist", "futr"))
+        source = PackedSeries(np.concatenate([panel.values[self.target_col][None], hist]), panel.lengths)
+        ahead = PackedSeries(futr, panel.lengths) if len(futr) else None
+        return PanelWindows(source, self.features_, self.channels_, self.covariates_.static(panel), ahead)
+
+    def _tail_windows(self, tail: np.ndarray, static: np.ndarray) -> PanelWindows:
+        """Return the windows of tails (C, N, K). Where only covariates are known ahead, other channels are NaN."""
+        n_own, n = len(tail) - self.channels_.n_ahead, tail.shape[1]
+        lengths = np.full(n, tail.shape[2])
+        flat = tail.reshape(len(tail), -1)
+        ahead = PackedSeries(flat[n_own:], lengths) if len(flat) > n_own else None
+        return PanelWindows(PackedSeries(flat[:n_own], lengths), self.features_, self.channels_, static, ahead)
+
+    @property
+    def _history(self) -> History:
+        """The ends of the series, from which forecasts start; computed on first use after a fit."""
+        if isinstance(self._origin, tuple):
+            self._origin = start_history(self.models_, *self._origin)
+        return self._origin
+
+    @property
+    def ids_(self) -> np.ndarray:
+        panel = self._history.panel
+        return np.arange(self._history.n_series) if panel is None else panel.ids
+
+    def _check_export(self, path: Any, df: Any, tolerance: float) -> float:
+        return check_forecaster_export(self, path, df, tolerance)
