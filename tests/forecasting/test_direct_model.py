@@ -97,5 +97,7 @@ def test_bodies_that_take_windows_without_a_state_are_refused():
     class Convolution(nn.Linear):
         takes_windows = True
 
-    with pytest.raises(SpecError, match=r"model Convolution takes whole windows and has no state.* CausalConv1d or TCN"):
+    with pytest.raises(
+        SpecError, match=r"model Convolution takes whole windows and has no state.* CausalConv1d or TCN"
+    ):
         DirectModel(Convolution, CHANNELS)
