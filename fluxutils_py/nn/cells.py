@@ -63,6 +63,7 @@ class _Cell(nn.Module):
     x_blocks: ClassVar[int]  # of H rows, in weight_ih
     h_blocks: ClassVar[int]  # in weight_hh
     n_states: ClassVar[int] = 1
+    kernel: ClassVar[int]  # number of the native kernel
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
@@ -120,14 +121,10 @@ class _Cell(nn.Module):
 
     def by_kernel(self, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
         """A step (B, n_in) or a window (S, B, n_in) by the native kernels; None where they do not compute it."""
-        kernel = native.Cell(self.kernel(), self.n_states, self.x_blocks, self.h_blocks, self.formula)
+        kernel = native.Cell(self.kernel, self.n_states, self.x_blocks, self.h_blocks, self.formula)
         own = self._parameters
         weights = own.get("weight_ih"), own.get("weight_hh"), None, own.get("bias")
         return None if weights[3] is None else run_cell(self, kernel, x, state, weights, self.form)
-
-    def kernel(self) -> int:
-        """The number of the native kernel."""
-        raise NotImplementedError
 
     @staticmethod
     def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, form: float) -> States:
@@ -184,7 +181,8 @@ class FLSTMCell(_Approximate):
         c = sigmoid(f) * c + sigmoid(i) * tanh(g)
         return sigmoid(o) * tanh(c), c
 
-    def kernel(self) -> int:
+    @property
+    def kernel(self) -> int:  # type: ignore[override]  # of an instance: it depends on the activations
         return native.LSTM.number if self.exact else 4
 
     def reset_parameters(self) -> None:
@@ -220,7 +218,7 @@ class SGRUCell(_Gated):
         state="``h`` (B, H)",
         but="",
     )
-    x_blocks, h_blocks = 1, 3
+    x_blocks, h_blocks, kernel = 1, 3, 5
 
     @staticmethod
     def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float) -> States:
@@ -231,9 +229,6 @@ class SGRUCell(_Gated):
         r, z = sigmoid(hr + br), sigmoid(hz + bz)
         n = tanh(F.linear(x, w_x, bn) + r * hn)
         return ((1 - z) * n + z * h,)
-
-    def kernel(self) -> int:
-        return 5
 
 
 class MGUCell(_Gated):
@@ -247,7 +242,7 @@ class MGUCell(_Gated):
         state="``h`` (B, H)",
         but="",
     )
-    x_blocks = h_blocks = 2
+    x_blocks, h_blocks, kernel = 2, 2, 6
 
     @staticmethod
     def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float) -> States:
@@ -258,9 +253,6 @@ class MGUCell(_Gated):
         z = sigmoid(xz + hz)
         n = tanh(xn + z * hn)
         return ((1 - z) * n + z * h,)
-
-    def kernel(self) -> int:
-        return 6
 
 
 class SMGUCell(_Gated):
@@ -274,7 +266,7 @@ class SMGUCell(_Gated):
         state="``h`` (B, H)",
         but="",
     )
-    x_blocks, h_blocks = 1, 2
+    x_blocks, h_blocks, kernel = 1, 2, 7
 
     @staticmethod
     def formula(x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float) -> States:
@@ -285,9 +277,6 @@ class SMGUCell(_Gated):
         z = sigmoid(hz + bz)
         n = tanh(F.linear(x, w_x, bn) + z * hn)
         return ((1 - z) * n + z * h,)
-
-    def kernel(self) -> int:
-        return 7
 
 
 class HFGRUCell(_Cell):
@@ -303,7 +292,7 @@ class HFGRUCell(_Cell):
         state="``h`` (B, H)",
         but=" (which does not train it)",
     )
-    x_blocks = h_blocks = 3
+    x_blocks, h_blocks, kernel = 3, 3, 8
 
     def __init__(self, n_in: int, n_out: int, alpha: float = 1.0) -> None:
         super().__init__(n_in, n_out)
@@ -317,9 +306,6 @@ class HFGRUCell(_Cell):
         r, z = torch.sigmoid(xr + hr), alpha * torch.sigmoid(xz + hz)
         n = torch.tanh(xn + r * hn)
         return (z * n + (1 - z) * h,)
-
-    def kernel(self) -> int:
-        return 8
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

@@ -78,6 +78,16 @@ class _DerivedDataset:
         self.source = as_dataset(source)
         self.name, self.kind = name or self.source.name, self.source.kind
 
+    def __len__(self) -> int:
+        return len(self.source)  # type: ignore[arg-type]  # a TypeError, if it has none, is right
+
+    def __iter__(self) -> Iterator[Minibatch]:
+        return self.skip(0)
+
+    def skip(self, n: int) -> Iterator[Minibatch]:
+        """Return an iterator over one pass without its first ``n`` batches."""
+        raise NotImplementedError
+
     def reset(self) -> None:
         self.source.reset()
 
@@ -94,7 +104,7 @@ class _IterableDataset:
 
     def __init__(self, data: Any, name: str, kind: Any) -> None:
         if not isinstance(data, Iterable):
-            raise TypeError(f"a dataset is something to iterate over, got {type(data).__name__}")
+            raise TypeError(f"a dataset must be iterable, got {type(data).__name__}")
         self.data: Any = data
         self.name, self.kind = name, kind
         self._spent = False
@@ -110,8 +120,7 @@ class _IterableDataset:
         if self._spent:
             raise DataError(
                 f"dataset {self.name!r} is a {type(self.data).__name__}, which can be iterated over only once; "
-                "give a list, "
-                "or an object that can be iterated over again"
+                "give a list, or an object that can be iterated over again"
             )
         self._spent = isinstance(self.data, Iterator)
         own = getattr(self.data, "generator", None)
@@ -129,8 +138,8 @@ class _IterableDataset:
 
     def _minibatches(self, rest: Iterator[Any]) -> Iterator[Minibatch]:
         for item in rest:
-            found = as_minibatch(item)
-            yield found if found.kind is not None or self.kind is None else replace(found, kind=self.kind)
+            batch = as_minibatch(item)
+            yield batch if batch.kind is not None or self.kind is None else replace(batch, kind=self.kind)
 
     def reset(self) -> None:
         """Do nothing: each pass starts at the first batch."""
@@ -165,11 +174,8 @@ class Take(_DerivedDataset):
         self.n = check_integer("n", n, 0)
 
     def __len__(self) -> int:
-        there = known_length(self.source)
-        return self.n if there is None else min(self.n, there)
-
-    def __iter__(self) -> Iterator[Minibatch]:
-        return islice(iter(self.source), self.n)
+        length = known_length(self.source)
+        return self.n if length is None else min(self.n, length)
 
     def skip(self, n: int) -> Iterator[Minibatch]:
         return islice(iterate_from(self.source, n), max(self.n - n, 0))
@@ -192,12 +198,6 @@ class Map(_DerivedDataset):
         super().__init__(source, name)
         self.fn, self.workers = fn, check_integer("workers", workers, 0)
 
-    def __len__(self) -> int:
-        return len(self.source)  # type: ignore[arg-type]  # a TypeError, if it has none, is right
-
-    def __iter__(self) -> Iterator[Minibatch]:
-        return self.skip(0)
-
     def skip(self, n: int) -> Iterator[Minibatch]:
         rest = iterate_from(self.source, n)
         if not self.workers:
@@ -216,12 +216,6 @@ class ReadAhead(_DerivedDataset):
     def __init__(self, source: Any, n: int = 1, name: str | None = None) -> None:
         super().__init__(source, name)
         self.n = check_integer("n", n, 1)
-
-    def __len__(self) -> int:
-        return len(self.source)  # type: ignore[arg-type]  # a TypeError, if it has none, is right
-
-    def __iter__(self) -> Iterator[Minibatch]:
-        return self.skip(0)
 
     def skip(self, n: int) -> Iterator[Minibatch]:
         rest = iterate_from(self.source, n)

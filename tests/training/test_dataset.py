@@ -111,7 +111,7 @@ def test_an_iterator_can_be_gone_through_once():
 
 
 def test_what_cannot_be_gone_through_is_no_dataset():
-    with pytest.raises(TypeError, match=r"^a dataset is something to iterate over, got int$"):
+    with pytest.raises(TypeError, match=r"^a dataset must be iterable, got int$"):
         as_dataset(3)
 
 
