@@ -86,7 +86,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def to_numpy(value: Any) -> Any:
-    """A torch tensor as a NumPy array, of the same memory if it is on the CPU; anything else as it is."""
+    """Return a torch tensor as a NumPy array, sharing memory if it is on the CPU; anything else unchanged."""
     return value.detach().cpu().numpy() if is_tensor(value) else value
 
 

@@ -45,7 +45,7 @@ class BackgroundDataLoader(Generic[T]):
         With more than one, ``loadfun`` must be thread-safe (the ``__next__`` of a generator is not), and calls that
         share a random generator draw from it in no fixed order. With 1, the items are those of a plain loop.
     ordered : bool
-        Deliver in the order of the calls (the default), or deliver first what is ready first.
+        Deliver items in the order of the calls (the default), or as soon as they are ready.
 
     Raises
     ------
@@ -277,7 +277,7 @@ class BackgroundDataLoader(Generic[T]):
             dropped, self._ready = self._ready, {}
             _dismiss(self._requests, self._workers)
             self._changed.notify_all()
-        del dropped  # without the lock: who knows what the items do when they go
+        del dropped  # without the lock: deleting an item may run any code
         if wait and threading.current_thread() not in self._threads:
             for thread in self._threads:
                 thread.join()

@@ -27,14 +27,14 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
     ``x``. Nothing is dropped: if ``n`` does not divide ``T``, folds have the lengths of ``numpy.array_split``, and the
     shorter ones end in one step that does not count, filled with NaN.
 
-    A model trained on folds remembers nothing from before a fold's first step. Estimators fold by themselves in
+    A model trained on folds remembers nothing from before a fold's first step. Estimators fold automatically in
     ``fit``, without copying anything, and by default only into long folds (``Spec.rebatch``). Use this function on
     arrays for a loop of your own.
 
     Parameters
     ----------
     x : array of shape (F, N, T) or (N, T), tuple of such arrays, or Segments
-        All arrays of a tuple are folded alike; they have equal ``N`` and ``T``.
+        All arrays of a tuple are folded the same way; they have equal ``N`` and ``T``.
     batchsize : int
     fill : float, optional
         Used instead of NaN: 0 for weights. Integers need it if ``n`` does not divide ``T``.

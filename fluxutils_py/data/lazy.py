@@ -42,7 +42,7 @@ class DerivedArray(DuckArray):
 
 
 class LazyArray(DerivedArray):
-    """An (F, N, T) array made of some series and some steps of another one, and of functions applied on reading.
+    """Some series and steps of another (F, N, T) array, with functions applied on reading.
 
     It takes indices as NumPy does, one array of indices at most, and returns NumPy arrays, which may be views of the
     source and are not to be written to; ``np.asarray`` reads it all. It may be pickled: a source in a file goes as the
@@ -111,7 +111,7 @@ def select(source: Any, series: Index | None, steps: Index | None, functions: tu
 
 
 def as_picklable(source: Any) -> Any:
-    """What to pickle in place of an array: for one in a file, the place of its bytes, never the data.
+    """Return what to pickle instead of an array: for one in a file, the position of its bytes, never the data.
 
     ``np.memmap`` would go as data; and joblib ships one that is transposed with permuted values.
     """
@@ -135,7 +135,7 @@ def as_picklable(source: Any) -> Any:
 
 
 class _Recipe:
-    """A function and its arguments, to be pickled in place of the array that it opens again."""
+    """A function and its arguments, pickled instead of the array that the call opens again."""
 
     def __init__(self, open_array: Callable[..., Any], *arguments: Any) -> None:
         self.open_array, self.arguments = open_array, arguments

@@ -116,7 +116,7 @@ class Segments:
         return np.arange(start, stop)[:, None] < self.length[None, :]
 
     def coverage_mask(self, series: slice, steps: slice, skip: int = 0) -> np.ndarray | None:
-        """Which of some series' steps the rows walk through behind their first ``skip``: bool (N, T), None if all."""
+        """Return which steps of some series are in a row, without its first ``skip``: bool (N, T), None if all."""
         size, length = series.stop - series.start, steps.stop - steps.start
         here = self[(self.series >= series.start) & (self.series < series.stop)]
         stop = here.start + here.length

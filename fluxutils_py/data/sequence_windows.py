@@ -18,7 +18,7 @@ Cut = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], np.ndarray | None, n
 
 @dataclass(frozen=True)
 class WindowIndex:
-    """Where a window lies.
+    """Position of a window in the data.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Window:
     x, y : tuple of ndarray, shapes (S, B, F) and (S - n_overlap, B, G)
         Views of the data or fresh arrays, in any memory order; not to be written to. ``y`` is empty without targets.
     w : ndarray of shape (S - n_overlap, B, 1) or (S - n_overlap, B, G), or None
-        Weights of the steps, 0 where a step does not count; None if all count alike. Where single outputs of a step
+        Weights of the steps, 0 where a step does not count; None if all count equally. Where single outputs of a step
         that counts are missing, one column for each output, of several targets one after the other.
     missing_steps : ndarray of bool, shape (S, B), or None
         Without targets: the steps that have no input, whose prediction means nothing.
@@ -93,11 +93,11 @@ class SequenceWindows:
     burn_in : int
         Steps at a row's start that come in windows of their own, which do not count.
     segments : Segments, optional
-        What to walk through; by default each series from its start to its end.
+        Rows to cut windows from; by default each series from its start to its end.
     equal_lengths : bool
         Put only rows of equal length into a group, so that no step needs masking.
     mask_per_output : bool
-        Whether missing outputs of a step are masked by themselves. Otherwise the step does not count.
+        Whether to mask single missing outputs of a step. Otherwise such a step does not count.
     shards : SeriesShards, optional
         Of series that are divided over ranks: ``segments`` are then rows of all ranks, the arrays hold this rank's
         series only, and :meth:`own` picks the rows that can be read.
@@ -220,20 +220,20 @@ class SequenceWindows:
                     group, start - n_overlap, stop, n_overlap, i == 0, following is None, counts, next_start
                 )
 
-    def read(self, place: WindowIndex) -> Window:
-        """The window at a place, from whatever thread."""
-        return Window(*self.cut(place.segments, place.start, place.stop, place.n_overlap), place)
+    def read(self, index: WindowIndex) -> Window:
+        """Read the window at a position; any thread may call this."""
+        return Window(*self.cut(index.segments, index.start, index.stop, index.n_overlap), index)
 
     # -- which windows there are ---------------------------------------------------------------------
 
     def _groups(self) -> Iterator[Segments]:
         rows = self.segments if self._order is None else self.segments[self._order]
-        alike = [rows]
+        subsets = [rows]
         if self.equal_lengths and rows.min_length < rows.max_length:
-            alike = [rows[rows.length == length] for length in np.unique(rows.length)[::-1]]
-        for some in alike:
-            for i in range(0, len(some), self.batchsize):
-                yield some[i : i + self.batchsize]
+            subsets = [rows[rows.length == length] for length in np.unique(rows.length)[::-1]]
+        for subset in subsets:
+            for i in range(0, len(subset), self.batchsize):
+                yield subset[i : i + self.batchsize]
 
     def _spans(self, length: int) -> list[tuple[int, int, bool]]:
         """Steps (start, stop) of each window of a group, and whether it counts."""
@@ -245,7 +245,7 @@ class SequenceWindows:
         ]
 
     def _spanned(self) -> Segments:
-        """One row per series, from the first to the last of its steps that any row walks through."""
+        """Return one row per series, from the first to the last of its steps that is in any row."""
         n_series, n_steps = self.x[0].N, self.x[0].T
         starts, stops, rows = np.full(n_series, n_steps), np.zeros(n_series, int), self.own(self.segments)
         np.minimum.at(starts, rows.series, rows.start)
@@ -269,10 +269,10 @@ class SequenceWindows:
         ]
         single = self.mask_per_output and any(g is not None for g in missing)
         if single:
-            there = np.concatenate(
+            present = np.concatenate(
                 [np.ones(v.shape, bool) if g is None else ~g for v, g in zip(y, missing, strict=True)], -1
             )  # (S, B, outputs)
-            live = _both(live, np.asarray(there.any(-1)))
+            live = _both(live, np.asarray(present.any(-1)))
         else:
             for g in missing:
                 live = live if g is None else _both(live, np.asarray(~g.any(-1)))
@@ -287,16 +287,16 @@ class SequenceWindows:
                     live = _both(live, ~np.isnan(v).all(-1))
             missing_steps = None if live is None else ~live
         if single and live is not None:
-            there &= live[:, :, None]
-        single = single and not (there.any(-1) == there.all(-1)).all()  # else whole steps are missing
+            present &= live[:, :, None]
+        single = single and not (present.any(-1) == present.all(-1)).all()  # else whole steps are missing
         steps = None if live is None else live[:, :, None]
         for i, s in enumerate(self.x):
             x[i] = self._clean(s, x[i], rows, start, steps, exists)
         column = 0
         for i, s in enumerate(self.y):
-            y[i] = self._clean(s, y[i], rows, start, there[:, :, column : column + s.F] if single else steps, exists)
+            y[i] = self._clean(s, y[i], rows, start, present[:, :, column : column + s.F] if single else steps, exists)
             column += s.F
-        mask = there if single else steps
+        mask = present if single else steps
         w = None if w is None else w[n_overlap:, :, None]
         n_live: float = (stop - start - n_overlap) * len(rows)
         if mask is not None:
@@ -316,28 +316,28 @@ class SequenceWindows:
     ) -> np.ndarray:
         """``v`` with zeros where a dead step or value holds no number; an error where a live one does.
 
-        ``live`` is (S, B, 1), or (S, B, F) where the values of a step are masked by themselves.
+        ``live`` is (S, B, 1), or (S, B, F) where single values of a step are masked.
         """
         if exists is not None:
             v = np.where(exists[:, :, None], v, v.dtype.type(0))
         if id(s) in self._checked or s.kind == "int" or v.dtype.kind == "b":
             return v
-        odd = ~np.isfinite(v)
-        if not odd.any():
+        nonfinite = ~np.isfinite(v)
+        if not nonfinite.any():
             return v
-        bad = odd if live is None else odd & live
+        bad = nonfinite if live is None else nonfinite & live
         if bad.any():
             t, b, f = (int(i) for i in np.argwhere(bad)[0])
-            place = f"feature {f}, series {rows.series[b]}, step {rows.start[b] + start + t}"
+            where = f"feature {f}, series {rows.series[b]}, step {rows.start[b] + start + t}"
             way_out = (
                 "give the step no target (NaN) or no weight, or fill it in"
                 if self.y
                 else "a step without input is NaN in all features; fill in single ones"
             )
-            raise DataError(f"{s.name} is {v[t, b, f]} at {place}; {way_out}")
+            raise DataError(f"{s.name} is {v[t, b, f]} at {where}; {way_out}")
         if live is None or live.shape[2] == 1:
-            odd = odd.any(-1, keepdims=True)  # the whole step, not single features
-        return np.where(odd, v.dtype.type(0), v)
+            nonfinite = nonfinite.any(-1, keepdims=True)  # the whole step, not single features
+        return np.where(nonfinite, v.dtype.type(0), v)
 
 
 def _both(a: np.ndarray | None, b: np.ndarray) -> np.ndarray | None:

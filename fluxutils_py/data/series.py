@@ -77,7 +77,7 @@ class SeriesArray:
         return self.F, self.N, self.T
 
     def map(self, function: Callable[[np.ndarray], np.ndarray]) -> SeriesArray:
-        """The same array with a function applied to whatever :meth:`read` gives; ``array`` stays as it is.
+        """Return the same array with a function applied to what :meth:`read` returns; ``array`` is unchanged.
 
         ``function`` takes and returns blocks (F, n, t), and gives floating-point numbers, NaN for NaN.
         """
@@ -87,7 +87,7 @@ class SeriesArray:
         return mapped
 
     def missing_mask(self, values: np.ndarray) -> np.ndarray | None:
-        """Which values read from this array stand for none: bool of the same shape, or None if all are there."""
+        """Return which of the values read from this array are missing: bool of the same shape, or None if none is."""
         if self.kind == "float":
             mask = np.isnan(values) if values.dtype.kind == "f" else None
         else:

@@ -22,7 +22,7 @@ class SampleWeight:
     Parameters
     ----------
     weight : array of shape (N,), (N, T) or (1, N, T)
-        Not negative, not all zero. Steps of weight 0 do not count. Left as it is: scaling happens on reading.
+        Not negative, not all zero. Steps of weight 0 do not count. Unchanged: scaling happens on reading.
     n_series, n_steps : int
 
     Raises
@@ -143,7 +143,7 @@ class SampleWeight:
 
 
 def output_fractions(present: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
-    """The share of each step's outputs that are there: (..., outputs) of bool to (...), targets of ``sizes`` alike.
+    """Return the fraction of outputs present at each step, (..., outputs) of bool to (...), equal for all targets.
 
     >>> output_fractions(np.array([[True, True, False], [True, False, False]]), [1, 2])
     array([0.75, 0.5 ])
@@ -161,7 +161,7 @@ def live_steps(present: np.ndarray, sizes: Sequence[int]) -> float:
 def block_slices(n_series: int, n_steps: int, n_features: int = 1) -> list[tuple[slice, slice]]:
     """Cut (N, T) into rectangles of about a million values.
 
-    As near to squares as the axes allow: in whatever order the data lie in a file, each is read in long stretches.
+    As close to squares as the axes allow, so that a file is read in long runs whatever its memory order.
     """
     room = max(1, BLOCK // max(1, n_features))
     per_step = max(1, min(n_steps, max(math.isqrt(room), room // max(1, n_series))))

@@ -77,7 +77,7 @@ class EvalResults:
         raise_undefined(self, "is_better_than(other)", "says which of two is better")
 
     def to_log_message(self) -> str:
-        """Return a line for the log; by default the fields, with shapes in place of arrays."""
+        """Return a line for the log; by default the fields, with shapes instead of arrays."""
         return ", ".join(f"{f.name} {_shown(getattr(self, f.name))}" for f in fields(self))
 
     def write_to_tensorboard(self, state: Any, writer: Any) -> None:

@@ -54,7 +54,7 @@ _CELL_DOC = """{first}
     torch.Size([4, 5])
     """
 _EXACT = """exact : bool
-        With the true sigmoid and tanh in place of ``psigmoid`` and ``ptanh``."""
+        Use the exact sigmoid and tanh instead of ``psigmoid`` and ``ptanh``."""
 
 
 class _Cell(nn.Module):

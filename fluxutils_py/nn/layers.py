@@ -82,10 +82,10 @@ def ffnn(
     fun : nn.Module class, or function of a tensor
         Activation after each linear layer: ``nn.Tanh`` or ``torch.tanh``. A model with functions cannot be saved as
         plain data; one with modules can.
-    bnfun : likewise, optional
-        End each layer in a batch normalisation and this function; ``nn.Identity`` for the normalisation alone.
+    bnfun : same as ``fun``, optional
+        End each layer with a batch normalisation and this function; ``nn.Identity`` for the normalisation alone.
     dropout : float
-        If above 0, end each layer in a dropout with this probability.
+        If above 0, end each layer with a dropout with this probability.
     last_linear : bool
         Whether the last layer is linear only.
 

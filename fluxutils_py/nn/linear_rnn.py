@@ -1,4 +1,4 @@
-"""Recurrent layers with a linear state update, which compute a whole window as one linear recurrence."""
+"""Recurrent layers with a linear state update: MinGRU, MinLSTM and LRU."""
 
 from __future__ import annotations
 

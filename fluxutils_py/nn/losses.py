@@ -257,7 +257,7 @@ def as_loss(loss: Any) -> Loss:
     """Turn a user's ``loss`` argument into a loss over windows.
 
     None becomes mean squared error. A criterion of two arguments goes through :func:`seqloss`. A function of three or
-    four, ``(model, xs, ys[, ws])``, stays as it is.
+    four, ``(model, xs, ys[, ws])``, is returned unchanged.
     """
     if loss is None:
         return seqloss(F.mse_loss)

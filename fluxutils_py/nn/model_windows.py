@@ -42,7 +42,7 @@ def run_window(model: nn.Module, xs: Tensor | Sequence[Tensor]) -> Outputs:
 
 
 def takes_windows(model: nn.Module, xs: Sequence[Tensor]) -> bool:
-    """Whether the model takes a whole window ``(S, B, F)`` in place of its steps ``(B, F)`` one by one.
+    """Whether the model takes a whole window ``(S, B, F)`` instead of its steps ``(B, F)`` one by one.
 
     A whole window through a fused ``nn.LSTM`` is four to five times faster than its steps. An attribute
     ``takes_windows`` of the model decides. Without it, the model is tried out once, on a copy with disturbed parameters
@@ -194,7 +194,7 @@ def _same(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
 
 
 def _close(u: Tensor, v: Tensor) -> bool:
-    """Whether values are equal to rounding, relative to their variation: beside a large bias, all values look alike."""
+    """Whether values are equal to rounding, relative to their variation: with a large bias, all values look equal."""
     if not v.is_floating_point():
         return u.equal(v)
     rounding = 16 * torch.finfo(v.dtype).eps * float(v.abs().max())

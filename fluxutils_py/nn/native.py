@@ -25,7 +25,7 @@ class Cell(NamedTuple):
     """A kind of layer that the library knows.
 
     ``formula(x, state, w_x, w_h, b_x, b_h, alpha)`` is one step of it in torch: the new state, whose first tensor is
-    the output. It serves where a gradient is to be differentiated again.
+    the output. It is used to differentiate a gradient again.
     """
 
     number: int
@@ -118,7 +118,7 @@ def _forward(
     b_x: Tensor | None,
     b_h: Tensor | None,
 ) -> tuple[tuple[Tensor, ...], Tensor | None]:
-    """The outputs, and what is kept for the backward pass."""
+    """Return the outputs, and the values saved for the backward pass."""
     x = x.contiguous()
     h, c = None if h is None else h.contiguous(), None if c is None else c.contiguous()
     H = state_shape[-1]

@@ -63,7 +63,7 @@ class Recur(nn.Module):
         If ``module`` is not a module, is a ``Recur`` already, is bidirectional (it would look into the
         future) or is ``batch_first``, or ``trainable_init`` is asked of a module that does not tell its state.
     ShapeError
-        In ``forward``, if ``x`` is neither 2-D nor 3-D, or the carried state is of another batch size.
+        In ``forward``, if ``x`` is neither 2-D nor 3-D, or the carried state has another batch size.
 
     Examples
     --------
@@ -194,7 +194,7 @@ class Recur(nn.Module):
         return Memory(self.state, self._mark, self._marked)
 
     def take_series(self, memory: Memory, series: slice) -> None:
-        """Take over the memory of some series of another layer of the same kind, as views."""
+        """Adopt the memory of some series of another layer of the same kind, as views."""
         where = (slice(None),) * self.batch_dim + (series,)
         self.state, self._marked = (
             None if s is None else map_state(lambda t: t[where], s) for s in (memory.state, memory.marked)

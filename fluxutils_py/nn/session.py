@@ -163,8 +163,8 @@ class InferenceSession:
         for r in self._layers:
             if r.state is not None and r.empty_state() is None:
                 raise DataError(
-                    f"the zero state of {type(r.module).__name__} is not known, so that single series cannot start "
-                    "anew: give it a method empty_state() if zeros are its first state, or reset() all"
+                    f"the zero state of {type(r.module).__name__} is not known, so that single series cannot be "
+                    "reset: give it a method empty_state() if its first state is zeros, or reset() all"
                 )
         for r in self._layers:
             if r.state is not None:

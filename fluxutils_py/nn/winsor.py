@@ -222,7 +222,7 @@ def _inverted_bits(bits: Tensor) -> Tensor:
 
 
 def _blocks(x: Any) -> Iterator[Tensor]:
-    """Read an (F, N, T) array in blocks (F, n): some steps of all series, or all steps of some, as memory lies."""
+    """Read an (F, N, T) array in blocks (F, n): some steps of all series, or all steps of some, by memory order."""
     F, N, T = x.shape
     strides = x.stride() if isinstance(x, Tensor) else getattr(x, "strides", None) or (0, 0, 1)
     by_series = strides[2] < strides[1]

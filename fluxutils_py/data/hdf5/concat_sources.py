@@ -40,7 +40,7 @@ def inspect_sources(
     fill: float | None,
     update: Callable[[int], Any],
 ) -> tuple[dict[str, list[Source]], dict[str, str]]:
-    """Datasets to join, with a source for each file; and what is copied whole, with the file that it comes from."""
+    """Return the datasets to join, with a source for each file, and those to copy whole, with their file."""
     files: list[dict[str, Source | None]] = []  # what each holds: None for what can only be copied
     values: dict[str, tuple[str, Any]] = {}  # of what can only be copied, and the file
     groups: dict[str, str] = {}

@@ -160,7 +160,7 @@ def _exists(file: h5py.File, name: str) -> bool:
 def _misfit(
     file: h5py.File, path: Any, name: str, shape: tuple[int, ...], dtype: np.dtype, axes: str | None
 ) -> str | None:
-    """What keeps a dataset from serving in place of a new one; None if it serves."""
+    """Return why a dataset cannot be used instead of a new one; None if it can."""
     dataset = opening.find_dataset(file, path, name)
     present = f"shape {dataset.shape} of {opening.numpy_dtype(dataset)}"
     wanted = f"shape {shape} of {dtype}"

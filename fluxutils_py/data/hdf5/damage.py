@@ -23,7 +23,7 @@ LONGEST = 1 << 20  # bytes of a string in an attribute
 def find_heap_damage(file: h5py.File, name: str, attributes: Sequence[str], values: bool = False) -> str | None:
     """What is wrong with the heap that a dataset and some of its attributes, or its values too, need; None if nothing.
 
-    All else that may be wrong is left to HDF5, which finds it by itself.
+    HDF5 itself detects other damage.
     """
     if file.driver != "sec2" or file.id.get_create_plist().get_sizes() != (8, 8):
         return None
@@ -73,7 +73,7 @@ def read_attribute(dataset: h5py.Dataset, name: str) -> Any:
 class GuardedFile(io.RawIOBase):
     """A file for HDF5 to read from that fails where it would be read without end.
 
-    HDF5 2.0 walks through a heap by the sizes that its objects give, and stands still at a free one of size 0: a zero
+    HDF5 2.0 steps through a heap by the sizes of its objects, and hangs at a free object of size 0: a zero
     in the wrong place stops the process for good, and nothing can interrupt it. For a string it takes as much memory
     as the length beside its place in the heap says, up to 4 GB, before it compares the length of the string itself.
     And it takes the list of a virtual dataset's sources apart, and dies of it, before it looks at the checksum.

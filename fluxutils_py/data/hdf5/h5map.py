@@ -23,7 +23,7 @@ AT_ONCE = 256 << 20  # bytes: asking for more at once would push out what is in 
 
 
 class Layout(NamedTuple):
-    """Where a dataset lies in its file, and as what."""
+    """Position, shape and type of a dataset in its file."""
 
     name: str
     dtype: str
@@ -66,7 +66,7 @@ class H5Map(np.memmap):
     shape, strides : tuple of int
         As of any NumPy array, strides in bytes.
     offset : int
-        Byte of the file at which element ``[0, 0, ...]`` lies; need not be aligned.
+        Position of element ``[0, 0, ...]`` in the file, in bytes; need not be aligned.
     mode : "r" or "r+"
     identity : FileIdentity, optional
         Identity of the file.

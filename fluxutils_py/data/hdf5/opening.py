@@ -29,7 +29,7 @@ def open_file(path: str | os.PathLike[str], mode: str = "r", **options: Any) -> 
     FileNotFoundError
         If there is no such file.
     H5DataError
-        If it cannot be opened, for whatever other reason.
+        If it cannot be opened for another reason.
     """
     shown = check_path(path)
     if mode == "r" and not os.path.exists(shown):

@@ -61,11 +61,11 @@ def escape(name: str) -> str:
 
 
 class _MissingFile(str):
-    """The name of a file that is missing, among sentences that say what is wrong with others."""
+    """Name of a missing file, in a list with descriptions of other problems."""
 
 
 def _problems(dataset: h5py.Dataset, seen: frozenset[tuple[str, str]]) -> Iterator[str]:
-    """Names of files that are missing, and what is wrong with others."""
+    """Return the names of missing files, and descriptions of other problems."""
     if dataset.external:
         yield from _external_problems(dataset)
     if not dataset.is_virtual:
