@@ -3,7 +3,8 @@
 The bare model is an ``nn.LSTM`` and a linear head of torch that are given each step under ``torch.inference_mode``, the
 state carried by hand. A stream takes the step as a NumPy array of shape (F, N), looks for missing values, and returns
 an array; ``predict`` is given the state of the step before and returns the next one. All take turns at each step, and
-must give the same numbers to rounding. The ratio is that of a round's medians to that of the bare model; the columns
+must give the same numbers to rounding. So do the files that ``est.export`` writes, run with their state by onnxruntime and
+by torch. The ratio is that of a round's medians to that of the bare model; the columns
 p50 and p99 are over all steps, in microseconds.
 
     python benchmarks/bench_stream.py [--rounds 9] [--hidden 10 128] [--series 1 100 1000]
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -22,6 +24,7 @@ from common import Report, Table, parse, parser, ratios, spread
 from torch import Tensor, nn
 
 from fluxutils_py import Estimator
+from fluxutils_py.exporting import ExportedModel
 from fluxutils_py.nn import LSTM
 
 BASE = "bare model"
@@ -81,11 +84,19 @@ def compare(n_hidden: int, n_series: int, report: Report, rounds: int, n_steps: 
     tensors = [torch.tensor(step.T[None].copy()) for step in x]  # (1, N, F)
     bare = [Bare(est.model_) for _ in range(2)]
     live, each = est.stream(n_series), EachStep(est)
+    files = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for format in ("onnx", "torch"):
+            est.export(f"{folder}/{format}", format)
+            files[format] = ExportedModel(f"{folder}/{format}", n_series)
+    windows = [np.ascontiguousarray(step.T[None]) for step in x]
     work = {
         BASE: (bare[0].step, tensors),
         "bare model again (A/A)": (bare[1].step, tensors),
         "stream": (live.step, list(x)),
         "predict, one step per call": (each.step, [step[:, :, None] for step in x]),
+        "exported, onnxruntime": (files["onnx"].run, windows),
+        "exported, torch": (files["torch"].run, windows),
     }
     last = {name: np.asarray([step(v) for v in xs][-1]).reshape(-1) for name, (step, xs) in work.items()}
     apart = {name: float(np.abs(y - last[BASE]).max()) for name, y in last.items()}  # and all are warm

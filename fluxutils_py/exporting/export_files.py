@@ -99,8 +99,10 @@ def _dtype(t: Tensor) -> str:
 
 def _plain(value: Tensor) -> Any:
     """Return one number if all values are equal, else nested lists; None for NaN, which JSON does not have."""
+    if not value.numel():
+        return 0
     first = value.flatten()[:1]
-    if value.numel() and torch.allclose(value, first.expand_as(value), rtol=0, atol=0, equal_nan=True):
+    if torch.allclose(value, first.expand_as(value), rtol=0, atol=0, equal_nan=True):
         return _number(first.item())
     return _numbers(value.tolist())
 

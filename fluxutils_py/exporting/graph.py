@@ -83,7 +83,7 @@ class Graph:
             if window is not None:  # torch guards against one step in all, which is no special case
                 self.program._guards_code = [g for g in self.program._guards_code if not g.endswith("!= 1")]
             found = self.program.module()(*examples, *states)
-        self.programs = [self.program, *([core.program] if isinstance(core, _Scan) else [])]
+        self.programs = [core.program if isinstance(core, _Scan) else self.program]
         self.outputs = list(found[: len(found) - len(states)])
 
 
@@ -157,7 +157,8 @@ class _Scan(nn.Module):
             found = self._step[0](*given[n_states + n :], *now, *(() if self.idle else carried))
             n_out = len(found) - self.n_states
             following = carried if self.idle else found[n_out:]
-            return [t.clone() for t in (*following, *found[:n_out])]  # a scan returns no tensor that it was given
+            # a scan returns no tensor that it was given, and states in the memory order that they had
+            return [t.clone(memory_format=torch.contiguous_format) for t in (*following, *found[:n_out])]
 
         weights = tuple(getattr(self, f"weight_{i}") for i in range(self.n_weights))
         found = scan_op(body, states, xs, weights)
@@ -243,10 +244,15 @@ def _tracing() -> Iterator[None]:
 
 
 def module_of_operator(graph: Graph, operator: str) -> str | None:
-    """Return the name of the first module that uses an operator, such as ``aten.fft_fft.default``; None if unknown."""
-    for program in graph.programs:
+    """Return the name of the first module that uses an operator, such as ``aten.fft_r2c.default``; None if unknown."""
+    name = operator.split(".")[1]
+    with _tracing():
+        programs = [*graph.programs, *(p.run_decompositions() for p in graph.programs)]
+    for program in programs:
         for node in program.graph.nodes:
-            if str(node.target) == operator and (stack := node.meta.get("nn_module_stack")):
+            its_name = (str(node.target).split(".") + [""])[1]
+            # torch.special.x is aten.special_x, of which ONNX gets prims.x
+            if its_name.endswith(name) and (stack := node.meta.get("nn_module_stack")):
                 path, kind = list(stack.values())[-1]
                 return f"{_own_name(str(path))} ({str(kind).rpartition('.')[2]})"
     return None

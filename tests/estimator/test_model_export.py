@@ -1,1 +1,228 @@
-"""Estimators and pipelines as files: what streams give, file by file; wrong use."""
+"""Estimators and pipelines as files: they give what streams give; wrong use; a consumer without this package."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import Ridge
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from torch import nn
+
+from fluxutils_py import (
+    Estimator,
+    SequenceClassifier,
+    SequenceImputer,
+    SequenceRegressor,
+    SequenceScaler,
+    WinsorScaler,
+    samples,
+)
+from fluxutils_py.errors import ExportError
+from fluxutils_py.estimator.model_export import check_export, export
+from fluxutils_py.exporting import read_metadata
+from fluxutils_py.nn import LSTM
+
+N, T = 7, 43
+SPEC = {"epochs": 1, "batchsize": 4, "seqsize": 10}
+
+
+@pytest.fixture
+def x(rng):
+    """(F, N, T) of unlike scales."""
+    return rng.normal([[[50.0]], [[-0.3]], [[1e3]]], [[[3.0]], [[0.01]], [[200.0]]], (3, N, T)).astype("float32")
+
+
+@pytest.fixture
+def with_gaps(x, rng):
+    x = x.copy()
+    x[rng.random(x.shape) < 0.2] = np.nan
+    x[:, 1, :4] = np.nan
+    return x
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_a_pipeline_streams_500_steps(format, rng, tmp_path):
+    x = rng.normal(50, 3, size=(3, 2, 500)).astype("float32")
+    y = 1e3 + x[:2].cumsum(2)
+    pipe = make_pipeline(SequenceScaler(), SequenceRegressor(6, num_layers=2, epochs=1, seqsize=100))
+    pipe.fit(samples(x), samples(y))
+    path = tmp_path / "model.pt2"
+    export(pipe, path, format)
+    assert check_export(path, pipe, x) < 1e-5
+    found = read_metadata(path)
+    assert found["scale"] == {
+        "mean": pipe[-1].target_mean_.tolist(),
+        "scale": pipe[-1].target_scale_.tolist(),
+    }
+    assert found["estimator"] == "SequenceRegressor"
+    assert found["outputs"][0]["shape"] == ["steps", "batch", 2]
+
+
+@pytest.mark.parametrize("made", [SequenceImputer("ffill"), SequenceImputer(), WinsorScaler()], ids=repr)
+def test_imputers_and_missing_values(made, x, with_gaps, tmp_path):
+    pipe = make_pipeline(made, SequenceScaler(), SequenceRegressor(4, cell="gru", epochs=1))
+    pipe.fit(samples(with_gaps), samples(x[:1]))
+    export(pipe, tmp_path / "m.onnx")
+    assert check_export(tmp_path / "m.onnx", pipe, with_gaps) < 1e-5
+
+
+def test_steps_without_input_are_nan(x, tmp_path):
+    est = SequenceRegressor(4, epochs=1, random_state=0).fit(x, x[:1])
+    x[:, 2, 5:9] = np.nan
+    est.export(tmp_path / "m.pt2", "torch")
+    assert check_export(tmp_path / "m.pt2", est, x) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("label", "classes"),
+    [(lambda up: np.where(up, "up", "down"), ["down", "up"]), (lambda up: 3 * up + 4, [4, 7])],
+    ids=["texts", "integers"],
+)
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_classifiers_give_labels_and_probabilities(format, label, classes, x, tmp_path):
+    est = SequenceClassifier(4, epochs=2, random_state=0).fit(x, label(x[0, :, -1] > 50))
+    path = tmp_path / "m.pt2"
+    est.export(path, format)
+    assert check_export(path, est, x) < 1e-5
+    found = read_metadata(path)
+    assert [entry["name"] for entry in found["outputs"]] == ["label", "probabilities"]
+    assert found["classes"] == classes
+    assert found["per_series"]
+
+
+def test_features_have_names(x, tmp_path):
+    view = samples(x, feature_names=["a", "b", "c"])
+    est = SequenceRegressor(4, epochs=1).fit(view, samples(x[:1]))
+    est.export(tmp_path / "m.pt2", "torch")
+    assert read_metadata(tmp_path / "m.pt2")["feature_names"] == ["a", "b", "c"]
+
+
+def test_a_search_exports_its_best(x, tmp_path):
+    search = GridSearchCV(SequenceRegressor(epochs=1), {"hidden_size": [3]}, cv=2).fit(samples(x), samples(x[:1]))
+    export(search, tmp_path / "m.pt2", "torch")
+    assert check_export(tmp_path / "m.pt2", search, x) < 1e-5
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.a, self.b = LSTM(5, 4), nn.Linear(4, 1), nn.Linear(4, 2)
+
+    def forward(self, u, v):
+        h = self.rnn(torch.cat([u, v], -1))
+        return self.a(h), self.b(h)
+
+
+def test_several_outputs_need_names(x, tmp_path):
+    def loss(model, xs, ys):
+        return sum((a - b).square().mean() for a, b in zip(model(*xs), ys, strict=True))
+
+    est = Estimator(Two(), loss, spec=SPEC).fit((x, x[:2]), (x[:1], x[1:]))
+    path = tmp_path / "m.pt2"
+    with pytest.raises(ExportError, match=r"2 outputs, which need names: export\(\.\.\., output_names="):
+        est.export(path, "torch")
+    for names in (["a"], ["a", "a"], ["a", "state.0"]):
+        with pytest.raises(ExportError, match="output_names must be 2 different names"):
+            est.export(path, "torch", output_names=names)
+    est.export(path, "torch", input_names=["u", "v"], output_names=["a", "b"])
+    assert check_export(path, est, (x, x[:2])) < 1e-5
+    assert [entry["name"] for entry in read_metadata(path)["inputs"]] == ["u", "v"]
+
+
+class Padded(nn.Module):
+    takes_windows = True
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv1d(3, 4, 5), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.head(self.conv(nn.functional.pad(x.permute(1, 2, 0), (4, 0))).tanh().permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_a_model_without_state_keeps_its_context(format, x, tmp_path):
+    x = x[:, :3] / np.float32(100)
+    est = Estimator(Padded(), spec={**SPEC, "overlap": 4}).fit(x, x[:1])
+    est.export(tmp_path / "m.pt2", format)
+    assert check_export(tmp_path / "m.pt2", est, x) < 1e-5
+    assert read_metadata(tmp_path / "m.pt2")["context"] == 4
+
+
+def test_wrong_use(x, tmp_path):
+    path = tmp_path / "m.onnx"
+    with pytest.raises(NotFittedError):
+        SequenceRegressor().export(path)
+    with pytest.raises(NotFittedError):
+        export(make_pipeline(SequenceScaler(), SequenceRegressor()), path)
+    with pytest.raises(TypeError, match="Ridge cannot be exported"):
+        export(Ridge(), path)
+    est = SequenceRegressor(4, epochs=1).fit(x, x[:1])
+    with pytest.raises(ValueError, match="format must be 'onnx' or 'torch', got 'tensorrt'"):
+        est.export(path, "tensorrt")
+    assert not path.exists()
+
+
+def test_a_difference_is_found(x, tmp_path):
+    est = SequenceRegressor(4, epochs=1, random_state=0).fit(x, x[:1])
+    est.export(tmp_path / "m.pt2", "torch")
+    with torch.no_grad():
+        list(est.model_.parameters())[-1].add_(0.01)
+    with pytest.raises(ExportError, match=r"y is .* at step \d+, series \d+, that of the model is"):
+        check_export(tmp_path / "m.pt2", est, x)
+
+
+CONSUMER = """
+import sys
+sys.modules["fluxutils_py"] = None  # as if it were not there
+import json, zipfile
+import numpy as np
+
+x = np.load("x.npy").transpose(2, 1, 0)  # (S, B, F)
+if sys.argv[1] == "onnx":
+    import onnxruntime
+    sys.modules["torch"] = None
+    session = onnxruntime.InferenceSession("model.pt2")
+    states = json.loads(session.get_modelmeta().custom_metadata_map["states"])
+    run = lambda *given: session.run(None, dict(zip(["x", *[s["name"] for s in states]], given)))
+else:
+    import torch
+    program = torch.export.load("model.pt2", extra_files=(extra := {"metadata.json": ""})).module()
+    states = json.loads(extra["metadata.json"])["states"]
+    run = lambda *given: [t.numpy() for t in program(*map(torch.from_numpy, given))]
+state = [np.full([x.shape[1] if n == "batch" else n for n in s["shape"]], s["initial"], s["dtype"]) for s in states]
+ys = []
+for t in range(len(x)):
+    y, *state = run(x[t : t + 1], *state)
+    ys.append(y)
+np.save("y.npy", np.concatenate(ys).transpose(2, 1, 0))
+assert not any(m.startswith("fluxutils_py.") for m in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("format", ["onnx", "torch"])
+def test_a_file_of_a_pipeline_runs_without_this_package(format, x, with_gaps, tmp_path):
+    pipe = make_pipeline(SequenceImputer("ffill"), WinsorScaler(), SequenceRegressor(4, epochs=1))
+    pipe.fit(samples(with_gaps), samples(x[:1]))
+    export(pipe, tmp_path / "model.pt2", format)
+    np.save(tmp_path / "x.npy", with_gaps)
+    done = subprocess.run(
+        [sys.executable, "-c", CONSUMER, format], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), pipe.predict(with_gaps), rtol=1e-5, atol=1e-5)
+
+
+def test_importing_the_package_loads_nothing_of_it():
+    program = (
+        "import sys, torch; before = set(sys.modules); import fluxutils_py; "
+        "import json; print(json.dumps([m for m in set(sys.modules) - before "
+        "if m.split('.')[0] in ('onnx', 'onnxscript', 'onnxruntime') or m.startswith('torch.onnx')]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert json.loads(done.stdout) == [], done.stderr

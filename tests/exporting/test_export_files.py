@@ -60,7 +60,7 @@ def test_an_onnx_file_has_named_axes_and_states_after_the_inputs(graph, tmp_path
 def test_an_operator_without_counterpart_is_named_with_its_module(tmp_path):
     model = nn.Sequential(GRU(3, 4), Special()).eval()
     graph = Graph([torch.zeros(3)], steps=[ModelStep(model, [torch.zeros(4, 2, 3)])])
-    with pytest.raises(ExportError, match=r"'1' \(Special\) cannot be written as ONNX.*special_bessel_j0"):
+    with pytest.raises(ExportError, match=r"'1' \(Special\) cannot be written as ONNX.*bessel_j0"):
         write_graph(tmp_path / "m.onnx", graph, "onnx", ["x"], ["y"], {})
     assert list(tmp_path.iterdir()) == []
     write_graph(tmp_path / "m.pt2", graph, "torch", ["x"], ["y"], {})

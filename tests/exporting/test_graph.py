@@ -9,11 +9,6 @@ from fluxutils_py.exporting.graph import Graph
 from fluxutils_py.exporting.steps import ModelStep
 from fluxutils_py.nn import LSTM, Recur
 
-KINDS = [
-    *("torch", "torch_cells", "own_cells", "own_cells_in_recur", "scans", "convolutions", "attention", "stacks"),
-    *("norms", "no_state", "several"),
-]
-
 
 def start_program(graph):
     module = graph.program.module()
@@ -30,19 +25,6 @@ def start_program(graph):
         return run, lambda: [t.numpy() for t in kept]
 
     return start
-
-
-def test_all_kinds_are_tried(model_names):
-    assert model_names == KINDS
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_program_gives_what_the_model_gives_for_any_steps_and_series(
-    kind, make_model, example_inputs, worst_difference
-):
-    model, xs = make_model(kind), example_inputs(kind, 4, 2)
-    graph = Graph([x[0, 0] for x in xs], steps=[ModelStep(model, xs)], gaps=True)
-    assert worst_difference(kind, model, start_program(graph)) < 3e-6
 
 
 def test_float64_keeps_its_digits(make_model, example_inputs, worst_difference):
