@@ -3,9 +3,9 @@
 The bare model is an ``nn.LSTM`` and a linear head of torch that are given each step under ``torch.inference_mode``, the
 state carried by hand. A stream takes the step as a NumPy array of shape (F, N), looks for missing values, and returns
 an array; ``predict`` is given the state of the step before and returns the next one. All take turns at each step, and
-must give the same numbers to rounding. So do the files that ``est.export`` writes, run with their state by onnxruntime and
-by torch. The ratio is that of a round's medians to that of the bare model; the columns
-p50 and p99 are over all steps, in microseconds.
+must give the same numbers to rounding. So must the files that ``est.export`` writes, run with their state by
+onnxruntime and by torch. The ratio is that of a round's medians to that of the bare model; the columns p50 and p99 are
+over all steps, in microseconds.
 
     python benchmarks/bench_stream.py [--rounds 9] [--hidden 10 128] [--series 1 100 1000]
 """

@@ -1,8 +1,8 @@
 """The pages of the documentation: their Python blocks run, page by page, each page as one program.
 
 A block of ``>>>`` lines is checked as a docstring's example is, any other is run. Shell commands and Julia are not. The
-pages for users of other systems run in test_migration.py, with their tables, and the consumers of export.md without this
-package in test_export_page.py.
+pages for users of other systems run in test_migration.py, with their tables, and export.md in test_export_page.py, its
+consumers without this package.
 """
 
 import doctest

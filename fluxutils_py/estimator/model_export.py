@@ -108,6 +108,8 @@ def export(
     names_in = _names("input", input_names, len(graph.inputs), "x")
     default_out = ["label", "probabilities"] if classes is not None else None
     names_out = _names("output", output_names, len(graph.outputs), "y", default_out)
+    if both := sorted(set(names_in) & set(names_out)):
+        raise ExportError(f"{', '.join(map(repr, both))} names both an input and an output; give them different names")
     as_texts = classes is not None and classes.dtype.kind not in "iufb"
     texts = {names_out[0]: [str(c) for c in classes]} if as_texts else None
     write_graph(path, graph, format, names_in, names_out, _metadata(model, est) | {"context": context}, texts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import warnings
 import zipfile
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.errors import ExportError, LoadError
-from fluxutils_py.exporting.graph import Graph, module_of_operator
+from fluxutils_py.exporting.graph import Graph, module_of_operator, quietly
 from fluxutils_py.files import atomic_path
 
 FORMATS = ("onnx", "torch")
@@ -122,8 +121,7 @@ def _to_onnx(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Any
     names = [*inputs, *(f"state.{i}" for i in range(n_states))]
     results = [*outputs, *(f"next_state.{i}" for i in range(n_states))]
     try:
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")
+        with quietly(), torch.no_grad():
             made = torch.onnx.export(graph.program, dynamo=True, input_names=names, output_names=results, verbose=False)
     except Exception as error:
         raise _not_convertible(graph, error) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,7 +71,7 @@ class Graph:
         states = [s.of(N_SERIES) for s in self.initial]
         if window is not None and states:  # an example of 2 steps, for torch takes 0 and 1 for constants
             states = [x.new_zeros(2, N_SERIES, x.shape[2]) for x in examples]
-        with _tracing(), native_kernels(False), torch.no_grad():
+        with quietly(), native_kernels(False), torch.no_grad():
             leading, trailing = _Chain(before), _Chain(after)
             if window is None:
                 chain = _StepChain(steps, len(self.initial))
@@ -236,23 +237,30 @@ def _culprit(module: nn.Module, error: BaseException | None) -> str:
 
 
 @contextmanager
-def _tracing() -> Iterator[None]:
-    """Inside, torch's warnings about its own ways are silent."""
+def quietly() -> Iterator[None]:
+    """Inside, warnings and logs of torch and ONNX about their own ways are silent."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
 
 
 def module_of_operator(graph: Graph, operator: str) -> str | None:
     """Return the name of the first module that uses an operator, such as ``aten.fft_r2c.default``; None if unknown."""
     name = operator.split(".")[1]
-    with _tracing():
+    with quietly():
         programs = [*graph.programs, *(p.run_decompositions() for p in graph.programs)]
     for program in programs:
         for node in program.graph.nodes:
-            its_name = (str(node.target).split(".") + [""])[1]
             # torch.special.x is aten.special_x, of which ONNX gets prims.x
-            if its_name.endswith(name) and (stack := node.meta.get("nn_module_stack")):
+            if str(node.target).rpartition(".")[0].endswith(name) and (stack := node.meta.get("nn_module_stack")):
                 path, kind = list(stack.values())[-1]
                 return f"{_own_name(str(path))} ({str(kind).rpartition('.')[2]})"
     return None

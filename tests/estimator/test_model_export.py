@@ -129,6 +129,8 @@ def test_several_outputs_need_names(x, tmp_path):
     for names in (["a"], ["a", "a"], ["a", "state.0"]):
         with pytest.raises(ExportError, match="output_names must be 2 different names"):
             est.export(path, "torch", output_names=names)
+    with pytest.raises(ExportError, match="'a' names both an input and an output"):
+        est.export(path, "torch", input_names=["a", "v"], output_names=["a", "b"])
     est.export(path, "torch", input_names=["u", "v"], output_names=["a", "b"])
     assert check_export(path, est, (x, x[:2])) < 1e-5
     assert [entry["name"] for entry in read_metadata(path)["inputs"]] == ["u", "v"]

@@ -65,11 +65,10 @@ def models():
     return {
         "torch": nn.Sequential(LSTM(3, 5, 2), GRU(5, 4), RNN(4, 5, trainable_init=True), nn.Linear(5, 2)),
         "torch_cells": nn.Sequential(Recur(nn.LSTMCell(3, 5)), Recur(nn.GRUCell(5, 5)), Recur(nn.RNNCell(5, 4))),
-        "own_cells": nn.Sequential(FLSTM(3, 5, 2), SGRU(5, 5), MGU(5, 4), SMGU(4, 5, 2), HFGRU(5, 5, alpha=0.5)),
+        "own_cells": nn.Sequential(FLSTM(3, 5, 2), SGRU(5, 5), MGU(5, 4), SMGU(4, 5), HFGRU(5, 5, alpha=0.5)),
         "own_cells_in_recur": nn.Sequential(Recur(FLSTMCell(3, 5)), Recur(SGRUCell(5, 4)), Recur(Leaky(4))),
         "scans": nn.Sequential(MinGRU(3, 5), MinLSTM(5, 4, trainable_init=True), LRU(4, 6)),
-        "convolutions": nn.Sequential(CausalConv1d(3, 5, 2, 3, weight_norm=True), TCN(5, 4, 2)),
-        "attention": nn.Sequential(SlidingWindowAttention(3, 8, 2, 5), nn.Linear(8, 1)),
+        "convolutions": nn.Sequential(CausalConv1d(3, 5, 2, 3, weight_norm=True), TCN(5, 4, 1)),
         "stacks": nn.Sequential(SequenceStack(LRU, 3, 8, 1), SequenceStack(attention, 8, 8, 1), nn.Linear(8, 1)),
         "norms": nn.Sequential(
             WinsorNorm().fit(torch.randn(3, 40, 20)), BatchNorm(3), LSTM(3, 5), nn.Dropout(0.2), nn.Linear(5, 1)

@@ -8,7 +8,7 @@ from fluxutils_py.exporting import Graph, ModelStep, write_graph
 from fluxutils_py.exporting.running import ExportedModel
 
 KINDS = [
-    *("torch", "torch_cells", "own_cells", "own_cells_in_recur", "scans", "convolutions", "attention", "stacks"),
+    *("torch", "torch_cells", "own_cells", "own_cells_in_recur", "scans", "convolutions", "stacks"),
     *("norms", "no_state", "several"),
 ]
 
