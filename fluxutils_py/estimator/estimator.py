@@ -39,7 +39,7 @@ class Estimator(EstimatorBase):
         What ``batchsize`` counts on several ranks. "weak": the series on each rank, so ``P`` ranks train as one with
         ``P * batchsize``. "strong": the series of the whole minibatch, of which each rank takes its share, so any
         number of ranks trains as one with the same ``batchsize``. Dropout and batch normalisation see only the series
-        of their rank.
+        of their rank. Unless ``verbose`` is False, rank 0 says once how large the minibatches are.
     n_jobs : int or None
         Number of threads to train in, over which the series of each minibatch are divided. -1: the number of cores.
         None: 1, with torch's own threads. The result is that of one thread, to rounding, and has the same bits in every

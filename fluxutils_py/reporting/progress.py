@@ -33,7 +33,7 @@ class EpochLog:
     Parameters
     ----------
     insist : bool
-        Write the line to stderr if the logger would drop it, for lack of a handler or by its level.
+        Write the lines of epochs to stderr if the logger would drop it, for lack of a handler or by its level.
 
     Notes
     -----
@@ -46,17 +46,17 @@ class EpochLog:
         self.insist = insist
 
     def on_epoch(self, loop: Any) -> None:
-        self._say(epoch_line(loop.record))
+        self._say(epoch_line(loop.record), self.insist)
 
     def say_once(self, line: str) -> None:
-        """Show a line, like those of epochs, unless this process has shown it before."""
+        """Show a line, on stderr if the log does not, unless this process has shown it before."""
         if is_new(line):
-            self._say(line)
+            self._say(line, insist=True)
 
-    def _say(self, line: str) -> None:
+    def _say(self, line: str, insist: bool) -> None:
         if LOG.isEnabledFor(logging.INFO) and LOG.hasHandlers():
             LOG.info(line)
-        elif self.insist and sys.stderr is not None:
+        elif insist and sys.stderr is not None:
             print(line, file=sys.stderr, flush=True)
 
 

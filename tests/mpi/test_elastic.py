@@ -18,7 +18,7 @@ def found(ran):
         return dict(file)
 
 
-CASES = ["plain", "everything", "overlapping", "folded", "buffers", "threads", "single", "ready_made"]
+CASES = ["everything", "overlapping", "folded", "threads", "single", "ready_made"]
 
 
 @pytest.mark.parametrize("case", [*CASES, "weak", "trainer", "task"])
@@ -38,11 +38,19 @@ def test_batches_of_each_ranks_own_need_as_many_ranks(ran):
     )
 
 
+def test_rank_0_says_once_how_large_the_minibatches_are(ran):
+    first, *others = json.loads((ran("elastic", 4) / "said.json").read_text())["lines"]
+    line, *epochs = first.splitlines()
+    assert line == "3 ranks train on minibatches of 8 series, 2 or 3 on each rank (batchsize=8, scaling='strong')"
+    assert [epoch.split(":")[0] for epoch in epochs] == ["epoch 1"]  # verbose=True shows those, "auto" does not
+    assert others == [""] * 3
+
+
 def test_a_fit_that_is_killed_goes_on_with_the_ranks_that_are_left(tmp_path, mpirun_command, monkeypatch):
-    """Four kills; ``python tests/mpi/programs/elastic_fit.py FOLDER 20`` kills twenty times."""
+    """Three kills; ``python tests/mpi/programs/elastic_fit.py FOLDER 20`` kills twenty times."""
     monkeypatch.syspath_prepend(PROGRAMS)
     monkeypatch.setenv("PYTHONPATH", str(PROGRAMS.parents[2]))
-    found = importlib.import_module("elastic_fit").kills(tmp_path, 4, seed=2, mpirun=mpirun_command)
+    found = importlib.import_module("elastic_fit").kills(tmp_path, 3, seed=2, mpirun=mpirun_command, numbers=(1, 2, 3))
     ranks, steps = zip(*found["reached"], strict=True)
     assert all(a != b for a, b in itertools.pairwise(ranks))
     assert list(steps) == sorted(steps)

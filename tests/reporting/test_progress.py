@@ -10,6 +10,7 @@ import pytest
 
 from fluxutils_py import Estimator
 from fluxutils_py.reporting import ProgressBar
+from fluxutils_py.reporting.progress import EpochLog
 from fluxutils_py.terminal import shows_progress
 from fluxutils_py.training import Loop, StepInfo
 
@@ -183,6 +184,20 @@ def test_a_verbose_fit_shows_a_bar_on_stderr(capsys, data, monkeypatch):
 def test_other_fits_are_silent(capfd, data, verbose):
     est = Estimator(spec=SPEC, verbose=verbose, random_state=0).fit(*data)
     est.predict(data[0])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_line_is_shown_once_by_every_way_to_show_progress(capfd, caplog):
+    EpochLog().say_once("so it is")
+    assert capfd.readouterr() == ("", "so it is\n")  # nothing else shows the log
+    for progress in (EpochLog(insist=True), ProgressBar()):
+        progress.say_once("so it is")
+    assert capfd.readouterr() == ("", "")
+    ProgressBar().say_once("above the bar")
+    assert capfd.readouterr() == ("", "above the bar\n")
+    with caplog.at_level("INFO", "fluxutils_py"):
+        EpochLog().say_once("in the log")
+    assert caplog.messages == ["in the log"]
     assert capfd.readouterr() == ("", "")
 
 

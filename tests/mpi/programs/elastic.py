@@ -4,7 +4,9 @@ Every rank runs all cases; what each chain of fits ended with is written by rank
 was never stopped.
 """
 
+import contextlib
 import functools
+import io
 import json
 import os
 import time
@@ -85,10 +87,6 @@ def net(*first, n=3, cell=LSTM):
     return nn.Sequential(*first, cell(n, 4), nn.Linear(4, 1))
 
 
-def plain(make):
-    return make().fit(X, Y)
-
-
 def everything(make):
     spec = {"shuffle": True, "overlap": 3, "burn_in": 2, "accumulate": 3, "clip": 0.1, "patience": 5, "epochs": 3}
     schedule = {"scheduler": functools.partial(lr_scheduler.StepLR, step_size=3), "schedule_every": "step"}
@@ -103,11 +101,7 @@ def overlapping(make):
 
 
 def folded(make):
-    return make(rebatch="auto", epochs=5, accumulate=2).fit(LONG, LONG[:1])
-
-
-def buffers(make):
-    return make(net(Moving()), shuffle=True).fit(X, Y)
+    return make(net(Moving()), rebatch="auto", epochs=5, accumulate=2).fit(LONG, LONG[:1])
 
 
 def threads(make):
@@ -123,7 +117,7 @@ def ready_made(make):
     return est.fit(X, 1e3 + 50 * Y)
 
 
-CASES = {f.__name__: f for f in (plain, everything, overlapping, folded, buffers, threads, single, ready_made)}
+CASES = {f.__name__: f for f in (everything, overlapping, folded, threads, single, ready_made)}
 
 
 def estimator(model=None, *, comm, callbacks=(), n_jobs=None, scaling="strong", batchsize=B, **spec):
@@ -263,6 +257,17 @@ def refusal(folder, comms):
     return said
 
 
+def lines(comms):
+    """What is written to stderr by three ranks that fit twice, and once silently."""
+    text = io.StringIO()
+    if comms[3] is not None:
+        with contextlib.redirect_stderr(text):
+            for verbose, scaling in (("auto", "strong"), (True, "strong"), (False, "weak")):
+                est = estimator(comm=comms[3], scaling=scaling, epochs=1).set_params(verbose=verbose)
+                est.fit(X[:, :5], Y[:, :5])
+    return MPI.COMM_WORLD.allgather(text.getvalue())
+
+
 def main(folder):
     os.fsync = lambda handle: None  # slow, and against power cuts only
     rank, found, said = MPI.COMM_WORLD.rank, {}, {}
@@ -281,7 +286,7 @@ def main(folder):
         ended = chain_by_hand(folder / kind, comms, kind)
         if comms[4] is not None:
             found[kind] = ended, by_hand(None, kind)
-    said["per_rank"] = refusal(folder / "per rank", comms)
+    said["per_rank"], said["lines"] = refusal(folder / "per rank", comms), lines(comms)
     if rank == 0:
         ended, whole = ({f"{k} {w}": pair[i] for k, pair in found.items()} for i, w in enumerate(("elastic", "whole")))
         np.savez(folder / "found.npz", **ended, **whole)

@@ -29,7 +29,6 @@ from fluxutils_py.training import Checkpointer, EveryNSteps
 
 N, T = 37, 43
 MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
-RANKS = (1, 2, 3, 4)
 LIMIT = 180  # seconds
 
 
@@ -98,16 +97,16 @@ def kill(folder, n, process, rng, until):
     return saves.latest_step()
 
 
-def kills(folder, n_kills=20, seed=0, mpirun=MPIRUN):
+def kills(folder, n_kills=20, seed=0, mpirun=MPIRUN, numbers=(1, 2, 3, 4)):
     """Return what was found; ``reached`` has the number of ranks and the step of the newest checkpoint at each kill."""
     whole, est = fit(comm=None)
     rng, reached, step = np.random.default_rng(seed), [], 0
-    ranks = int(rng.choice(RANKS))
+    ranks = int(rng.choice(numbers))
     for i in range(n_kills):
         until = step + 1 + int(rng.integers(0, (est._n_steps - 20 - step) // (n_kills - i)))
         step = kill(folder, ranks, start(folder, ranks, mpirun), rng, until)
         reached.append((ranks, step))
-        ranks = int(rng.choice([n for n in RANKS if n != ranks]))
+        ranks = int(rng.choice([n for n in numbers if n != ranks]))
     status = start(folder, ranks, mpirun).wait(timeout=LIMIT)
     assert status == 0, (folder / "log").read_text()[-3000:]
     found = np.load(folder / "found.npy")
