@@ -4,6 +4,7 @@ The uninterrupted run has no checkpoints at all, so that saving them cannot hide
 """
 
 import copy
+import itertools
 import json
 import os
 import pickle
@@ -370,6 +371,14 @@ def test_a_fit_that_is_killed_at_20_moments_equals_the_uninterrupted_one(program
     assert 20 < found["steps"][-1] < found["whole"]
     assert found["saving"] >= 1  # killed while it wrote
     assert found["read"] >= 20  # and every one that was listed could be read
+
+
+def test_a_fit_that_goes_on_with_another_number_of_ranks_after_each_kill_ends_as_one_process(program):
+    found = program("elastic", 6)
+    assert found["apart"] <= 1e-12
+    assert len(set(found["sizes"])) >= 3
+    assert all(a != b for a, b in itertools.pairwise(found["sizes"]))
+    assert 0 < found["steps"][-1] < found["whole"]
 
 
 BOOM, TOLD = "ZeroDivisionError: boom", "RemoteError: rank 1: ZeroDivisionError: boom"

@@ -1,6 +1,7 @@
 """Fits that are killed and called again, in children that are forked once everything is imported.
 
-``resume.py FOLDER kills RANKS KILLS`` kills one fit over and over, and prints what was found as JSON.
+``resume.py FOLDER kills RANKS KILLS`` kills one fit over and over, and prints what was found as JSON; ``elastic KILLS``
+does so with another random number of ranks, 1 to 4, each time.
 ``resume.py FOLDER faults`` has two ranks fail in several ways, and prints what each of them saw.
 ``resume.py FOLDER mpi`` under mpirun is an attempt at the fit, and then the fit without checkpoints.
 """
@@ -46,14 +47,17 @@ class Moving(nn.Module):
         return x * (1 + 0.1 * self.mean)
 
 
-def estimator(*callbacks, comm=None, epochs=12, batchsize=1, **spec):
-    """A fit with everything that is carried from step to step."""
+def estimator(*callbacks, comm=None, epochs=12, batchsize=1, elastic=False, **spec):
+    """A fit with everything that is carried from step to step; ``elastic``: and does not depend on ranks."""
     torch.manual_seed(1)
-    model = nn.Sequential(Moving(), LSTM(2, 4, num_layers=2, dropout=0.3), nn.Linear(4, 1)).double()
+    first = nn.Identity() if elastic else Moving()
+    model = nn.Sequential(first, LSTM(2, 4, num_layers=2, dropout=0.0 if elastic else 0.3), nn.Linear(4, 1)).double()
+    batchsize = 3 if elastic else batchsize  # fewer series than ranks
     defaults = {"shuffle": True, "overlap": 1, "accumulate": 4, "clip": 1.0, "patience": 100, "rebatch": False}
     schedule = {"scheduler": partial(lr_scheduler.StepLR, step_size=7), "schedule_every": "step"}
     spec = Spec(epochs=epochs, batchsize=batchsize, seqsize=4, **{**defaults, **schedule, **spec})
     settings = {"callbacks": list(callbacks), "comm": comm, "random_state": 0, "verbose": False}
+    settings["scaling"] = "strong" if elastic else "weak"
     return Estimator(model, None, partial(Adam, lr=0.01), spec, **settings)
 
 
@@ -106,9 +110,21 @@ def start(size, body, *args):
 start.number = 0
 
 
-def attempt(rank, comm, folder, every, out, epochs=12):
+def apart(a, b):
+    """The largest difference of two outcomes, relative to values above 1."""
+    if isinstance(a, dict):
+        return max((apart(a[k], b[k]) for k in a | b), default=0.0)
+    if isinstance(a, list | tuple):
+        return max((apart(*pair) for pair in zip(a, b, strict=True)), default=0.0)
+    if isinstance(a, str | bool | type(None)):
+        return 0.0 if a == b else float("inf")
+    a, b = torch.as_tensor(a).double(), torch.as_tensor(b).double()
+    return float(((a - b).abs() / b.abs().clamp(min=1)).max()) if a.numel() else 0.0
+
+
+def attempt(rank, comm, folder, every, out, epochs=12, elastic=False):
     saves = [] if folder is None else [Checkpointer(folder, keep=2, trigger=EveryNSteps(every))]
-    est = fit(estimator(*saves, comm=comm, epochs=epochs))
+    est = fit(estimator(*saves, comm=comm, epochs=epochs, elastic=elastic))
     write_file(FOLDER / f"{out}-{rank}", outcome(est))
 
 
@@ -122,13 +138,15 @@ def newest(folder):
 
 
 def kills(size, n):
-    """Kill a fit ``n`` times, then let it come to its end."""
-    assert wait(start(size, attempt, None, 1, "whole")) == [0] * size
+    """Kill a fit of ``size`` ranks ``n`` times, or of another number each time (None), then let it come to its end."""
+    elastic, size = size is None, size or 1
+    how = (12, elastic)
+    assert wait(start(size, attempt, None, 1, "whole", *how)) == [0] * size
     folder, rng = Checkpointer(FOLDER / "killed"), np.random.default_rng(size)
-    steps, saving, read = [], 0, 0
+    steps, sizes, saving, read = [], [size], 0, 0
     for i in range(n):
         until = newest(folder) + int(rng.integers(0, 4))
-        children = start(size, attempt, folder.dir, 1 + i % 3, "resumed")
+        children = start(size, attempt, folder.dir, 1 + i % 3, "resumed", *how)
         while newest(folder) < until:
             assert os.waitpid(children[0], os.WNOHANG) == (0, 0), "ended before it was killed"
             time.sleep(0.0005)
@@ -143,10 +161,14 @@ def kills(size, n):
             folder.read(path)  # never unreadable
             read += 1
         steps.append(folder.latest_step())
-    assert wait(start(size, attempt, folder.dir, 2, "resumed")) == [0] * size
-    ends = [[read_file(FOLDER / f"{out}-{r}", "outcome") for r in range(size)] for out in ("whole", "resumed")]
-    found = {"same": same(*ends), "steps": steps, "whole": ends[0][0]["steps"], "saving": saving, "read": read}
-    print(json.dumps(found))
+        if elastic:
+            size = int(rng.choice([k for k in (1, 2, 3, 4) if k != size]))
+            sizes.append(size)
+    assert wait(start(size, attempt, folder.dir, 2, "resumed", *how)) == [0] * size
+    resumed = [read_file(FOLDER / f"resumed-{r}", "outcome") for r in range(size)]
+    whole = [read_file(FOLDER / f"whole-{0 if elastic else r}", "outcome") for r in range(size)]
+    found = {"same": same(resumed, whole), "apart": apart(resumed, whole), "sizes": sizes}
+    print(json.dumps({**found, "steps": steps, "whole": whole[0]["steps"], "saving": saving, "read": read}))
 
 
 class On:
@@ -224,4 +246,7 @@ if __name__ == "__main__":
         (FOLDER / f"found-{comm.rank}.json").write_text(json.dumps(found))
     else:
         fit(estimator(epochs=1))  # imports what is not imported yet, so that the children need not
-        kills(int(sys.argv[3]), int(sys.argv[4])) if sys.argv[2] == "kills" else faults()
+        if sys.argv[2] == "faults":
+            faults()
+        else:
+            kills(int(sys.argv[3]) if sys.argv[2] == "kills" else None, int(sys.argv[-1]))

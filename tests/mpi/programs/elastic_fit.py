@@ -47,7 +47,7 @@ def fit(*callbacks, comm):
     torch.manual_seed(1)
     model = nn.Sequential(LSTM(2, 4, num_layers=2), nn.Linear(4, 1))
     spec = Spec(
-        epochs=12, batchsize=8, seqsize=10, shuffle=True, overlap=2, accumulate=3, clip=0.5, patience=100,
+        epochs=6, batchsize=8, seqsize=10, shuffle=True, overlap=2, accumulate=3, clip=0.5, patience=100,
         scheduler=partial(lr_scheduler.StepLR, step_size=7), schedule_every="step",
     )  # fmt: skip
     est = Estimator(
