@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from fluxutils_py.data.parts import array_split_slice, dividebatch
 from fluxutils_py.parallel import RankGroup, Threads
 from fluxutils_py.parallel.and_mask import igradient
-from fluxutils_py.parallel.gradients import as_params, parallelization_stats, pgradient
+from fluxutils_py.parallel.gradients import as_params, parallelization_stats
 from fluxutils_py.training.adapters import cb as as_cb
 from fluxutils_py.training.adapters import cby as as_cby
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import make_optimizer
 from fluxutils_py.training.sharding import n_observations, shard
+from fluxutils_py.training.threaded_loss import ThreadedLoss
 
 __all__ = ["autotrain", "itrain", "ptrain", "train", "ttrain"]
 
@@ -120,16 +121,17 @@ def ptrain(
     """
     n = torch.get_num_threads() if bs is None or bs == "auto" else int(bs)
 
-    def compute(minibatch: Any) -> BatchLoss:
-        samples = minibatch if bs is None else dividebatch(n, *minibatch, axis=axis)
-        sizes = [n_observations(sample, axis) or 1 for sample in samples]
-        value, gradients = pgradient(loss, params, samples, sizes, threads=threads)
-        return BatchLoss(value, sum(sizes), gradients=gradients)
+    def compute(sample: Sample, *_: Any) -> BatchLoss:
+        return BatchLoss(loss(*sample), n_observations(sample, axis) or 1)
+
+    def parts(minibatch: Any, n: int) -> Sequence[Sample]:
+        return minibatch if bs is None else dividebatch(n, *minibatch, axis=axis)
 
     divide = share_samples if bs is None else partial(shard, axis=axis)
     prepare = preparesamples if bs is None else lambda: as_sample(preparesamples())
     with Threads(n) as threads:
-        _run(compute, divide, params, prepare, opt, iterations, **settings)
+        in_threads = ThreadedLoss(compute, as_module(params), as_params(params), threads, parts, replicate=False)
+        _run(in_threads, divide, params, prepare, opt, iterations, **settings, defer=False)
 
 
 def ttrain(
@@ -162,12 +164,15 @@ def ttrain(
     def prepare() -> tuple[Sample, ...]:
         return tuple(threads.map(lambda _: as_sample(preparesamples()), range(threads.n)))
 
-    def compute(samples: Sequence[Sample]) -> BatchLoss:
-        value, gradients = pgradient(loss, params, samples, threads=threads)
-        return BatchLoss(value, len(samples), gradients=gradients)
+    def compute(sample: Sample, *_: Any) -> BatchLoss:
+        return BatchLoss(loss(*sample))
+
+    def parts(samples: Sequence[Sample], n: int) -> Sequence[Sample]:
+        return samples
 
     with Threads(torch.get_num_threads() if n is None else n) as threads:
-        _run(compute, share_samples, params, prepare, opt, iterations, **settings)
+        in_threads = ThreadedLoss(compute, as_module(params), as_params(params), threads, parts, replicate=False)
+        _run(in_threads, share_samples, params, prepare, opt, iterations, **settings, defer=False)
 
 
 def itrain(
@@ -198,6 +203,8 @@ def itrain(
     """
     if settings.get("batches", "same") != "same":
         raise ValueError("itrain needs the same environments on every rank: leave out batches=")
+    if settings.get("precision") == "float16":
+        raise ValueError("itrain compares the signs of gradients, which float16 rounds to zero: take 'bfloat16'")
 
     def prepare() -> tuple[Sample, ...]:
         return tuple(as_sample(sample) for sample in preparesamples())
@@ -207,7 +214,7 @@ def itrain(
         return BatchLoss(value, gradients=gradients)
 
     with Threads(torch.get_num_threads()) as threads:
-        _run(compute, lambda samples, rank, size: samples, params, prepare, opt, iterations, **settings)
+        _run(compute, lambda samples, rank, size: samples, params, prepare, opt, iterations, **settings, defer=False)
 
 
 def autotrain(
@@ -249,6 +256,11 @@ def autotrain(
         ptrain(loss, params, prepare_minibatch, opt, iterations, bs=parts, axis=axis, comm=ranks, **settings)
 
 
+def as_module(params: Any) -> nn.Module | None:
+    """Return a module given as parameters; None for others."""
+    return params if isinstance(params, nn.Module) else None
+
+
 def as_sample(sample: Any) -> Sample:
     """Return a sample that a user's function has prepared, after checking it.
 
@@ -271,7 +283,7 @@ def share_samples(samples: Sequence[Sample], rank: int, size: int) -> Sequence[S
 
 
 def _run(
-    compute: Callable[[Any], BatchLoss],
+    compute: Callable[[Any], BatchLoss | None],
     divide: Callable[[Any, int, int], Any],
     params: Params,
     prepare: Callable[[], Any],
@@ -283,17 +295,10 @@ def _run(
     **settings: Any,
 ) -> None:
     """Step the optimizer on one minibatch after another."""
-    model, tensors = params if isinstance(params, nn.Module) else None, as_params(params)
+    model, tensors = as_module(params), as_params(params)
     optimizer = make_optimizer(opt, [p for p in tensors if p.requires_grad])
-
-    def with_scale(sample: Any) -> BatchLoss:
-        part = compute(sample)
-        if part.gradients is None:
-            return part
-        return part._replace(gradients=tuple(g if g is None else step.scaled(g) for g in part.gradients))
-
     step = GradientStep(
-        with_scale,
+        compute,
         optimizer,
         model,
         tensors,
@@ -301,6 +306,8 @@ def _run(
         describe=lambda sample: f" at iteration {loop.step + 1}",
         **settings,
     )
+    if isinstance(compute, ThreadedLoss):
+        compute.scaled = step.scaled
     loop = Loop(step, step.ranks)
     for call in (cb,) if callable(cb) else cb:
         loop.hooks.attach(as_cb(call))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fluxutils_py.data.parts import array_split_slice
 from fluxutils_py.data.sequence_windows import WindowIndex
@@ -54,6 +54,11 @@ class Minibatch:
     def y(self) -> Any:
         """Labels as a loss over windows takes them: one tensor, or a tuple of several."""
         return self.labels[0] if len(self.labels) == 1 else self.labels
+
+    def to(self, device: Any) -> Minibatch:
+        """Return the batch with its tensors and modules on a device."""
+        inputs, labels = (tuple(_to(v, device) for v in values) for values in (self.inputs, self.labels))
+        return replace(self, inputs=inputs, labels=labels, weight=_to(self.weight, device))
 
     def shard(self, rank: int, size: int, axis: int = 0) -> Minibatch | None:
         """Return a rank's share of the examples or series, see :func:`shard`; None if it is empty."""
@@ -111,3 +116,7 @@ def begins_series(batch: Any, stateful: bool = False) -> bool:
 def as_tuple(value: Any) -> tuple[Any, ...]:
     """Return a tuple or list as a tuple, anything else as a tuple of one."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def _to(value: Any, device: Any) -> Any:
+    return value.to(device) if isinstance(value, Tensor | nn.Module) else value

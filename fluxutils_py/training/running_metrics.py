@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -242,3 +242,10 @@ def sparse_categorical_accuracy(
     if mask is not None:
         counts = counts * mask.reshape(right.shape)
     return (right * counts).sum() / counts.sum()
+
+
+def require_different_names(metrics: Sequence[Any]) -> None:
+    """Raise ValueError if two metrics have the same name."""
+    names = [metric_name(m) for m in metrics]
+    if twice := {n for n in names if names.count(n) > 1}:
+        raise ValueError(f"metrics must differ in their names, {', '.join(sorted(twice))} is there twice")

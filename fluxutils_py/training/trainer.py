@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,8 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.nn.losses import require_equal_shapes
 from fluxutils_py.nn.precision import as_float32
 from fluxutils_py.nn.states import evaluating, reset, restore, snapshot
+from fluxutils_py.parallel import Threads
+from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.executors import Executor, Executors, Mode, kind_key
@@ -27,9 +30,11 @@ from fluxutils_py.training.running_metrics import (
     compute_all,
     metric_name,
     n_elements,
+    require_different_names,
     weighted_mean,
 )
 from fluxutils_py.training.step_info import StepInfo
+from fluxutils_py.training.threaded_loss import ThreadedLoss, detached, join_parts, shares
 from fluxutils_py.tree import tree_map
 
 
@@ -54,8 +59,11 @@ class Trainer:
     comm, batches, clip, accumulate, precision
         See :class:`GradientStep`. With several ranks, a :class:`MeanMetric` covers all ranks; other metrics cover
         this rank's part only.
+    n_jobs : int or None
+        Number of threads, which divide each batch as ranks do, to the same result; see :class:`Estimator`.
     axis : int
-        Axis along which ranks divide a batch: 0 for batch first, 1 for time-major ``(S, B, F)``. Ignored for windows.
+        Axis along which ranks and threads divide a batch: 0 for batch first, 1 for time-major ``(S, B, F)``. Ignored
+        for windows.
     scheduler : callable, optional
         ``scheduler(optimizer)`` returns a learning-rate scheduler, which steps after each update. To combine several,
         such as ``LinearLR`` (warm-up) and ``CosineAnnealingLR``, use ``SequentialLR`` of ``torch.optim``.
@@ -125,6 +133,7 @@ class Trainer:
         clip: float | None = None,
         accumulate: int = 1,
         precision: str = "float32",
+        n_jobs: int | None = None,
         scheduler: Callable[[Any], Any] | None = None,
         stateful: bool = False,
         max_kinds: int = 20,
@@ -144,17 +153,22 @@ class Trainer:
         self._n_own = len(self.train_metrics), len(self.eval_metrics)
         self.train_metrics += train_metrics
         self.eval_metrics += eval_metrics
-        for metrics in (self.train_metrics, self.eval_metrics):
-            names = [metric_name(m) for m in metrics]
-            if twice := {n for n in names if names.count(n) > 1}:
-                raise ValueError(f"metrics must differ in their names, {', '.join(sorted(twice))} is there twice")
+        require_different_names(self.train_metrics)
+        require_different_names(self.eval_metrics)
         self._executors = Executors(model, max_kinds, takes_kind, compile)
         self._arity: dict[tuple[Any, Mode], tuple[int, int]] = {}
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
         self._means = [m for m in train_metrics if isinstance(m, MeanMetric)]
         self._batches = batches
+        self._threads, self._entered, compute = Threads(n_threads(n_jobs)), False, self._loss  # type: Any, bool, Any
+        reduction = "sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean"
+        if self._threads.n > 1:
+            if compile:
+                raise ValueError("a compiled model cannot run in several threads: leave out n_jobs, or compile")
+            self._replicated: dict[nn.Module, Executors] = {}
+            compute = ThreadedLoss(self._loss, model, trainable, self._threads, shares(self._shard), reduction)
         self._step = GradientStep(
-            self._loss,
+            compute,
             self.optimizer,
             model,
             comm=comm,
@@ -163,12 +177,14 @@ class Trainer:
             clip=clip,
             accumulate=accumulate,
             precision=precision,
-            reduction="sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean",
+            reduction=reduction,
             n_numbers=len(self._means) + (loss_fn is not None),
             stateful=stateful,
             defer=False,  # metrics need the loss
         )
         self.ranks = self._step.ranks
+        if self._threads.n > 1:
+            compute.scaled, compute.params = self._step.scaled, self._step.params
 
     def on_exec_creation(self, handler: Callable[[Executor, Mode], Any]) -> Trainer:
         """Call ``handler(executor, mode)`` when a kind first occurs in a mode. Returns self."""
@@ -207,19 +223,23 @@ class Trainer:
         if not self.model.training:
             self.model.train()
         before = self._step.n_updates
-        self._predicted: tuple[Any, Any] | None = None
-        info = self._step(None if batch is None else self.ranks.guard(as_minibatch, batch))
+        self._predicted: dict[int, tuple[Any, Any]] = {}  # by thread
+        with nullcontext() if self._entered else self._threads:
+            info = self._step(None if batch is None else self.ranks.guard(as_minibatch, batch))
         if info is None or info.batch_loss is None:
             return info
         self.ranks.guard(self._finish_step, info, self._step.n_updates > before)
         return replace(info, metrics=compute_all(self.train_metrics))
 
-    def _loss(self, batch: Minibatch) -> BatchLoss:
-        batch = self._checked(batch, Mode.TRAIN)
+    def _loss(self, batch: Minibatch, model: nn.Module | None = None, thread: int = 0) -> BatchLoss:
+        batch, executors = self._checked(batch, Mode.TRAIN), self._executors
+        if model is not None and model is not self.model:
+            new = Executors(model, executors.max_kinds, executors.takes_kind, False)
+            executors = self._replicated.setdefault(model, new)
         with collected_losses():
-            prediction = tree_map(as_float32, self._executors(batch.kind, Mode.TRAIN)(batch.inputs))
+            prediction = tree_map(as_float32, executors(batch.kind, Mode.TRAIN)(batch.inputs))
             total, own = self._losses(prediction, batch)
-        self._predicted = prediction, label = _detached(prediction), _single(batch.labels)
+        self._predicted[thread] = prediction, label = detached(prediction), batch.y
         numbers = [] if own is None else [own]
         numbers += [metric.measured(prediction, label) for metric in self._means]
         return BatchLoss(total, n_elements(prediction, batch.weight), numbers=numbers)
@@ -242,10 +262,12 @@ class Trainer:
             metric.add(value, info.n_live)
         for metric, value in zip(self._means, numbers[self.loss_fn is not None :], strict=True):
             metric.add(value, info.n_live)
-        if self._predicted is not None:
-            for metric in self.train_metrics[self._n_own[0] :]:
-                if not isinstance(metric, MeanMetric):
-                    metric.update(*self._predicted)
+        others = [m for m in self.train_metrics[self._n_own[0] :] if not isinstance(m, MeanMetric)]
+        if self._predicted and others:
+            parts = [self._predicted[i] for i in sorted(self._predicted)]
+            predicted = [join_parts(v, self.axis) for v in zip(*parts, strict=True)]
+            for metric in others:
+                metric.update(*predicted)
 
     def reset_train_metrics(self) -> None:
         """Reset the training metrics."""
@@ -254,8 +276,14 @@ class Trainer:
 
     def on_start(self, loop: Any) -> None:
         """Begin a run; reset the metrics unless the run continues an interrupted one."""
+        self._entered = bool(self._threads.__enter__())
         if loop.step == loop.start_step:
             self.reset_train_metrics()
+
+    def on_close(self, loop: Any) -> None:
+        """End a run, even after an error: stop the threads."""
+        self._entered = False
+        self._threads.__exit__()
 
     def on_epoch(self, loop: Any) -> None:
         """Finish a pass over the data."""
@@ -304,7 +332,7 @@ class Trainer:
         with collected_losses(), self._step.autocast:
             prediction = tree_map(as_float32, self._executors(batch.kind, Mode.EVAL)(batch.inputs))
             total, own = self._losses(prediction, batch)
-        n, label = n_elements(prediction, batch.weight), _single(batch.labels)
+        n, label = n_elements(prediction, batch.weight), batch.y
         for metric, value in zip(self.eval_metrics[: self._n_own[1]], (total.item(), own), strict=False):
             metric.update(value, weight=n)
         for metric in self.eval_metrics[self._n_own[1] :]:
@@ -330,16 +358,13 @@ class Trainer:
                 f"{sizes[0]} and {sizes[1]}; give batches of another kind another name"
             )
         first = next(self.model.parameters(), None)
-        if first is None or first.device.type == "cpu":
-            return batch
-        inputs, labels = (tuple(_to(v, first.device) for v in values) for values in (batch.inputs, batch.labels))
-        return replace(batch, inputs=inputs, labels=labels, weight=_to(batch.weight, first.device))
+        return batch if first is None or first.device.type == "cpu" else batch.to(first.device)
 
     def _losses(self, prediction: Any, batch: Minibatch) -> tuple[Tensor, float | None]:
         """Return the loss, and the part of it that ``loss_fn`` gave."""
         added, own = get_losses(), None
         if self.loss_fn is not None:
-            label = _single(batch.labels)
+            label = batch.y
             require_equal_shapes(self.loss_fn, prediction, label)
             own = weighted_mean(self.loss_fn(prediction, label), batch.weight)
         if own is None:
@@ -373,15 +398,3 @@ class Trainer:
             self.scheduler.load_state_dict(state["scheduler"])
         self._step.load_state_dict(state["step"])
         restore(self.model, state["states"])
-
-
-def _single(values: tuple[Any, ...]) -> Any:
-    return values[0] if len(values) == 1 else values
-
-
-def _detached(prediction: Any) -> Any:
-    return tree_map(lambda v: v.detach() if isinstance(v, Tensor) else v, prediction)
-
-
-def _to(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor | nn.Module) else value

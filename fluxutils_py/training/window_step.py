@@ -17,7 +17,7 @@ from fluxutils_py.nn.states import evaluating, mark, marked, recurrent_layers, r
 from fluxutils_py.parallel import Threads
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
 from fluxutils_py.training.minibatch import Minibatch
-from fluxutils_py.training.replicas import Replicas
+from fluxutils_py.training.replicas import WindowReplicas
 from fluxutils_py.training.resharding import mean_of_buffers, reshard_rows
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.window_loss import window_loss
@@ -70,7 +70,7 @@ class WindowStep:
         defer: bool | None = None,
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
-        self._replicas = None if threads is None or threads.n == 1 else Replicas(model, loss, threads)
+        self._replicas = None if threads is None or threads.n == 1 else WindowReplicas(model, loss, threads)
         self._weighted, self._always_weights = takes_weights(loss), needs_weights(loss)
         self._adds_up = is_sum(loss)
         self._step = GradientStep(

@@ -19,10 +19,10 @@ def net():
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
 
 
-def batches(n=13):
+def batches(n=13, far=100):
     generator = torch.Generator().manual_seed(1)
     xs = [torch.randn(7, 3, generator=generator) for _ in range(n)]
-    return [(x, 100 * x.sum(1, keepdim=True)) for x in xs]  # far away: gradients overflow float16 at first
+    return [(x, far * x.sum(1, keepdim=True)) for x in xs]  # far away: gradients overflow float16 at first
 
 
 def by_hand(model, opt, data, precision, clip=None, accumulate=1):
@@ -105,10 +105,9 @@ def by_threads(model, data, opt, **settings):
 @pytest.mark.parametrize("way", [by_trainer, by_task, by_function, by_threads])
 def test_every_way_to_train_has_it(way, precision):
     model, expected = net(), net()
-    way(model, batches(), adamw, precision=precision)
-    by_hand(expected, adamw(expected.parameters()), batches(), precision)
-    if way is by_threads and precision == "float16":
-        return
+    data = batches(far=0.1 if way is by_threads else 100)  # parts of a batch overflow elsewhere than the whole
+    way(model, data, adamw, precision=precision)
+    by_hand(expected, adamw(expected.parameters()), data, precision)
     near = 0.02 if way is by_threads else 0  # halves of a batch are rounded apart
     for p, q in zip(model.parameters(), expected.parameters(), strict=True):
         assert p.dtype == torch.float32

@@ -9,7 +9,7 @@ from fluxutils_py.nn.losses import seqloss
 from fluxutils_py.nn.states import reset, states, truncate
 from fluxutils_py.parallel import Threads
 from fluxutils_py.training.minibatch import Minibatch
-from fluxutils_py.training.replicas import Replicas
+from fluxutils_py.training.replicas import WindowReplicas
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -26,7 +26,7 @@ def test_three_threads_equal_one(weighted):
     last = states(model)
     reset(model)
     with Threads(3) as threads:
-        replicas = Replicas(model, loss, threads)
+        replicas = WindowReplicas(model, loss, threads)
         for (x, y), (value, gradients) in zip(zip(xs, ys, strict=True), expected, strict=True):
             got, found = replicas.gradient(Minibatch((x,), (y,)), ws)
             assert got == pytest.approx(value, abs=1e-12)

@@ -1,0 +1,138 @@
+"""Batches divided over threads, for a Trainer and the functional family, against one thread."""
+
+import pytest
+import torch
+from torch import nn
+
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.nn import LSTM
+from fluxutils_py.parallel import Threads
+from fluxutils_py.training import Loop, Trainer
+from fluxutils_py.training.gradient_step import BatchLoss
+from fluxutils_py.training.running_metrics import MeanMetric
+from fluxutils_py.training.threaded_loss import ThreadedLoss, join_parts, shares
+
+SIZES = (8, 5, 1, 7)  # 3 threads: nothing divides, and one batch has fewer observations than threads
+
+
+def sgd(params):
+    return torch.optim.SGD(params, lr=0.3)
+
+
+def data(recurrent=False):
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(6, 5, 3)] * 4 if recurrent else [(n, 3) for n in SIZES]
+    xs = [torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    return [(x, x.sum(-1, keepdim=True)) for x in xs]
+
+
+def net(recurrent=False):
+    torch.manual_seed(0)
+    return nn.Sequential(LSTM(3, 4) if recurrent else nn.Linear(3, 4), nn.Linear(4, 1)).double()
+
+
+class Seen:
+    """A metric that is no mean: what it was given."""
+
+    name = short_name = metric_type = "seen"
+
+    def __init__(self):
+        self.pairs = []
+
+    def update(self, prediction, label):
+        self.pairs.append((prediction, label))
+
+    def compute(self):
+        return float(len(self.pairs))
+
+    def reset(self):
+        pass
+
+
+def trained(n_jobs, recurrent=False, loss_fn=None, by_loop=True, **settings):
+    model, seen = net(recurrent), Seen()
+    trainer = Trainer(
+        model,
+        loss_fn or nn.MSELoss(),
+        sgd,
+        [MeanMetric(nn.functional.l1_loss, name="mae"), seen],
+        n_jobs=n_jobs,
+        axis=int(recurrent),
+        **settings,
+    )
+    losses = []
+    if by_loop:
+        loop = Loop(trainer)
+        loop.on_step("note", lambda loop: losses.append((loop.batch_loss, loop.metrics["mae"])))
+        loop.run_epochs(data(recurrent), 2)
+    else:
+        losses = [(info.batch_loss, info.metrics["mae"]) for info in map(trainer.train_step, data(recurrent))]
+    return torch.cat([p.detach().flatten() for p in model.parameters()]), torch.tensor(losses), seen.pairs
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"by_loop": False},
+        {"clip": 0.1, "accumulate": 3},
+        {"loss_fn": nn.MSELoss(reduction="sum"), "clip": 0.1},
+        {"recurrent": True},
+        {"recurrent": True, "stateful": True},
+    ],
+)
+def test_a_trainer_in_three_threads_is_that_in_one(settings):
+    before = torch.get_num_threads()
+    (vector, losses, seen), *others = (trained(n, **settings) for n in (1, 3, 3))
+    assert torch.get_num_threads() == before
+    for vector_3, losses_3, seen_3 in others:
+        assert (vector - vector_3).abs().max() < 1e-12
+        assert (losses - losses_3).abs().max() < 1e-12
+        for one, three in zip(seen, seen_3, strict=True):
+            for a, b in zip(one, three, strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    assert torch.equal(others[0][0], others[1][0])
+
+
+def test_dropout_has_the_same_bits_in_every_run():
+    found = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        model = nn.Sequential(net(), nn.Dropout(0.5), nn.Linear(1, 1).double())
+        torch.manual_seed(4)
+        Loop(Trainer(model, nn.MSELoss(), sgd, n_jobs=2)).run_epochs(data(), 2)
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*found)
+
+
+def test_what_cannot_be_divided_is_refused():
+    x, y = data()[0]
+    with pytest.raises(ShapeError, match=r"n_jobs=2 threads cannot share the batch, train with n_jobs=1: the arrays"):
+        Trainer(net(), nn.MSELoss(), sgd, n_jobs=2).train_step((x, y[:5]))
+    with pytest.raises(ValueError, match=r"normalises over the whole minibatch, which is divided over threads"):
+        Trainer(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)).double(), nn.MSELoss(), sgd, n_jobs=2).train_step(
+            (x, y)
+        )
+    with pytest.raises(ValueError, match=r"^a compiled model cannot run in several threads"):
+        Trainer(net(), nn.MSELoss(), sgd, n_jobs=2, compile=True)
+
+
+def test_parts_without_anything_to_learn_count_nothing():
+    p = nn.Parameter(torch.tensor(2.0))
+
+    def compute(part, model, i):
+        return None if part.sum() == 0 else BatchLoss((p * part).mean(), len(part), numbers=[float(i)])
+
+    cut = shares(lambda batch, i, n: batch[i::2] if i < 2 else None)
+    with Threads(3) as threads:
+        loss = ThreadedLoss(compute, None, [p], threads, cut)
+        found = loss(torch.tensor([0.0, 1.0, 0.0, 3.0]))
+        assert (found.loss, found.n_live, found.numbers) == (4.0, 2, [1.0])
+        assert found.gradients[0] == 2
+        assert loss(torch.zeros(4)) is None
+
+
+def test_parts_of_predictions_are_joined():
+    a, b = torch.ones(2, 3), torch.zeros(1, 3)
+    assert join_parts([a], 0) is a
+    assert join_parts([(a, "x"), (b, "y")], 0)[0].shape == (3, 3)
