@@ -127,5 +127,5 @@ class Segments:
         edges = np.zeros((size, length + 1), int)
         np.add.at(edges, (here.series - series.start, begin), 1)
         np.add.at(edges, (here.series - series.start, end), -1)
-        found = edges.cumsum(1)[:, :-1] > 0
-        return None if found.all() else found
+        covered = edges.cumsum(1)[:, :-1] > 0
+        return None if covered.all() else covered

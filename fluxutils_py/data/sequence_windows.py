@@ -74,7 +74,7 @@ class Window:
 class SequenceWindows:
     """Cut ``(F, N, T)`` arrays into truncated-BPTT minibatches, lazily.
 
-    Rows are taken in groups of ``batchsize``; each group is walked forward in time, ``seqsize`` steps at a stride,
+    Rows are taken in groups of ``batchsize``; each group is read forward in time, ``seqsize`` steps at a time,
     before the next group begins. A model may therefore carry its hidden state from one window to the next, and must
     forget it where ``first`` is true. Only the window being yielded is read: the arrays may be memory maps or open
     HDF5 datasets larger than memory. Nothing is dropped: the last group and the last window may be smaller.
@@ -150,9 +150,7 @@ class SequenceWindows:
         self.segments = Segments.from_lengths(x[0].N, x[0].T) if segments is None else segments
         self.equal_lengths, self.shards = equal_lengths, shards
         self.mask_per_output = mask_per_output and sum(s.F for s in self.y) > 1
-        self.overlap_into_burn_in = (
-            False  # whether leads go into the burn-in, as for models that have no state to start from
-        )
+        self.overlap_into_burn_in = False  # whether the overlap may reach into the burn-in, for models without a state
         self._checked: set[int] = set()  # arrays known to be finite everywhere
         self._order: np.ndarray | None = None
 
@@ -196,11 +194,11 @@ class SequenceWindows:
 
     @property
     def blocking(self) -> bool:
-        """Whether reading a window may mean waiting for a disk, even if it was announced."""
+        """Whether reading a window may wait for a disk, even if it was prefetched."""
         return not all(s.nonblocking for s in (*self.x, *self.y))
 
     def prefetch(self, rows: Segments, start: int, stop: int) -> None:
-        """Say that these steps will be read soon, for maps to be read ahead."""
+        """Prefetch steps that will be read soon: maps are read ahead."""
         for s in (*self.x, *self.y):
             s.prefetch(rows, start, stop)
 

@@ -102,7 +102,7 @@ class SeriesArray:
         ndarray of shape (S, B, F)
             A view of the array or of a fresh block in the array's own memory order: not contiguous in general, to be
             copied once into its final place, and never to be written to. Steps past a row's end are unspecified.
-            From a map that is not in memory it comes page by page, unless it was announced.
+            From a map that is not in memory it comes page by page, unless it was prefetched.
         """
         block = self._read(rows, start, stop)
         if self._function is not None:

@@ -91,8 +91,8 @@ class PublishTrainingProgress:
         step_info = getattr(loop, "step_info", None) if step_info is None else step_info
         if step_info is not None:
             for name, value in {"batch_loss": step_info.batch_loss, **step_info.metrics}.items():
-                if (found := as_number(value)) is not None:
-                    self.writer.add_scalar(f"train/{name}", found, step)
+                if (number := as_number(value)) is not None:
+                    self.writer.add_scalar(f"train/{name}", number, step)
         collector = active_collector()
         if collector is not None and loop.model is not None:
             publish_train_intermediates(self.writer, collector.take(loop.model), step)

@@ -101,11 +101,11 @@ class SummaryCollector:
 
     def take(self, model: nn.Module) -> dict[str, Summary]:
         """Remove and return the summaries of a model's modules, by path, such as ``"layers/0/mean_output"``."""
-        found = {}
+        summaries = {}
         for path, module in model.named_modules():
             for key in [k for k in self._found if k[0] is module]:
-                found["/".join([*(path.split(".") if path else []), key[1]])] = self._found.pop(key)
-        return found
+                summaries["/".join([*(path.split(".") if path else []), key[1]])] = self._found.pop(key)
+        return summaries
 
     def __enter__(self) -> Self:
         self._token = _active.set(self)

@@ -216,8 +216,8 @@ def test_another_number_of_series_is_refused_until_the_state_is_reset(kind):
     [
         (nn.LSTM(F, H, bidirectional=True), "bidirectional LSTM reads the future"),
         (nn.GRU(F, H, batch_first=True), "build the GRU with batch_first=False"),
-        (LSTM(F, H), "a Recur already"),
-        (Recur(nn.GRUCell(F, H)), "a Recur already"),
+        (LSTM(F, H), "already a Recur"),
+        (Recur(nn.GRUCell(F, H)), "already a Recur"),
         (torch.tanh, "wraps a torch module"),
         (nn.LSTM, "wraps a torch module, got type"),
     ],

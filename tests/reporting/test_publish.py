@@ -114,7 +114,7 @@ def test_in_a_loop_of_ones_own_it_says_once_how_summaries_are_published():
     state.model, publish = model, PublishTrainingProgress(Written(), summary_collections=("tensorboard",))
     publish(state)  # nothing was sown yet
     model(torch.randn(4, 3))
-    with pytest.warns(UserWarning, match=r"^summaries that the model leaves by sow\(\) are not published: put "):
+    with pytest.warns(UserWarning, match=r"^summaries from sow\(\) are not published: run "):
         publish(state, step_info=StepInfo(0.5))
     publish(state)
     model.eval()(torch.randn(4, 3))

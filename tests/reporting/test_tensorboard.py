@@ -202,7 +202,7 @@ def test_two_fits_at_once_do_not_share_a_directory(tmp_path, scalars):
     with pytest.raises(RuntimeError) as caught:
         est.fit(X, Y)
     assert str(caught.value) == (
-        f"another fit is writing to {tmp_path}: give each a directory, or let TensorBoard(..., each_fit=True)"
+        f"another fit is writing to {tmp_path}: give each fit its own directory, or let TensorBoard(..., each_fit=True)"
     )
     est = make(TensorBoard(tmp_path)).fit(X, Y)  # it was let go of
     assert scalars(tmp_path)["train/loss"] == curve(est.loss_curve_)

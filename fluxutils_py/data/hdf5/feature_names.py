@@ -32,18 +32,18 @@ def check_names(names: Any, shape: Sequence[int], where: str) -> Names:
     ------
     H5DataError
     """
-    found = names.tolist() if isinstance(names, np.ndarray) else names
-    if isinstance(found, str) or not isinstance(found, Iterable) or not all(isinstance(n, str) for n in found):
+    checked = names.tolist() if isinstance(names, np.ndarray) else names
+    if isinstance(checked, str) or not isinstance(checked, Iterable) or not all(isinstance(n, str) for n in checked):
         raise H5DataError(f"{where}: feature_names must be a list of strings, got {names!r}")
-    found = tuple(found)
-    if len(shape) != 3 or len(found) != shape[0]:
+    checked = tuple(checked)
+    if len(shape) != 3 or len(checked) != shape[0]:
         raise H5DataError(
-            f"{where}: {len(found)} feature_names for an array of shape {tuple(shape)}; expected three axes (F, N, T) "
-            "and F names"
+            f"{where}: {len(checked)} feature_names for an array of shape {tuple(shape)}; expected three axes "
+            "(F, N, T) and F names"
         )
-    if any("\0" in name for name in found):
+    if any("\0" in name for name in checked):
         raise H5DataError(f"{where}: feature_names must not hold a zero byte, got {names!r}")
-    return found
+    return checked
 
 
 def index_names(names: Names | None, key: Any, ndim: int) -> Names | None:
@@ -60,10 +60,10 @@ def index_names(names: Names | None, key: Any, ndim: int) -> Names | None:
 def read_names(dataset: h5py.Dataset, n_features: int) -> Names | None:
     """The names that stand beside a dataset; None for an attribute of that name that is something else."""
     with wrap_h5_errors(describe(dataset.file.filename, dataset.name)):
-        found = read_attribute(dataset, "feature_names")
-    if not isinstance(found, np.ndarray) or found.shape != (n_features,):
+        stored = read_attribute(dataset, "feature_names")
+    if not isinstance(stored, np.ndarray) or stored.shape != (n_features,):
         return None
-    names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in found.tolist()]
+    names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in stored.tolist()]
     return tuple(names) if all(isinstance(name, str) for name in names) else None
 
 

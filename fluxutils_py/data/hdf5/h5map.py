@@ -109,9 +109,9 @@ class H5Map(np.memmap):
         above = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0) + dtype.itemsize
         first = (offset + below) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         with open(path, "rb" if mode == "r" else "r+b") as file:
-            stat, found = os.fstat(file.fileno()), identity_of(file.fileno())
+            stat, current = os.fstat(file.fileno()), identity_of(file.fileno())
             if identity is not None:
-                check_same_file(path, found, identity)
+                check_same_file(path, current, identity)
             if offset + above > stat.st_size:
                 raise H5DataError(
                     f"{path}: the file has {stat.st_size} bytes, the data in it reach to {offset + above}: it is "
@@ -126,7 +126,7 @@ class H5Map(np.memmap):
         self = np.ndarray.__new__(cls, shape, dtype, raw, offset - first, strides)
         self._mmap, self.filename, self.offset, self.mode = memory, path, offset, mode
         start = _address(raw)
-        known = found if mode == "r" else found.without_contents()
+        known = current if mode == "r" else current.without_contents()
         reports_residency, self.feature_names = _reports_residency(path, stat), feature_names
         self._origin = Origin(path, mode, known, layout, start - first, memory, start, reports_residency)
         return self

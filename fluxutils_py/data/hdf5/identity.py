@@ -72,26 +72,26 @@ def current_identity(path: str, known: FileIdentity) -> FileIdentity:
     Waits until the clock of the file system has moved on: a file written later shall not have the same time.
     """
     try:
-        found = identity_at(path)
+        current = identity_at(path)
     except OSError:
         return known
-    if not known.without_contents().matches(found):
+    if not known.without_contents().matches(current):
         return known
-    stamps = [stamp for stamp in (found.created, found.modified) if stamp is not None]
+    stamps = [stamp for stamp in (current.created, current.modified) if stamp is not None]
     age = time.time() - max(stamps) / 1e9
     if 0 <= age < CLOCK_TICK:
         time.sleep(CLOCK_TICK - age)
-    return found if known.modified is not None else found.without_contents()
+    return current if known.modified is not None else current.without_contents()
 
 
-def check_same_file(path: str, found: FileIdentity, expected: FileIdentity) -> None:
+def check_same_file(path: str, current: FileIdentity, expected: FileIdentity) -> None:
     """Check that an open file is the one that is meant.
 
     Raises
     ------
     FileReplaced
     """
-    if not found.matches(expected):
+    if not current.matches(expected):
         raise FileReplaced(
             f"{path}: this is not the file that was mapped or opened, as it was: it has been replaced, copied or "
             "written to since; open it where it is needed with h5mmap, or map it again and send that"

@@ -152,9 +152,9 @@ def read_axes(dataset: h5py.Dataset, axes: str | None, where: str) -> str | None
     known = noted if isinstance(noted, str) and is_axes_order(noted, dataset.ndim) else None
     if axes is None:
         if known is None and dataset.ndim == 3:
-            found = "no attribute 'axes'" if noted is None else f"an attribute 'axes' that says {noted!r}"
+            stored = "no attribute 'axes'" if noted is None else f"an attribute 'axes' that says {noted!r}"
             raise H5DataError(
-                f"{where} has {found}, so the order of its axes {dataset.shape} cannot be known; "
+                f"{where} has {stored}, so the order of its axes {dataset.shape} cannot be known; "
                 "pass axes='TNF' for a file from Julia or other column-major software, axes='FNT' if h5py shows "
                 "(features, series, time steps)"
             )

@@ -105,7 +105,7 @@ def test_face(tmp_path):
         assert np.array_equal(np.asarray(x), X)
         assert np.asarray(x, "f8").dtype == "f8"
         assert np.array_equal(list(x), list(X))
-        with pytest.raises(ValueError, match="cannot be had without copying it"):
+        with pytest.raises(ValueError, match="without copying it"):
             np.array(x, copy=False)
         with pytest.raises(TypeError):
             x[0] = 1
@@ -149,7 +149,7 @@ def test_a_file_that_breaks_later(tmp_path):
     with pytest.raises(H5DataError, match="this is not the file that was mapped or opened"):
         pickle.loads(data)[0]
     os.unlink(tmp_path / "a.h5")
-    with pytest.raises(FileNotFoundError, match="the file is gone"):
+    with pytest.raises(FileNotFoundError, match="the file no longer exists"):
         pickle.loads(data)[0]
 
 
