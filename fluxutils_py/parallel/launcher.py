@@ -33,14 +33,14 @@ def detect_launcher() -> str | None:
 
 def launched() -> tuple[str | None, int, int]:
     """The launcher of this process or of its parent, its rank, and the number of ranks; ``(None, 0, 1)`` without."""
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    if "TORCHELASTIC_RUN_ID" in os.environ and size > 1:  # also if srun or mpirun started one torchrun on each node
+        return "torch", _first_number(("RANK",)), size
     sizes = [int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()]
     if "PMIX_RANK" in os.environ:  # srun --mpi=pmix
         sizes.append(int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)))
     if max(sizes, default=1) > 1:
         return "mpi", _first_number(RANKS), max(sizes)
-    size = int(os.environ.get("WORLD_SIZE", 1))
-    if "TORCHELASTIC_RUN_ID" in os.environ and size > 1:
-        return "torch", _first_number(("RANK",)), size
     return None, 0, 1
 
 

@@ -20,6 +20,7 @@ from fluxutils_py.files import atomic_write
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.parallel import RankGroup, get_communicator, is_main_process
 from fluxutils_py.training.plain_files import read_file, to_plain_data
+from fluxutils_py.training.preemption import Preemption
 from fluxutils_py.training.resharding import reshard, state_of_rank
 from fluxutils_py.training.triggers import Trigger
 from fluxutils_py.validation import check_integer
@@ -58,7 +59,8 @@ class Checkpointer:
     Notes
     -----
     As a hook it runs last (``priority`` is infinite), so it saves the final state of the step, the epoch or the run.
-    It also saves at the end of a run.
+    It also saves at the end of a run, and when SIGTERM or SIGUSR1 announces the end of the job, which it then ends with
+    status 143 or 138; see :class:`fluxutils_py.training.preemption.Preemption`.
 
     On several ranks, it saves the modules and optimizers of rank 0, and everything else of each rank. All ranks save
     together and read the same files: triggers must fire at the same steps, and all ranks must see the folder. Another
@@ -229,6 +231,10 @@ class Checkpointer:
                 _load(thing, {**excluded, **own})
             except Exception as error:
                 raise LoadError(f"{paths[-1]} does not fit, its {name}: {error}") from error
+
+    @property
+    def companions(self) -> tuple[Preemption]:
+        return (Preemption(self),)
 
     def on_step(self, loop: Any) -> None:
         if self.trigger is not None:  # which has fired

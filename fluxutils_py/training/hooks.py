@@ -134,7 +134,7 @@ class Hooks:
         The loop calls a function ``f(loop)`` after every step. An object with ``add_to(hooks)``, such as
         :class:`CronTab`, adds its parts itself. Any other object may have methods ``on_start``, ``on_step``,
         ``on_epoch``, ``on_end`` and ``on_close``, which take the loop; attributes ``name``, ``priority`` and
-        ``collective``; and a ``trigger``, which decides when ``on_step`` is called.
+        ``collective``; a ``trigger``, which decides when ``on_step`` is called; and ``companions``, further callbacks.
 
         Raises
         ------
@@ -162,6 +162,8 @@ class Hooks:
             self.add(event, action, name=name, priority=priority, trigger=trigger, collective=collective)
         if hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict"):
             self._register_state(name, hook)
+        for companion in getattr(hook, "companions", ()):
+            self.attach(companion)
 
     def run(self, event: str, loop: Any, /, *args: Any, **kwargs: Any) -> None:
         """Call the actions of an event.

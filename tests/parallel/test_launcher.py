@@ -33,6 +33,7 @@ def no_launcher(monkeypatch):
         ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2"}, "torch"),
         ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "1"}, None),
         ({"WORLD_SIZE": "2"}, None),
+        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "4", "PMI_SIZE": "2"}, "torch"),  # srun started torchrun
     ],
 )
 def test_launchers_are_known_by_their_variables(monkeypatch, variables, launcher):
