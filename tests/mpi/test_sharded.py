@@ -76,7 +76,10 @@ def test_what_does_not_fit_is_an_error_on_every_rank(ran, counts):
 
 @pytest.mark.parametrize("counts", SHARDS)
 def test_a_fit_goes_on_with_the_same_series_only(ran, counts):
-    for _, of_rank in json.loads(read(ran, counts, ".json").read_text()):
+    found = [of_rank for _, of_rank in json.loads(read(ran, counts, ".json").read_text())]
+    change = f"the series of each rank (sharded=True): {', '.join(map(str, counts))} -> none"
+    assert change in found[-1]["alone"]  # one process, and the last rank's series only
+    for of_rank in found:
         assert "after five steps" in of_rank["broken"]
         assert of_rank["same"]
         assert of_rank["epochs"] == 3
