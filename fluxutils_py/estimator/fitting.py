@@ -186,7 +186,7 @@ def assemble(
         loop.hooks.attach(EarlyStopping(model, int(spec.patience)))
     if progress is not None and ranks.rank == 0:
         loop.hooks.attach(progress)
-        if not ranks.is_single:
+        if size.resumed or not ranks.is_single:
             loop.hooks.add("start", lambda loop: progress.say_once(str(size)), name="minibatch size")
     return Training(
         data, size, rng, earlier is not None, optimizer, groups, scheduler, batches, threads, step, loop, callbacks

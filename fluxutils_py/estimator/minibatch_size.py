@@ -60,6 +60,8 @@ class MinibatchSize:
         why = f"batchsize={self.batchsize}, scaling={self.scaling!r}"
         if self.resumed:
             why += f", which goes on with the {self.whole} of its checkpoint"
+        if self.n_ranks == 1:
+            return f"this process trains on minibatches of {self.whole} series ({why})"
         return f"{self.n_ranks} ranks train on minibatches of {self.whole} series, {each} on each rank ({why})"
 
 

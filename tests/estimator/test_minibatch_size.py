@@ -61,3 +61,7 @@ def test_the_line_for_the_user():
         "3 ranks train on minibatches of 16 series, 5 or 6 on each rank (batchsize=8, scaling='weak', which goes on "
         "with the 16 of its checkpoint)"
     )
+    assert str(size(saved=saved(n_ranks=2))) == (
+        "this process trains on minibatches of 16 series (batchsize=8, scaling='weak', which goes on with the 16 of "
+        "its checkpoint)"
+    )
