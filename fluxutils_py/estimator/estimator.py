@@ -47,6 +47,12 @@ class Estimator(EstimatorBase):
         its window, and thread-safe; batch normalisation is refused.
     device : str, torch.device or None
         The device to train on. None: that of the model.
+    compile : bool or dict
+        Whether to train, and validate, with ``torch.compile``; a dict has arguments for it. For models with code of
+        their own: compiled are the largest parts without recurrent layers, and your own modules inside ``Recur``;
+        recurrent layers run as native kernels anyway. It takes tens of seconds before the first update. Results are
+        the same to rounding, but dropout draws other numbers. Without a C++ compiler, there is a warning, and training
+        goes on uncompiled. ``predict`` and ``model_`` are never compiled. Needs ``n_jobs=None``.
     callbacks : callable, object, or list of such
         A function is called with the :class:`fluxutils_py.training.Loop` after every step; an object may have
         ``on_start``, ``on_step``, ``on_epoch``, ``on_end``, ``on_close``. Raise
@@ -147,6 +153,7 @@ class Estimator(EstimatorBase):
         scaling: str = "weak",
         n_jobs: int | None = None,
         device: Any = None,
+        compile: Any = False,
         callbacks: Any = None,
         warm_start: bool = False,
         random_state: Any = None,
@@ -161,6 +168,7 @@ class Estimator(EstimatorBase):
         self.scaling = scaling
         self.n_jobs = n_jobs
         self.device = device
+        self.compile = compile
         self.callbacks = callbacks
         self.warm_start = warm_start
         self.random_state = random_state

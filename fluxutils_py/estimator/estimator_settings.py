@@ -40,6 +40,7 @@ class Settings:
     scaling: Any = "weak"
     n_jobs: int | None = None
     device: Any = None
+    compile: Any = False
     callbacks: Any = None
     random_state: Any = None
     verbose: Any = "auto"

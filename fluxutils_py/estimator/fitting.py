@@ -27,6 +27,7 @@ from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size
 from fluxutils_py.estimator.sharded_data import SeriesPool
 from fluxutils_py.estimator.single_step_warning import warn_single_step_frame
 from fluxutils_py.estimator.spec import Spec
+from fluxutils_py.nn.compiling import compile_arguments, compiled
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.model_windows import cached_window_mode, takes_windows
 from fluxutils_py.nn.seeding import seeded
@@ -159,6 +160,10 @@ def assemble(
     """
     settings, spec = data.settings, data.spec
     threads = Threads(n_threads(settings.n_jobs))
+    if compile_arguments(settings.compile) is not None and threads.n > 1:
+        raise SpecError(
+            f"compile={settings.compile!r} trains in one thread, with torch's own threads inside; leave n_jobs at None"
+        )
     callbacks, progress = as_callbacks(settings.callbacks), progress_hook(settings.verbose)
     model, optimizer = _new_model(data, ranks, rng) if earlier is None else _model_of(earlier, settings)
     batches = tensor_batches(data, model, ranks, rng if spec.shuffle else None)
@@ -291,7 +296,8 @@ def run(est: Any, training: Training) -> None:
             reset(model.train())
             if not training.resume and restore_newest(callbacks, ranks):
                 attributes.publish(loop.history, loop.step - loop.epoch_step)
-            loop.run_epochs(training.batches, data.spec.epochs)
+            with compiled(model, compile_arguments(data.settings.compile)):
+                loop.run_epochs(training.batches, data.spec.epochs)
     except BaseException as error:
         step.discard()
         step.n_updates = ranks.resynchronize(model, training.optimizer, step.n_updates)

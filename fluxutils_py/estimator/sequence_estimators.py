@@ -110,7 +110,7 @@ class _SequenceEstimator(Estimator):
         Fraction of the data to hold out.
     n_iter_no_change : int
         Number of epochs to wait for a lower validation loss.
-    comm, scaling, n_jobs, device, callbacks, warm_start, random_state, verbose
+    comm, scaling, n_jobs, device, compile, callbacks, warm_start, random_state, verbose
         See :class:`Estimator`.
     """
 
@@ -139,6 +139,7 @@ class _SequenceEstimator(Estimator):
     scaling: str = "weak"
     n_jobs: int | None = None
     device: Any = None
+    compile: Any = False
     callbacks: Any = None
     warm_start: bool = False
     random_state: Any = None

@@ -63,6 +63,8 @@ def _shallow(module: nn.Module, training: bool | None, made: dict[int, nn.Module
     internal = INTERNAL_RNN if isinstance(module, nn.RNNBase) else INTERNAL
     content: dict[str, Any] = {}
     for name, value in module.__dict__.items():
+        if name == "_compiled_call_impl":  # it calls the original
+            continue
         if name in internal:
             if value and name.endswith("_hooks"):
                 return None
