@@ -53,6 +53,9 @@ class Covariate:
         DataError
             If the column held numbers in training and holds text now, or the other way round.
         """
+        if self.categories and values.dtype != object and not any(isinstance(c, str) for c in self.categories):
+            missing, values = np.isnan(values), values.astype(object)  # numbers that were categories in training
+            values[missing] = None
         if (values.dtype == object) != (self.categories is not None):
             now, then = ("text", "numbers") if self.categories is None else ("numbers", "categories")
             raise DataError(f"column {self.name!r} holds {now}, and held {then} when the forecaster was fitted")

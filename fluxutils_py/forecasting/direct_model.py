@@ -80,6 +80,13 @@ class DirectModel(nn.Module):
             self.ahead_skip = nn.Linear(n_known, 1, bias=False)
             nn.init.zeros_(self.ahead_skip.weight)
 
+    def forget_steps(self, first: int) -> None:
+        """Let the point forecasts from step ``first`` of the horizon on be the seasonal naive ones."""
+        with torch.no_grad():
+            for layer in (self.head, self.skip):
+                layer.weight[first:] = 0.0
+                layer.bias[first:] = 0.0
+
     def forward(self, x: Tensor) -> Tensor:
         c = self.channels
         inputs = x[..., : c.numeric]

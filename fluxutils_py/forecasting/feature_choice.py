@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.forecasting.baselines import BASELINES
 from fluxutils_py.forecasting.features import LARGEST, LOWEST, TRANSFORMS, Features, rolling_mean
 from fluxutils_py.forecasting.forecast_loss import LOSSES
 from fluxutils_py.forecasting.frequency import DAY, Frequency
@@ -34,12 +36,16 @@ def check_settings(fc: Any) -> None:
         raise SpecError(f"transform must be 'auto', 'log' or 'none', got {fc.transform!r}")
     if fc.loss != "auto" and fc.loss not in LOSSES and (isinstance(fc.loss, str | type) or not callable(fc.loss)):
         raise SpecError(f"loss must be 'auto', {', '.join(map(repr, LOSSES))} or a criterion of torch, got {fc.loss!r}")
+    for name in ("quantiles", "hist_exog_list", "futr_exog_list", "stat_exog_list"):
+        value, what = getattr(fc, name), "numbers" if name == "quantiles" else "columns"
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise SpecError(f"{name} must be a list of {what}, got {value!r}")
+    taken = (fc.id_col, fc.time_col, fc.target_col, "cutoff", *BASELINES)
+    if not isinstance(fc.alias, str) or fc.alias in taken:
+        raise SpecError(f"alias must be a name other than {', '.join(map(repr, taken))}, got {fc.alias!r}")
     numbers = [q for q in fc.quantiles if isinstance(q, float | np.floating) and 0 < q < 1]
     if len(numbers) < len(fc.quantiles) or len(set(numbers)) < len(numbers):
         raise SpecError(f"quantiles must be different numbers between 0 and 1, got {fc.quantiles!r}")
-    for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list"):
-        if isinstance(getattr(fc, name), str):
-            raise SpecError(f"{name} must be a list of columns, got {getattr(fc, name)!r}")
     if fc.model is None:
         cell_of(fc.cell)
 

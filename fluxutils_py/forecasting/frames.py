@@ -23,7 +23,8 @@ def require(name: str, extra: str = "forecast") -> Any:
 
 def is_frame(value: Any) -> bool:
     """Return whether a value is a data frame rather than an array."""
-    return hasattr(value, "columns") and not hasattr(value, "__array_interface__")
+    kind = type(value)  # of the class: a lazy frame computes its columns
+    return hasattr(kind, "columns") and not hasattr(kind, "__array_interface__")
 
 
 class Frame:
@@ -65,7 +66,16 @@ class Frame:
         return column in self.frame.columns
 
     def dtype(self, column: str) -> Any:
-        return self.frame.schema[column]
+        """Return the narwhals type of a column.
+
+        Those of pandas with a time zone such as America/New_York or Etc/GMT+5 are unknown to narwhals 2.
+        """
+        nw, found = require("narwhals"), self.frame.schema[column]
+        if found == nw.Unknown:
+            native: Any = getattr(self.frame[column].to_native(), "dtype", None)
+            if getattr(native, "tz", None) is not None:
+                return nw.Datetime(native.unit, str(native.tz))
+        return found
 
     def labels(self, column: str, missing: bool = False) -> np.ndarray:
         """Return a column of labels as objects, None where missing; DataError if one is and ``missing`` is False."""
@@ -103,8 +113,7 @@ class Frame:
 
     def times(self, column: str) -> TimeColumn:
         """Return a column of dates or integers; DataError names column and row of what is neither."""
-        nw, values = require("narwhals"), self.frame[column]
-        dtype = values.dtype
+        nw, values, dtype = require("narwhals"), self.frame[column], self.dtype(column)
         if dtype.is_integer():
             return TimeColumn(values.to_numpy().astype(np.int64), None, None, dtype)
         self._refuse_missing(column, values.is_null().to_numpy())
@@ -125,8 +134,12 @@ class Frame:
         if zone is None:
             at = values.cast(nw.Datetime("ns")).to_numpy().astype("M8[ns]").astype(np.int64)
             return TimeColumn(at, at, None, dtype)
-        utc = values.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
-        local = values.dt.replace_time_zone(None)
+        if values.dtype == nw.Unknown:  # pandas
+            native = values.to_native()
+            utc, local = native.dt.tz_convert("UTC").dt.tz_localize(None), native.dt.tz_localize(None)
+        else:
+            utc = values.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
+            local = values.dt.replace_time_zone(None)
         as_ns = [v.to_numpy().astype("M8[ns]").astype(np.int64) for v in (utc, local)]
         return TimeColumn(as_ns[0], as_ns[1], zone, dtype)
 

@@ -106,7 +106,10 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> Estimator:
         verbose=forecaster.verbose,
     )
     x, y = WindowArray(windows, "inputs"), WindowArray(windows, "targets", warmup_of(windows))
-    return est.fit(x, y, lengths=None if (lengths == lengths[0]).all() else lengths)
+    est.fit(x, y, lengths=None if (lengths == lengths[0]).all() else lengths)
+    for member in est.model_.members:
+        member.forget_steps(int(lengths.max()) - 1)
+    return est
 
 
 def steps_per_epoch(lengths: np.ndarray, batchsize: int, seqsize: int) -> int:

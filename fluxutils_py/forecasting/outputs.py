@@ -25,7 +25,14 @@ def column_names(fc: Any) -> list[str]:
 
 
 def warn_of_short(fc: Any, lengths: np.ndarray, panel: Panel | None) -> None:
-    """Warn of series that are not longer than a season."""
+    """Warn of series that are not longer than a season, and in training of a horizon that no series is longer than."""
+    h, longest = fc.features_.h, int(lengths.max())
+    if longest <= h and isinstance(fc._origin, tuple):
+        warnings.warn(
+            f"no series is longer than the horizon of {h} steps (the longest has {longest}): training does not see "
+            f"what comes {longest} or more steps later, which is forecast as the season before",
+            stacklevel=3,
+        )
     season = fc.features_.season
     short = np.flatnonzero(lengths <= season)
     if len(short):
@@ -121,7 +128,7 @@ def future_covariates(fc: Any, history: History, futr_df: Any) -> np.ndarray:
     there[series[use], k[use]] = True
     if not there.all():
         i, step = (int(v) for v in np.argwhere(~there)[0])
-        at = panel.times(np.array([i]), np.array([panel.lengths[i] + step]))[0]
+        at = shown(panel.times(np.array([i]), np.array([panel.lengths[i] + step]))[0])
         raise DataError(
             f"futr_df has no row of series {panel.ids[i]!r} at {at} (column {fc.time_col!r}); it needs the {h} steps "
             "after the end of each series, see make_future_dataframe()"
@@ -162,6 +169,11 @@ def score_of(fc: Any, df: Any) -> float:
     return -float(np.mean(np.abs(found - truth[use]) / scale[series[use]]))
 
 
+def shown(time: Any) -> str:
+    """Return a time of a panel as text for messages."""
+    return str(time.astype("M8[s]") if isinstance(time, np.datetime64) else time)
+
+
 def _column(frame: Any, name: str) -> np.ndarray:
     found: np.ndarray = frame.labels(name) if frame.is_category(name) else frame.numbers(name, missing=False)
     return found
@@ -185,8 +197,8 @@ def further_steps(fc: Any, panel: Panel) -> Steps:
     bad = np.flatnonzero((gap < 0) | ~whole)
     if len(bad):
         i = int(np.flatnonzero(known)[bad[0]])
-        at = panel.times(np.array([i]), np.array([0]))[0]
-        last = old.times(where[bad[:1]], fc._history.lengths[where[bad[:1]]] - 1)[0]
+        at = shown(panel.times(np.array([i]), np.array([0]))[0])
+        last = shown(old.times(where[bad[:1]], fc._history.lengths[where[bad[:1]]] - 1)[0])
         raise DataError(
             f"series {panel.ids[i]!r} has a row at {at} (column {fc.time_col!r}), and is known until {last} already; "
             "update takes the rows that follow, predict(df) whole series"

@@ -131,6 +131,7 @@ def test_polars_frames_come_back_as_polars(panel, small, to_polars):
         (np.arange(7, 7 + 3 * 40, 3), 3, np.array([127, 130, 133])),
         (pd.date_range("2024-03-30", periods=40, freq="h", tz="Europe/Berlin"), None, None),
         (pd.date_range("2024-10-01", periods=40, freq="D", tz="Europe/Berlin"), "D", None),
+        (pd.date_range("2024-01-31", periods=40, freq="D", tz="America/New_York"), None, None),
     ],
 )
 def test_times_go_on_by_the_calendar(times, freq, following, small, oracle):
@@ -328,6 +329,9 @@ def test_clone_and_set_params_keep_the_arguments(small):
         ({"loss": "rmse"}, "loss must be 'auto', 'smape', 'mae', 'mse', 'mase' or a criterion of torch, got 'rmse'"),
         ({"cell": "lstmm"}, "cell must be one of lstm, gru, .*, or a class, got 'lstmm'"),
         ({"futr_exog_list": "promo"}, "futr_exog_list must be a list of columns, got 'promo'"),
+        ({"quantiles": 0.5}, "quantiles must be a list of numbers, got 0.5"),
+        ({"hist_exog_list": None}, "hist_exog_list must be a list of columns, got None"),
+        ({"alias": "y"}, "alias must be a name other than 'unique_id', 'ds', 'y', 'cutoff', .*, got 'y'"),
         ({"lag": 10}, "lag must be a multiple of the season of 7 steps, got 10"),
     ],
 )
@@ -352,6 +356,25 @@ def test_data_of_another_kind_are_refused(panel, small, rng):
 def test_series_shorter_than_a_season_are_named(small, make_panel):
     with pytest.warns(UserWarning, match="2 of 6 series have no more steps than a season of 7 .*'wave-1' has 1"):
         Forecaster(3, **small).fit(make_panel(("wave",)))
+
+
+def test_steps_that_no_series_is_long_enough_for_are_the_season_before(small, rng):
+    df = pd.DataFrame({"unique_id": ["a"] * 9 + ["b"] * 6, "ds": [*range(9), *range(6)], "y": rng.normal(size=15)})
+    with pytest.warns(UserWarning, match=r"longer than the horizon of 12 .*\(the longest has 9\).* 9 or more steps"):
+        fc = Forecaster(12, 3, 1, **{**small, "max_steps": 20}).fit(df)
+    out = fc.predict()
+    for name, part in df.groupby("unique_id"):
+        naive = np.tile(part.y.to_numpy()[-3:], 4)
+        same = np.isclose(out[out.unique_id == name].Forecaster, naive, rtol=1e-6)
+        assert same.tolist() == [False] * 8 + [True] * 4
+
+
+def test_numbers_that_were_categories_stay_categories(small, rng):
+    df = covariate_panel(rng).assign(promo=lambda d: pd.Categorical(d.promo))
+    fc = Forecaster(2, freq=1, futr_exog_list=["promo"], **small).fit(df)
+    futr = fc.make_future_dataframe().assign(promo=1)
+    expected = fc.predict(futr_df=futr.assign(promo=pd.Categorical([1] * len(futr))))
+    pd.testing.assert_frame_equal(fc.predict(futr_df=futr), expected)
 
 
 def test_values_that_have_no_logarithm_are_refused_later(small, make_panel):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than
 def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, to_polars, tmp_path, kind):
     df = panel
     if kind == "zone":
-        df = df.assign(ds=df.ds.dt.tz_localize("Europe/Berlin"))
+        df = df.assign(ds=df.ds.dt.tz_localize("America/New_York"))
     if kind == "integer":
         df = df.assign(ds=(df.ds - df.ds.min()).dt.days.astype("int32"), unique_id=pd.factorize(df.unique_id)[0])
     if kind == "polars":

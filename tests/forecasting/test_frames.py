@@ -20,7 +20,7 @@ def test_arrays_and_lists_are_no_frames():
         Frame(pl.LazyFrame({"a": [1]}), "df")
 
 
-@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin", "America/New_York", "Etc/GMT+5"])
 def test_local_and_absolute_times_are_those_of_pandas(zone):
     times = pd.date_range("2024-03-30 12:00", periods=30, freq="h", tz=zone)
     column = Frame(pd.DataFrame({"ds": times}), "df").times("ds")
