@@ -4,11 +4,18 @@ Weak scaling: each rank keeps its batchsize, so two ranks go through twice as ma
 series times steps per second, over that of one rank with one thread. ``DDP`` is the hand-written loop of bench_fit.py
 under ``DistributedDataParallel`` with gloo; it gives each rank half of the series. Contenders run interleaved in
 rounds, each in processes of their own that time the same number of epochs after a warm-up; every round gives a ratio,
-the table has the median and the range. ``1 x 1 again`` is the A/A control.
+the table has the median and the range. ``1 x 1 again`` is the A/A control. ``2 unconnected processes`` train a model
+each at the same time, without a word between them: what the machine allows two ranks at most.
+
+Beside other work, every core is shared with a process that computes all the time. Over a link, the ranks run in two
+network namespaces, joined by a link with the rate and the delay that the table says (gloo over TCP; tbf or netem).
 
 Threads (``n_jobs``), and ranks that share the work of one, are in bench_fit.py.
 
-    python benchmarks/bench_parallel.py [--rounds 5] [--shapes small large] [--epochs 2]
+    python benchmarks/bench_parallel.py [--rounds 5] [--shapes small large] [--epochs 2] [--only alone beside links]
+        [--measured FILE]
+
+``--measured`` writes what the links took, for ``docs/scaling.py``.
 """
 
 from __future__ import annotations
@@ -16,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -27,56 +35,78 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from common import Report, Table, interleaved, median, mpirun, parse, parser, ratios, spread, start
+from common import Report, Table, cores, interleaved, median, mpirun, parse, parser, ratios, spread, start
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from two_hosts import Link, Unavailable, set_link, start_pair, two_hosts
 from work import SHAPES, Shape, make, time_major
 
 from fluxutils_py import Estimator, Spec, net2vec
-from fluxutils_py.parallel import get_communicator
-from fluxutils_py.parallel.gradient_vector import GradientVector
+from fluxutils_py.parallel import RankGroup, get_communicator
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-BASE = "1 rank x 1 thread"
+BASE, APART = "1 rank x 1 thread", "2 unconnected processes"
+DDP, RANKS = "2 ranks x 1, DDP with gloo", "2 ranks x 1, mpirun"
 CONTENDERS = {  # launcher, ranks, threads, program
     BASE: ("mpirun", 1, 1, "fit"),
     "1 x 1 again (A/A)": ("mpirun", 1, 1, "fit"),
     "1 rank x 2 threads of torch": ("mpirun", 1, 2, "fit"),
-    "2 ranks x 1, mpirun": ("mpirun", 2, 1, "fit"),
+    APART: ("mpirun", 2, 1, "apart"),
+    "2 unconnected again (A/A)": ("mpirun", 2, 1, "apart"),
+    RANKS: ("mpirun", 2, 1, "fit"),
     "2 ranks x 1, torchrun": ("torchrun", 2, 1, "fit"),
-    "2 ranks x 1, DDP with gloo": ("torchrun", 2, 1, "ddp"),
+    DDP: ("torchrun", 2, 1, "ddp"),
 }
+BESIDE = {DDP: CONTENDERS[DDP], "DDP again (A/A)": CONTENDERS[DDP], RANKS: CONTENDERS[RANKS]}
+BESIDE["2 ranks x 1, torchrun"] = CONTENDERS["2 ranks x 1, torchrun"]
+LINKS = [Link(1), Link(10), Link(1, 0.1), Link(1, 1), Link(10, 0.1), Link(10, 1)]
+ACCUMULATE = [1, 2, 4, 8]
 
 
 # -- what one rank does --------------------------------------------------------------------------------
 
 
 class Stopwatch:
-    """Adds up the time of the collectives of training steps."""
+    """Adds up the time of collectives."""
 
     seconds = 0.0
 
     @classmethod
     def install(cls) -> None:
-        reduce = GradientVector._allreduce
+        call_comm = RankGroup.call_comm
 
-        def timed(self: GradientVector) -> None:
+        def timed(self: RankGroup, *args: Any) -> Any:
             began = time.perf_counter()
-            reduce(self)
-            cls.seconds += time.perf_counter() - began
+            try:
+                return call_comm(self, *args)
+            finally:
+                cls.seconds += time.perf_counter() - began
 
-        GradientVector._allreduce = timed  # type: ignore[method-assign]  # for the time that it takes
+        RankGroup.call_comm = timed  # type: ignore[method-assign]  # for the time that it takes
 
 
-def run_fit(shape: Shape, x: np.ndarray, y: np.ndarray, model: nn.Module) -> tuple[float, torch.Tensor]:
-    spec = Spec(epochs=shape.epochs, batchsize=shape.batchsize, seqsize=shape.seqsize, rebatch=False)
-    est = Estimator(model, F.mse_loss, None, spec, verbose=False)
+def run_fit(
+    shape: Shape, x: np.ndarray, y: np.ndarray, model: nn.Module, comm: Any = "auto", accumulate: int = 1
+) -> tuple[float, torch.Tensor]:
+    spec = Spec(
+        epochs=shape.epochs, batchsize=shape.batchsize, seqsize=shape.seqsize, rebatch=False, accumulate=accumulate
+    )
+    est = Estimator(model, F.mse_loss, None, spec, comm=comm, verbose=False)
     est.fit(x[:, :, : shape.seqsize], y[:, :, : shape.seqsize], epochs=1)  # warms up
     Stopwatch.seconds = 0.0
     get_communicator("auto").barrier()
     began = time.perf_counter()
     est.fit(x, y)
     return time.perf_counter() - began, net2vec(est)
+
+
+def run_apart(shape: Shape, x: np.ndarray, y: np.ndarray, model: nn.Module) -> tuple[float, torch.Tensor]:
+    """Each process trains on its half of the series by itself; the time is that of both speeds together."""
+    ranks = get_communicator("auto")
+    half = np.array_split(np.arange(x.shape[1]), ranks.size)[ranks.rank]
+    own = slice(half[0], half[-1] + 1)
+    taken, vector = run_fit(shape, x[:, own], y[:, own], model, comm=None)
+    return len(ranks.allgather(None)) / sum(1 / t for t in ranks.allgather(taken)), vector
 
 
 def run_ddp(shape: Shape, x: np.ndarray, y: np.ndarray, model: nn.Module) -> tuple[float, torch.Tensor]:
@@ -129,13 +159,34 @@ def one_rank(program: str, name: str, epochs: int, size: int, threads: int, quic
     torch.set_num_threads(threads)
     shape = shape_of(name, epochs, size, quick)
     Stopwatch.install()
-    taken, vector = (run_fit if program == "fit" else run_ddp)(shape, *make(shape))
+    if program == "links":
+        return over_link(shape, path)
+    taken, vector = {"fit": run_fit, "apart": run_apart, "ddp": run_ddp}[program](shape, *make(shape))
     if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK", "0"))) == 0:
         found = {
             "seconds each": taken / (shape.n_series * shape.n_steps * epochs),  # a step of a series
             "talking": Stopwatch.seconds / taken,
             "finite": bool(torch.isfinite(vector).all()),
         }
+        Path(path).write_text(json.dumps(found))
+
+
+def over_link(shape: Shape, path: str) -> None:
+    """Train with several numbers of batches per update; rank 0 writes the seconds of a batch."""
+    x, y, model = make(shape)
+    n_batches = shape.epochs * len(shape.places) // 2  # of two ranks, each with its own series
+    found = []
+    for accumulate in ACCUMULATE:
+        taken, vector = run_fit(shape, x, y, model, accumulate=accumulate)
+        found.append(
+            {
+                "accumulate": accumulate,
+                "seconds": taken / n_batches,
+                "talking": Stopwatch.seconds / n_batches,
+                "n_params": len(vector),
+            }
+        )
+    if get_communicator("auto").rank == 0:
         Path(path).write_text(json.dumps(found))
 
 
@@ -167,13 +218,63 @@ def compare(name: str, report: Report, rounds: int, epochs: int, quick: bool) ->
     seconds = interleaved({c: partial(turn, c) for c in CONTENDERS}, rounds)
     table = Table(
         f"{name}: {shape_of(name, epochs, 1, quick).training}; batchsize and series per rank",
-        ["contender", "speed (range)", "share of the time in collectives"],
+        ["contender", "speed (range)", "of 2 unconnected (range)", "share of the time in collectives"],
     )
     for contender, taken in seconds.items():
-        share = "not measured" if "DDP" in contender else f"{median(talking[contender]):.1%}"
-        table.rows.append([contender, spread(ratios(seconds[BASE], taken)), share])
-    table.notes.append(f"Aim of 2 ranks under mpirun: {1.85 if name == 'small' else 1.93}.")
+        share = "not measured" if contender == DDP else f"{median(talking[contender]):.1%}"
+        of_two = spread(ratios(seconds[APART], taken)) if contender.startswith("2") else ""
+        table.rows.append([contender, spread(ratios(seconds[BASE], taken)), of_two, share])
+    table.notes.append("Aim of 2 ranks: at least .95 of 2 unconnected processes.")
     report.add(table)
+
+
+def beside(name: str, report: Report, rounds: int, epochs: int, quick: bool) -> None:
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores())]
+    try:
+        turns = {c: lambda c=c: measure(c, name, epochs, quick)["seconds each"] for c in BESIDE}  # type: ignore[misc]
+        seconds = interleaved(turns, rounds)
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    table = Table(f"{name}: beside a busy process per core", ["contender", "speed (range), of DDP with gloo"])
+    table.rows += [[contender, spread(ratios(seconds[DDP], taken))] for contender, taken in seconds.items()]
+    table.notes.append("Aim of 2 ranks: never behind DDP.")
+    report.add(table)
+
+
+def links(names: list[str], report: Report, rounds: int, quick: bool, measured: Path | None) -> None:
+    table = Table(
+        "over a link: 2 ranks, one on each host", ["shape", "link", "batches per update", "ms per batch", "talking"]
+    )
+    every: list[dict[str, Any]] = []
+    try:
+        with two_hosts() as hosts, tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "found.json")
+            for link in LINKS:
+                try:
+                    set_link(hosts, link)
+                except Unavailable as error:
+                    report.leave_out(str(link), str(error))
+                    continue
+                for name in names:
+                    found = []
+                    for _ in range(rounds):
+                        start_pair(
+                            hosts, [sys.executable, __file__, "--rank", "links", name, 1, 2, 1, int(quick), path]
+                        )
+                        found.append(json.loads(path.read_text()))
+                    for of_one in zip(*found, strict=True):
+                        best = min(of_one, key=lambda f: f["seconds"])
+                        every.append({"shape": name, "rate": link.rate, "delay": link.delay, **best})
+                        share = f"{best['talking'] / best['seconds']:.0%}"
+                        row = [name, str(link), str(best["accumulate"]), f"{best['seconds'] * 1e3:.2f}", share]
+                        table.rows.append(row)
+    except Unavailable as error:
+        return report.leave_out("links", str(error))
+    report.add(table)
+    if measured is not None:
+        measured.write_text(json.dumps(every, indent=1) + "\n")
 
 
 def main() -> None:
@@ -183,12 +284,19 @@ def main() -> None:
     made = parser(__doc__, rounds=5)
     made.add_argument("--epochs", type=int, default=2)
     made.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    made.add_argument("--only", nargs="+", choices=["alone", "beside", "links"], default=["alone", "beside", "links"])
+    made.add_argument("--measured", type=Path, metavar="FILE")
     args = parse(made)
     report = Report(__doc__, args, threads=False)
     if mpirun() is None:
         return report.leave_out("ranks", "there is no mpirun with mpi4py that can start programs")
     for name in args.shapes:
-        compare(name, report, args.rounds, args.epochs, args.quick)
+        if "alone" in args.only:
+            compare(name, report, args.rounds, args.epochs, args.quick)
+        if "beside" in args.only:
+            beside(name, report, args.rounds, args.epochs, args.quick)
+    if "links" in args.only:
+        links(args.shapes, report, min(args.rounds, 2), args.quick, args.measured)
 
 
 if __name__ == "__main__":

@@ -1,23 +1,14 @@
-"""The interface of communicators, the single process, and what MPI and torch.distributed have in common."""
+"""The interface of communicators, the single process, and the words for ranks."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from fluxutils_py.parallel.launcher import detect_launcher
-
 METHODS = ("rank", "size", "allreduce_", "broadcast_", "allgather", "barrier")
-PATIENCE = 60.0  # seconds of waiting before a warning names the missing ranks
-PUBLISH_AFTER = 1.0  # seconds of waiting after which a rank publishes that it is here
-OnMissing = Callable[[list[int] | None, float], None]
 
 
 class Communicator(Protocol):
@@ -67,80 +58,6 @@ class SingleProcessComm:
 
     def barrier(self) -> None:
         pass
-
-
-class LaunchedComm(ABC):
-    """The ranks that a launcher started: a barrier that names missing ranks, copying and pickling."""
-
-    launcher: ClassVar[str]  # as detect_launcher returns it
-    rank: int
-    size: int
-    patience: float
-    _n_barriers = 0
-
-    @classmethod
-    @functools.cache
-    def world(cls) -> Self:
-        """All ranks that the launcher started; one communicator per process."""
-        return cls()
-
-    def monitored_barrier(self, on_missing: OnMissing) -> None:
-        """Wait at a barrier, calling ``on_missing(ranks, seconds)`` every ``patience`` seconds meanwhile.
-
-        ``ranks`` is None if the launcher cannot tell which ranks are missing.
-        """
-        self._n_barriers += 1
-        is_complete = self._start_barrier()
-        began, pause, n_calls = time.monotonic(), 1e-5, 0
-        with contextlib.ExitStack() as published:
-            is_published = False
-            while not is_complete():
-                time.sleep(pause)  # Python's signal handlers run between these
-                pause = min(2 * pause, 0.02)
-                seconds = time.monotonic() - began
-                if not is_published and seconds > min(PUBLISH_AFTER, self.patience / 4):
-                    published.enter_context(self._publish(self._key(self.rank)))
-                    is_published = True
-                if seconds > self.patience * (n_calls + 1):
-                    n_calls += 1
-                    on_missing(self._missing_ranks(), seconds)
-
-    def _missing_ranks(self) -> list[int] | None:
-        if not self._is_published(self._key(self.rank)):  # there is no name server
-            return None
-        return [rank for rank in range(self.size) if not self._is_published(self._key(rank))]
-
-    def _key(self, rank: int) -> str:
-        return f"fluxutils_py {self._name} barrier {self._n_barriers} rank {rank} of {self.size}"
-
-    _name = ""  # of this communicator, the same on all ranks
-
-    @abstractmethod
-    def is_open(self) -> bool:
-        """Whether collectives are still possible."""
-
-    @abstractmethod
-    def _start_barrier(self) -> Callable[[], bool]:
-        """Enter a barrier without waiting; returns a function that says whether it is complete."""
-
-    @abstractmethod
-    def _publish(self, key: str) -> contextlib.AbstractContextManager[Any]:
-        """Let other ranks look up a key for a while, where the launcher can do that."""
-
-    @abstractmethod
-    def _is_published(self, key: str) -> bool:
-        """Whether a rank has published a key."""
-
-    def __deepcopy__(self, memo: Any) -> Self:
-        return self
-
-    def __reduce__(self) -> Any:
-        return _world_of, (type(self),)
-
-
-def _world_of(kind: type[LaunchedComm]) -> LaunchedComm | SingleProcessComm:
-    """Return the communicator to use in the process that unpickles one."""
-    return kind.world() if detect_launcher() == kind.launcher else SingleProcessComm()
 
 
 @dataclasses.dataclass

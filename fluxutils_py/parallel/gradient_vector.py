@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -12,19 +13,20 @@ from torch import Tensor
 from fluxutils_py.nn.vectors import dense_gradients, flatten_into
 from fluxutils_py.parallel.rank_group import RankGroup
 
-FLAGS = 6  # numbers: weight, weight * loss, data, and counts of ranks with a batch, with an error, with a wish to stop
+FLAGS = 7  # weight, weight * loss, data, counts of ranks with a batch, with an error, with a wish to stop; bad norms
 DIGEST = 24  # bits of a batch's digest, one number each: their sums are exact in float32
 NONE, DENSE, SPARSE = range(3)  # layouts of a parameter's gradient
 
 
 class Totals(NamedTuple):
-    """Sums over ranks: weights, weighted losses, data, ranks with a batch, and further numbers."""
+    """Sums over ranks: weights, weighted losses, data, ranks with a batch, norms not finite, and further numbers."""
 
     weight: float
     loss: float
     n_live: float
     n_batches: int
     same_batches: bool
+    bad_norm: float
     numbers: list[float]
 
 
@@ -67,8 +69,12 @@ class GradientVector:
     def layouts(self) -> list[int]:
         """Return NONE, DENSE or SPARSE per parameter's gradient; with several ranks, after :meth:`reduce`."""
         if self.ranks.is_single:
-            return [_layout(p) for p in self.params]
+            return self.own_layouts()
         return [NONE if not n else DENSE if n <= self.ranks.size else SPARSE for n in self._layouts.tolist()]
+
+    def own_layouts(self) -> list[int]:
+        """Return NONE, DENSE or SPARSE per parameter's gradient on this rank."""
+        return [_layout(p) for p in self.params]
 
     def assign(self, layouts: Sequence[int]) -> None:
         """Set the gradients of the parameters from the vector, as views where possible.
@@ -97,6 +103,7 @@ class GradientVector:
         *,
         has_batch: bool = True,
         digest: int = 0,
+        with_vector: bool = True,
     ) -> Totals:
         """Sum the results of one step over ranks, together with errors and wishes to stop.
 
@@ -112,6 +119,9 @@ class GradientVector:
             Whether this rank has a batch.
         digest : int
             Digest of the batch, if all ranks must have the same batch.
+        with_vector : bool
+            Set it to False to leave this rank's gradients, without weight, in the vector, for :meth:`sum_up` to sum
+            later. Norms of gradients that are not finite are then part of the sums.
 
         Returns
         -------
@@ -121,28 +131,47 @@ class GradientVector:
         failed, stop = self.ranks.flags()
         tail = self._tail
         tail[:] = 0
-        if failed or stop or not n_live:
-            self._sum.zero_()
-            self._layouts[:] = 0
-        else:
+        has_part = bool(n_live) and not (failed or stop)
+        if has_part:
             self.pack()
-            if self._staged:
-                self._sum.copy_(self.values)
-            if weight != 1:
-                self._sum.mul_(weight)
-            sparse = self.ranks.size + 1
-            self._layouts[:] = [sparse if k == SPARSE else k for k in map(_layout, self.params)]
             tail[:3] = weight, weight * loss, n_live
             tail[FLAGS + DIGEST :] = [n_live * number for number in numbers]
-        tail[3:FLAGS] = has_batch, failed, stop
+        tail[3:6] = has_batch, failed, stop
         tail[FLAGS : FLAGS + DIGEST] = [digest >> bit & 1 for bit in range(DIGEST)]
-        self._allreduce()
-        weights, weighted, live, n_batches, failed, stop, *rest = tail.tolist()
+        if with_vector:
+            self._fill(weight if has_part else None, self.own_layouts())
+            self._allreduce()
+        else:
+            norm = float(torch.linalg.vector_norm(self.values)) if has_part else 0.0
+            tail[6] = 0.0 if math.isfinite(norm) else norm
+            self.ranks.call_comm(self.ranks.comm.allreduce_, self._host[len(self.params) :])
+        weights, weighted, live, n_batches, failed, stop, bad_norm, *rest = tail.tolist()
         self.ranks.check_flags(failed, stop, n_batches)
-        if self._staged and not stop:
+        if with_vector and self._staged and not stop:
             self.values.copy_(self._sum)
         same = all(n in (0, self.ranks.size) for n in (n_batches, *rest[:DIGEST]))
-        return Totals(weights, weighted, live, int(n_batches), same, rest[DIGEST:])
+        return Totals(weights, weighted, live, int(n_batches), same, bad_norm, rest[DIGEST:])
+
+    def sum_up(self, layouts: Iterable[int]) -> None:
+        """Sum the vector over ranks, with the layouts of this rank's gradients; the ranks have agreed to do so."""
+        self._tail[:] = 0
+        self._fill(1, layouts)
+        self._allreduce()
+        if self._staged:
+            self.values.copy_(self._sum)
+
+    def _fill(self, weight: float | None, layouts: Iterable[int]) -> None:
+        """Fill the buffer with the vector times a weight, and with layouts; None: with zeros."""
+        if weight is None:
+            self._sum.zero_()
+            self._layouts[:] = 0
+            return
+        if self._staged:
+            self._sum.copy_(self.values)
+        if weight != 1:
+            self._sum.mul_(weight)
+        sparse = self.ranks.size + 1
+        self._layouts[:] = [sparse if k == SPARSE else k for k in layouts]
 
     def _allreduce(self) -> None:
         on_device = self._buffer.is_cuda

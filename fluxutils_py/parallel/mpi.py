@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from fluxutils_py.parallel.communicator import PATIENCE, LaunchedComm
+from fluxutils_py.parallel.launched_comm import STATUS, LaunchedComm, Place, Request
 from fluxutils_py.parallel.launcher import detect_launcher
+
+TAG = 60  # of messages about waiting
+GATHERED = 1 << 16  # bytes of all ranks, up to which a sum is one gathering, and each rank adds up
 
 
 class MPIComm(LaunchedComm):
@@ -20,8 +24,13 @@ class MPIComm(LaunchedComm):
     ----------
     comm : mpi4py.MPI.Intracomm, optional
         It is duplicated, so that your own messages never meet those of the package. The default is ``COMM_WORLD``.
-    patience : float
-        A warning names missing ranks every so many seconds.
+    patience : float, optional
+        A rank that waits for others in a call, such as ``fit``, warns every so many seconds which ranks are missing.
+        The default is the environment variable ``FLUXUTILS_PATIENCE``, or 60.
+    abort_after : float, optional
+        A rank that waits so many seconds in a call ends the job, with a message and exit status 75. The default is the
+        environment variable ``FLUXUTILS_ABORT_AFTER``; without it ranks wait forever. Choose more than the longest
+        time that one rank works alone, such as for writing a checkpoint.
     cuda_aware : bool
         Hand tensors on a GPU to MPI directly. Only for an MPI library that was built for it: others crash.
 
@@ -32,23 +41,21 @@ class MPIComm(LaunchedComm):
 
     launcher = "mpi"
 
-    def __init__(self, comm: Any = None, *, patience: float = PATIENCE, cuda_aware: bool = False) -> None:
-        self.patience, self.cuda_aware = patience, cuda_aware
+    def __init__(
+        self,
+        comm: Any = None,
+        *,
+        patience: float | None = None,
+        abort_after: float | None = None,
+        cuda_aware: bool = False,
+    ) -> None:
+        super().__init__(patience, abort_after)
+        self.cuda_aware = cuda_aware
         self._original = _mpi().COMM_WORLD if comm is None else comm
         self.rank, self.size = self._original.rank, self._original.size
-        self._duplicate: Any = None  # made by the first collective, since it is one itself
-
-    def allreduce_(self, t: Tensor) -> None:
-        self._comm.Allreduce(_mpi().IN_PLACE, _buffer(t))
-
-    def broadcast_(self, t: Tensor, root: int = 0) -> None:
-        self._comm.Bcast(_buffer(t), root)
-
-    def allgather(self, obj: Any) -> list[Any]:
-        return self._comm.allgather(obj)
-
-    def barrier(self) -> None:
-        self._comm.Barrier()
+        self._comm: Any = None  # the duplicate, made by the first collective, since it is one itself
+        self._in_place = _mpi().IN_PLACE
+        self._last_heard: dict[int, int] = {}  # by rank: the last collective that it said it waits in
 
     @contextlib.contextmanager
     def executor(self) -> Iterator[Any]:
@@ -58,46 +65,95 @@ class MPIComm(LaunchedComm):
         """
         from mpi4py.futures import MPICommExecutor
 
+        self._meet()
         with MPICommExecutor(self._comm, 0) as executor:
             yield executor
-
-    @property
-    def _comm(self) -> Any:
-        if self._duplicate is None:
-            self._duplicate = self._original.Dup()
-        return self._duplicate
 
     def is_open(self) -> bool:
         return not _mpi().Is_finalized()
 
-    def _start_barrier(self) -> Callable[[], bool]:
-        if self._duplicate is None:
-            self._duplicate, request = self._original.Idup()
-        else:
-            request = self._duplicate.Ibarrier()
+    def _connect(self) -> Request:
+        self._comm, request = self._original.Idup()
         return request.Test
 
+    def _start_allreduce(self, t: Tensor) -> Request:
+        # Open MPI's Iallreduce (5.0) was seen to write into its buffer when that had been freed after completion
+        if t.is_cuda or t.numel() * t.element_size() * self.size > GATHERED:
+            return self._allreduce_together(t)
+        rows = torch.empty((self.size, t.numel()), dtype=t.dtype)
+        test = self._comm.Iallgather(t.numpy(), rows.numpy()).Test
+
+        def is_complete() -> bool:
+            if not test():
+                return False
+            flat = t.view(-1).copy_(rows[0])
+            for row in rows[1:]:  # in the order of ranks: the same bits everywhere
+                flat.add_(row)
+            return True
+
+        return is_complete
+
+    def _allreduce_together(self, t: Tensor) -> Request:
+        """Wait for all ranks without blocking; then the sum itself blocks for as long as the data travel."""
+        test = self._comm.Ibarrier().Test
+
+        def is_complete() -> bool:
+            if not test():
+                return False
+            self._comm.Allreduce(self._in_place, t if t.is_cuda else t.numpy())
+            return True
+
+        return is_complete
+
+    def _start_broadcast(self, t: Tensor, root: int) -> Request:
+        return self._comm.Ibcast(t if t.is_cuda else t.numpy(), root).Test
+
+    def _start_allgather(self, own: Tensor, everything: Tensor) -> Request:
+        return self._comm.Iallgather(own.numpy(), everything.numpy()).Test
+
     @contextlib.contextmanager
-    def _publish(self, key: str) -> Iterator[None]:
-        MPI = _mpi()
+    def _announce(self, n: int) -> Iterator[None]:
+        if self._has_met:
+            for rank in range(self.size):
+                if rank != self.rank:
+                    self._comm.isend(n, rank, TAG)
+            yield
+            return
+        MPI = _mpi()  # without the duplicate only a name server tells, which mpirun has
         try:
-            MPI.Publish_name(key, "here")
-        except MPI.Exception:  # a launcher without a name server
+            MPI.Publish_name(self._key(self.rank), "here")
+        except MPI.Exception:
             yield
             return
         try:
             yield
         finally:
             with contextlib.suppress(MPI.Exception):
-                MPI.Unpublish_name(key, "here")
+                MPI.Unpublish_name(self._key(self.rank), "here")
 
-    def _is_published(self, key: str) -> bool:
+    def _announced(self, n: int) -> set[int] | None:
+        if not self._has_met:
+            if not self._is_published(self.rank):  # there is no name server
+                return None
+            return {rank for rank in range(self.size) if self._is_published(rank)}
+        status = _mpi().Status()
+        while self._comm.iprobe(tag=TAG, status=status):
+            self._last_heard[status.source] = self._comm.recv(source=status.source, tag=TAG)
+        return {rank for rank, last in self._last_heard.items() if last == n}
+
+    def _is_published(self, rank: int) -> bool:
         MPI = _mpi()
         try:
-            MPI.Lookup_name(key)
+            MPI.Lookup_name(self._key(rank))
         except MPI.Exception:
             return False
         return True
+
+    def _key(self, rank: int) -> str:
+        return f"fluxutils_py rank {rank} of {self.size}"
+
+    def _abort(self, missing: list[Place]) -> None:
+        _mpi().COMM_WORLD.Abort(STATUS)
 
 
 @contextlib.contextmanager
@@ -139,10 +195,6 @@ def require_script_on_all_ranks() -> None:
             "python -m mpi4py.futures runs the script on rank 0 only, but all ranks must run it: "
             "mpirun -n 4 python script.py"
         )
-
-
-def _buffer(t: Tensor) -> Any:
-    return t if t.is_cuda else t.numpy()
 
 
 def _mpi() -> Any:

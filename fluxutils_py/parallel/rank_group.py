@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
@@ -22,6 +21,7 @@ from fluxutils_py.errors import RankError, RemoteError
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.parallel.comm import get_communicator
 from fluxutils_py.parallel.communicator import Communicator, Link, SingleProcessComm, describe_by_rank, name_ranks
+from fluxutils_py.parallel.launched_comm import LaunchedComm
 
 T = TypeVar("T")
 SIGNAL_GRACE = 0.5  # seconds to wait for a signal that another rank got
@@ -73,6 +73,7 @@ class RankGroup:
         self._signal: int | None = None
         self._error_is_signal = False
         self._depth = self._n_guarded = 0  # running with blocks, and functions under guard
+        self._n_steps = 0  # training steps so far
         self._outer: RankGroup | None = None
         self._handlers: dict[int, Any] = {}
 
@@ -104,7 +105,6 @@ class RankGroup:
             if self.error_is_shared:  # from an earlier run
                 self.error = None
                 self.error_is_shared = self._error_is_signal = self._is_interrupt = False
-            self._has_met = False
             self._outer, _thread.group = getattr(_thread, "group", None), self
             if threading.current_thread() is threading.main_thread():
                 for number in (signal.SIGINT, signal.SIGTERM):
@@ -188,6 +188,7 @@ class RankGroup:
     def flags(self) -> tuple[float, float]:
         """Return as numbers, to sum over ranks, whether this rank failed and whether it wants to stop."""
         self._keep_signal()
+        self._n_steps += 1
         return float(self.error is not None), float(self._wants_stop)
 
     def check_flags(self, n_failed: float, n_stopping: float, n_batches: float = 1) -> None:
@@ -215,11 +216,17 @@ class RankGroup:
                 atexit.register(_end_program)
             self._link.is_used = True
         try:
+            if isinstance(self.comm, LaunchedComm):
+                self.comm.describe_wait = self._describe_wait
             return collective(*args)
         except BaseException:
             self._is_broken = True  # nobody knows what the other ranks wait for
             self._link.is_broken = True
             raise
+        finally:
+            self._has_met = True
+            if isinstance(self.comm, LaunchedComm):
+                self.comm.describe_wait = None
 
     # -- collectives ---------------------------------------------------------------------------------
 
@@ -343,26 +350,20 @@ class RankGroup:
             except BaseException:
                 self.error_is_shared = True
                 raise
-        if not self._has_met:
-            self._has_met = True
-            if hasattr(self.comm, "monitored_barrier"):
-                self.call_comm(self.comm.monitored_barrier, self._warn_missing)
         self._keep_signal()
         e = self.error
         kind = "signal" if self._error_is_signal else type(e).__name__
         error = None if e is None else (kind, f"{type(e).__name__}: {e}")
         return self.call_comm(self.comm.allgather, (self.call, error, self._wants_stop, value))
 
-    def _warn_missing(self, missing: list[int] | None, seconds: float) -> None:
+    def _describe_wait(self) -> tuple[str, str] | None:
+        """Return what a rank that waits for others is doing, and advice; None where it may take as long as it will."""
         if self.call == END:
-            return
-        who = "other ranks" if not missing else f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        warnings.warn(
-            f"rank {self.rank} has been waiting in {self.call} for {seconds:.0f} s, for {who} to call it too. "
-            f"Under several ranks {self.call} is called by all of them; for one rank alone, set comm=None",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+            return None
+        if not self._has_met:
+            return self.call, f"Under several ranks all of them call {self.call}; for one rank alone, set comm=None"
+        where = f"{self.call}, training step {self._n_steps}," if self._n_steps else self.call
+        return where, "A rank that is missing hangs, or is busy with something that the others do not do"
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self._signal = number

@@ -5,14 +5,17 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import os
+import platform
+import signal
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-from fluxutils_py.parallel.communicator import PATIENCE, LaunchedComm
+from fluxutils_py.parallel.launched_comm import STATUS, LaunchedComm, Place, Request
 
 
 class TorchComm(LaunchedComm):
@@ -20,57 +23,76 @@ class TorchComm(LaunchedComm):
 
     Parameters
     ----------
-    patience : float
-        A warning names missing ranks every so many seconds.
+    patience : float, optional
+        A rank that waits for others in a call, such as ``fit``, warns every so many seconds which ranks are missing.
+        The default is the environment variable ``FLUXUTILS_PATIENCE``, or 60.
+    abort_after : float, optional
+        A rank that waits so many seconds in a call ends the job, with a message. The default is the environment
+        variable ``FLUXUTILS_ABORT_AFTER``; without it ranks wait forever, and gloo for half an hour. Choose more
+        than the longest time that one rank works alone, such as for writing a checkpoint.
 
     Notes
     -----
     It has a separate gloo group, so that your own messages never meet those of the package. A copy is the same
     communicator. Unpickling gives the communicator of ``comm="auto"`` in that process.
+
+    ``abort_after`` ends this process with exit status 75, and kills the ranks on its machine that are missing:
+    ``torchrun``, which ends the others and reports status 1, gives them half a minute before it does.
     """
 
     launcher = "torch"
 
-    def __init__(self, *, patience: float = PATIENCE) -> None:
+    def __init__(self, *, patience: float | None = None, abort_after: float | None = None) -> None:
+        super().__init__(patience, abort_after)
         if not dist.is_initialized():
             dist.init_process_group("gloo")
             atexit.register(dist.destroy_process_group)
-        self.patience = patience
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._group = dist.new_group(backend="gloo")
         self._store = getattr(dist.distributed_c10d, "_get_default_store", lambda: None)()  # not promised by torch
-        self._name = f"group {next(_numbers)}"
+        self._name = f"fluxutils_py group {next(_numbers)}"
         _alive.add(self)
-
-    def allreduce_(self, t: Tensor) -> None:
-        dist.all_reduce(t, group=self._group)
-
-    def broadcast_(self, t: Tensor, root: int = 0) -> None:
-        dist.broadcast(t, root, group=self._group)
-
-    def allgather(self, obj: Any) -> list[Any]:
-        objects: list[Any] = [None] * self.size
-        dist.all_gather_object(objects, obj, group=self._group)
-        return objects
-
-    def barrier(self) -> None:
-        dist.barrier(group=self._group)
 
     def is_open(self) -> bool:
         return dist.is_initialized()
 
-    def _start_barrier(self) -> Callable[[], bool]:
-        work = dist.barrier(group=self._group, async_op=True)
-        return lambda: work.is_completed() and work.wait()
+    def _connect(self) -> Request:
+        return _test(dist.barrier(group=self._group, async_op=True))
+
+    def _start_allreduce(self, t: Tensor) -> Request:
+        return _test(dist.all_reduce(t, group=self._group, async_op=True))
+
+    def _start_broadcast(self, t: Tensor, root: int) -> Request:
+        return _test(dist.broadcast(t, root, group=self._group, async_op=True))
+
+    def _start_allgather(self, own: Tensor, everything: Tensor) -> Request:
+        return _test(dist.all_gather(list(everything.chunk(self.size)), own, group=self._group, async_op=True))
 
     @contextlib.contextmanager
-    def _publish(self, key: str) -> Iterator[None]:
+    def _announce(self, n: int) -> Iterator[None]:
         if self._store is not None:
-            self._store.set(key, "here")
+            self._store.set(self._key(self.rank), str(n))
         yield
 
-    def _is_published(self, key: str) -> bool:
-        return self._store is not None and self._store.check([key])
+    def _announced(self, n: int) -> set[int] | None:
+        if self._store is None:
+            return None
+        keys = {rank: self._key(rank) for rank in range(self.size)}
+        return {r for r, key in keys.items() if self._store.check([key]) and self._store.get(key) == b"%d" % n}
+
+    def _key(self, rank: int) -> str:
+        return f"{self._name} rank {rank} of {self.size}"
+
+    def _abort(self, missing: list[Place]) -> None:
+        for place in missing:
+            if place.host == platform.node():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(place.process, signal.SIGKILL)
+        os._exit(STATUS)
+
+
+def _test(work: Any) -> Request:
+    return lambda: work.is_completed() and (work.wait() or True)  # wait raises the errors of the collective
 
 
 _numbers = itertools.count()

@@ -22,6 +22,7 @@ from fluxutils_py.training.minibatch import begins_series
 from fluxutils_py.training.pending_loss import PendingLoss, supports_found_inf
 from fluxutils_py.training.sharding import digest, shard
 from fluxutils_py.training.step_info import BatchLoss, StepInfo
+from fluxutils_py.training.waiting_gradients import WaitingGradients
 
 __all__ = ["BatchLoss", "GradientStep"]
 
@@ -129,7 +130,6 @@ class GradientStep:
         self._defer, self.precision = defer, precision
         self._scale: LossScale | None = None
         require_float32(self.params, precision)
-        self._n_waiting, self._live_waiting = 0, 0.0
         self.bind()
 
     def bind(self) -> None:
@@ -143,8 +143,7 @@ class GradientStep:
         self._compute = self._in_float32 if self.precision == "float32" else self.autocast(self._in_float32)
         scaled = self.precision == "float16" and self.optimizer is not None
         self._scale = LossScale(values.device, self._scale) if scaled else None
-        self._sum = torch.zeros_like(values) if self.accumulate > 1 else values  # of waiting gradients
-        self._layouts = [0] * len(self.params)
+        self._waiting = WaitingGradients(self.vector) if self.accumulate > 1 else None
 
     # -- one batch -----------------------------------------------------------------------------------
 
@@ -170,7 +169,10 @@ class GradientStep:
 
     def flush(self) -> None:
         """Update with the gradients that wait for more batches. Call it at the end of a pass over the data."""
-        if self._n_waiting:
+        if self._waiting is None:
+            return
+        self.ranks.allgather()  # the sum of waiting gradients over ranks is outside of a step
+        if self._waiting.n:
             before, norm = self.n_updates, self._update(None)
             if self.defer:
                 float(self._pending(torch.zeros_like(norm), norm, None, before))
@@ -184,7 +186,8 @@ class GradientStep:
 
     def discard(self) -> None:
         """Forget waiting gradients, after an error."""
-        self._n_waiting, self._live_waiting = 0, 0.0
+        if self._waiting is not None:
+            self._waiting.clear()
         self._failed.zero_()
         self._clear_gradients()
 
@@ -197,10 +200,10 @@ class GradientStep:
             return StepInfo(None, 0)
         before: int = self.n_updates
         norm: Any = loss
-        if self.accumulate > 1:
+        if self._waiting is not None and self.ranks.is_single:
             norm = self._norm(batch) if self._scale is None else loss
-            self._accumulate(n_live)
-        if self.accumulate == 1 or self._n_waiting == self.accumulate:
+            self._waiting.add(n_live, n_live)
+        if self._waiting is None or self._waiting.n == self.accumulate:
             norm = self._update(batch)
         return StepInfo(self._pending(loss, norm, batch, before) if self.defer else loss, n_live)
 
@@ -223,7 +226,10 @@ class GradientStep:
         code, loss, part = (None if ranks.is_leaving else ranks.guard(self._own_part, batch)) or (0, 0.0, None)
         part = part or BatchLoss(None, 0)
         weight = part.n_live if part.weight is None else part.weight
-        totals = vector.reduce(weight, loss, part.n_live, part.numbers, has_batch=batch is not None, digest=code)
+        at_once = self._waiting is None
+        totals = vector.reduce(
+            weight, loss, part.n_live, part.numbers, has_batch=batch is not None, digest=code, with_vector=at_once
+        )
         if ranks.stopped or not totals.n_batches:
             return None
         if self._shard is not None and not totals.same_batches:
@@ -235,7 +241,12 @@ class GradientStep:
                 )
             )
         divisor = 1.0 if self.reduction == "sum" else totals.weight or 1.0
-        vector.values.div_(divisor)
+        if self._waiting is None:
+            vector.values.div_(divisor)
+        elif totals.bad_norm and self._scale is None:
+            self._raise_not_finite("gradient norm", totals.bad_norm, batch)
+        elif totals.n_live:
+            self._waiting.add(totals.n_live, totals.n_live * weight / divisor if part.n_live else None)
         self.numbers = [number / (totals.n_live or 1.0) for number in totals.numbers]
         return totals.loss / divisor, totals.n_live
 
@@ -268,39 +279,25 @@ class GradientStep:
 
     # -- the update ----------------------------------------------------------------------------------
 
-    def _accumulate(self, n_live: float) -> None:
-        values, layouts = self.vector.values, self.vector.layouts()
-        if self._n_waiting:
-            self._sum.add_(values, alpha=n_live)
-            self._layouts = list(map(max, self._layouts, layouts))
-        else:
-            torch.mul(values, n_live, out=self._sum)
-            self._layouts = layouts
-        self._n_waiting += 1
-        self._live_waiting += n_live
-
     def _update(self, batch: Any) -> Any:
         """Update with the gradient in the vector, or the mean of waiting gradients; return its norm."""
-        values = self.vector.values
-        if self._n_waiting:
-            torch.div(self._sum, self._live_waiting, out=values)
-            self._n_waiting, self._live_waiting = 0, 0.0
+        layouts = self._waiting.take_mean() if self._waiting is not None and self._waiting.n else None
         if self._scale is not None:
-            self._scale.unscale_(values)
+            self._scale.unscale_(self.vector.values)
         norm = self._norm(batch)
         if self._observe is not None:
-            self._observe(values)
+            self._observe(self.vector.values)
         if self.optimizer is not None:
-            self.ranks.guard(self._apply, norm)
+            self.ranks.guard(self._apply, norm, layouts)
         return norm
 
     def _norm(self, batch: Any) -> Any:
         return self._read("gradient norm", torch.linalg.vector_norm(self.vector.values), batch)
 
-    def _apply(self, norm: Any) -> None:
+    def _apply(self, norm: Any, layouts: Sequence[int] | None) -> None:
         optimizer: Any = self.optimizer
-        if self.accumulate > 1:
-            self.vector.assign(self._layouts)
+        if layouts is not None:
+            self.vector.assign(layouts)
         elif self._scale is not None or not self.ranks.is_single:
             self.vector.assign(self.vector.layouts())
         if self.clip is not None and (self.defer or norm > self.clip):
@@ -375,11 +372,11 @@ class GradientStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the waiting gradients and the number of updates as plain data."""
-        waiting = (self._n_waiting, self._live_waiting, self._sum, self._layouts) if self._n_waiting else None
+        waiting = None if self._waiting is None else self._waiting.state_dict()
         return {"n_updates": self.n_updates, "waiting": waiting, "scale": self._scale and self._scale.state_dict()}
 
     def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> Mapping[str, Any]:
-        return states[0]  # the same on all
+        return {**states[0], "waiting": WaitingGradients.reshard([state["waiting"] for state in states], rank)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
@@ -387,9 +384,8 @@ class GradientStep:
         self._synchronized = True  # buffers of ranks differ until they are averaged
         if self._scale is not None and state["scale"] is not None:
             self._scale.load_state_dict(state["scale"])
-        self._n_waiting, self._live_waiting, total, self._layouts = state["waiting"] or (0, 0.0, None, self._layouts)
-        if total is not None:
-            self._sum.copy_(total)
+        if self._waiting is not None:
+            self._waiting.load_state_dict(state["waiting"])
 
 
 def not_finite(what: str, value: float, where: str = "") -> FloatingPointError:

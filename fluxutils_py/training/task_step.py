@@ -50,7 +50,7 @@ class TaskStep:
     ``restore()`` before the run. The loop's part of the checkpoint includes recurrent states.
     """
 
-    name, priority, ends_together = "task", -math.inf, True
+    name, priority, ends_together, collective = "task", -math.inf, True, True
 
     def __init__(
         self, task: Any, state: TrainState | None = None, seed: int = 0, *, comm: Any = "auto", **settings: Any

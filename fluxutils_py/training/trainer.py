@@ -117,7 +117,7 @@ class Trainer:
     True
     """
 
-    name, priority, ends_together = "trainer", -math.inf, True
+    name, priority, ends_together, collective = "trainer", -math.inf, True, True
 
     def __init__(
         self,

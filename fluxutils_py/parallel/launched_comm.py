@@ -1,0 +1,262 @@
+"""Communicators of launched ranks: how a rank waits for the others, names those that hang, and ends the job."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import pickle
+import platform
+import sys
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from fluxutils_py.parallel.communicator import SingleProcessComm, name_ranks
+from fluxutils_py.parallel.launcher import detect_launcher
+
+PATIENCE, ABORT_AFTER = "FLUXUTILS_PATIENCE", "FLUXUTILS_ABORT_AFTER"  # environment variables
+LOOKS = 50  # at a request in a row, before the processor is offered to other programs between looks
+YIELDING = 1e-3  # seconds of that, before the rank sleeps between looks
+LONGEST_PAUSE = 0.02  # seconds
+ANNOUNCED_AFTER = 1.0  # seconds of waiting after which a rank tells the others where it waits
+FRAME = 512  # bytes; smaller objects of all ranks travel in one collective
+GATHERED_AT_ONCE = 1 << 26  # bytes; larger objects travel one by one
+STATUS = 75  # exit status of a job that abort_after ended: "temporary failure, try again" in sysexits.h
+
+Request = Callable[[], bool]  # whether a collective is complete; it keeps the memory of the collective alive
+_abandoned: list[Request] = []  # by an error while waiting: they still write into that memory
+
+
+class Place(NamedTuple):
+    """Where a rank runs."""
+
+    host: str
+    process: int
+
+    def __str__(self) -> str:
+        return f"process {self.process} on {self.host}"
+
+
+class LaunchedComm(ABC):
+    """The ranks that a launcher started, waiting in collectives.
+
+    Collectives are requests that a rank looks at until they are complete: some times in a row, then offering the
+    processor to other programs in between, then sleeping for a twentieth of the time waited so far. A rank that waits
+    for ``patience`` seconds warns which ranks are missing, and again after each further ``patience`` seconds. After
+    ``abort_after`` seconds it ends the job.
+
+    Parameters
+    ----------
+    patience : float, optional
+        By default the environment variable ``FLUXUTILS_PATIENCE``, or 60 seconds.
+    abort_after : float, optional
+        By default the environment variable ``FLUXUTILS_ABORT_AFTER``; without it the rank waits forever.
+
+    Attributes
+    ----------
+    describe_wait : callable, optional
+        Returns the call that this rank waits in, and advice, both for messages. While it is None or returns None, a
+        rank waits in silence and as long as it takes.
+
+    Notes
+    -----
+    A subclass starts the requests. It calls ``__init__`` and sets ``rank`` and ``size``.
+    """
+
+    launcher: ClassVar[str]  # as detect_launcher returns it
+    rank: int
+    size: int
+
+    def __init__(self, patience: float | None = None, abort_after: float | None = None) -> None:
+        self.patience = _seconds("patience", patience, PATIENCE) or 60.0
+        self.abort_after = _seconds("abort_after", abort_after, ABORT_AFTER)
+        self.describe_wait: Callable[[], tuple[str, str] | None] | None = None
+        self.places: list[Place] = []  # of all ranks, once they have met
+        self._has_met = False
+        self._n_waits = 0  # the same on all ranks: collectives come in the same order
+
+    @classmethod
+    @functools.cache
+    def world(cls) -> Self:
+        """All ranks that the launcher started; one communicator per process."""
+        return cls()
+
+    # -- collectives ---------------------------------------------------------------------------------
+
+    def allreduce_(self, t: Tensor) -> None:
+        self._meet()
+        self._wait(self._start_allreduce(t))
+
+    def broadcast_(self, t: Tensor, root: int = 0) -> None:
+        self._meet()
+        self._wait(self._start_broadcast(t, root))
+
+    def barrier(self) -> None:
+        self._meet()
+        self._wait(self._start_allreduce(torch.zeros(1)))
+
+    def allgather(self, obj: Any) -> list[Any]:
+        self._meet()
+        data = pickle.dumps(obj)
+        frames = self._allgather_bytes(len(data).to_bytes(8, "little") + data[: FRAME - 8], FRAME)
+        sizes = [int.from_bytes(frame[:8], "little") for frame in frames]
+        if max(sizes) <= FRAME - 8:
+            found = [frame[8:] for frame in frames]
+        elif max(sizes) * self.size <= GATHERED_AT_ONCE:
+            found = self._allgather_bytes(data, max(sizes))
+        else:
+            parts = [
+                _as_tensor(data, size) if r == self.rank else _as_tensor(b"", size) for r, size in enumerate(sizes)
+            ]
+            for root, part in enumerate(parts):
+                self._wait(self._start_broadcast(part, root))
+            found = [part.numpy().tobytes() for part in parts]
+        return [pickle.loads(part) for part in found]  # bytes behind the end of a pickle are ignored
+
+    def _allgather_bytes(self, data: bytes, size: int) -> list[bytes]:
+        everything = torch.empty(self.size * size, dtype=torch.uint8)
+        self._wait(self._start_allgather(_as_tensor(data, size), everything))
+        flat = everything.numpy().tobytes()
+        return [flat[r * size : (r + 1) * size] for r in range(self.size)]
+
+    def _meet(self) -> None:
+        """Connect the ranks at their first collective, and exchange their places."""
+        if not self._has_met:
+            self._wait(self._connect())
+            self._has_met = True
+            self.places = [Place(*place) for place in self.allgather((platform.node(), os.getpid()))]
+
+    # -- waiting -------------------------------------------------------------------------------------
+
+    def _wait(self, is_complete: Request) -> None:
+        self._n_waits += 1
+        try:
+            for _ in range(LOOKS):
+                if is_complete():
+                    return
+            self._wait_longer(is_complete)
+        except BaseException:
+            _abandoned.append(is_complete)
+            raise
+
+    def _wait_longer(self, is_complete: Request) -> None:
+        began, n_warnings, is_announced = time.monotonic(), 0, False
+        with contextlib.ExitStack() as announced:
+            while not is_complete():  # Python's signal handlers run between these
+                seconds = time.monotonic() - began
+                if seconds < YIELDING:
+                    _offer_processor()
+                    continue
+                time.sleep(min(seconds / 20, LONGEST_PAUSE))
+                if not is_announced and seconds > min(ANNOUNCED_AFTER, self.patience / 4):
+                    announced.enter_context(self._announce(self._n_waits))
+                    is_announced = True
+                if self.abort_after is not None and seconds > self.abort_after:
+                    self._end_job(seconds)
+                elif seconds > self.patience * (n_warnings + 1):
+                    n_warnings += 1
+                    self._warn(seconds)
+
+    def _missing(self) -> list[int] | None:
+        """Return the ranks that do not wait in this collective; None if that is unknown."""
+        announced = self._announced(self._n_waits)
+        return None if announced is None else [r for r in range(self.size) if r != self.rank and r not in announced]
+
+    def _describe(self, seconds: float, missing: list[int] | None) -> str | None:
+        described = None if self.describe_wait is None else self.describe_wait()
+        if described is None:
+            return None
+        if missing is None:
+            who = "for other ranks"
+        elif not missing:
+            who = "though all ranks are there, so the network may be down"
+        else:
+            who = f"for {name_ranks(missing)}"
+            if self.places:
+                who += f" ({', '.join(str(self.places[r]) for r in missing)})"
+        return f"rank {self.rank} has been waiting in {described[0]} for {seconds:.0f} s, {who}. {described[1]}"
+
+    def _warn(self, seconds: float) -> None:
+        text = self._describe(seconds, self._missing())
+        if text is not None:
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+    def _end_job(self, seconds: float) -> None:
+        missing = self._missing()
+        text = self._describe(seconds, missing)
+        if text is None:
+            return
+        sys.stdout.flush()
+        print(f"fluxutils_py ends the job: {text} (abort_after={self.abort_after:g})", file=sys.stderr, flush=True)
+        self._abort([self.places[r] for r in missing or () if self.places])
+
+    # -- what a library does -------------------------------------------------------------------------
+
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether collectives are still possible."""
+
+    @abstractmethod
+    def _connect(self) -> Request:
+        """Start the first collective, in which ranks only meet."""
+
+    @abstractmethod
+    def _start_allreduce(self, t: Tensor) -> Request: ...
+
+    @abstractmethod
+    def _start_broadcast(self, t: Tensor, root: int) -> Request: ...
+
+    @abstractmethod
+    def _start_allgather(self, own: Tensor, everything: Tensor) -> Request: ...
+
+    @abstractmethod
+    def _announce(self, n: int) -> contextlib.AbstractContextManager[Any]:
+        """Tell the other ranks that this one waits in its ``n``-th collective."""
+
+    @abstractmethod
+    def _announced(self, n: int) -> set[int] | None:
+        """Return the ranks known to wait in the ``n``-th collective; None if there is no way to know."""
+
+    @abstractmethod
+    def _abort(self, missing: list[Place]) -> None:
+        """End all ranks with exit status ``STATUS``."""
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _world_of, (type(self),)
+
+
+def _world_of(kind: type[LaunchedComm]) -> LaunchedComm | SingleProcessComm:
+    """Return the communicator to use in the process that unpickles one."""
+    return kind.world() if detect_launcher() == kind.launcher else SingleProcessComm()
+
+
+def _seconds(name: str, given: float | None, variable: str) -> float | None:
+    """Return a number of seconds as given, or from an environment variable; None without either."""
+    text = os.environ.get(variable, "").strip()
+    if given is None and not text:
+        return None
+    try:
+        seconds = float(text if given is None else given)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not seconds > 0:
+        told = f"{variable}={text!r} in the environment" if given is None else repr(given)
+        raise ValueError(f"{name} must be a number of seconds above 0, got {told}")
+    return seconds
+
+
+def _as_tensor(data: bytes, size: int) -> Tensor:
+    return torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
+
+
+_offer_processor = getattr(os, "sched_yield", functools.partial(time.sleep, 0))

@@ -1,0 +1,44 @@
+"""A rank that hangs in the middle of training is named by the others, and ends the job if that is wanted."""
+
+import re
+import sys
+import textwrap
+import time
+
+import pytest
+
+PROGRAM = """
+import sys, time
+import numpy as np
+from fluxutils_py import Estimator
+from fluxutils_py.parallel import MPIComm, TorchComm
+
+def hook(loop):
+    if loop.rank == 1 and loop.step == 3:
+        print("hangs at", time.time(), flush=True)
+        time.sleep(1000)
+
+kind = {"mpi": MPIComm, "torch": TorchComm}[sys.argv[1]]
+x = np.random.default_rng(0).standard_normal((1, 6, 20))
+spec = dict(epochs=2, batchsize=2, seqsize=5)
+Estimator(spec=spec, comm=kind(patience=1, abort_after=3), callbacks=hook, verbose=False).fit(x, x)
+"""
+
+
+@pytest.mark.parametrize("kind", ["mpi", "torch"])
+def test_a_rank_that_hangs_is_named_by_all_others_and_ends_the_job(request, start, tmp_path, kind):
+    program = tmp_path / "script.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    if kind == "mpi":
+        launch = [*request.getfixturevalue("mpirun_command"), "-n", 3, sys.executable]
+    else:
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 3]
+    code, out, err = start([*launch, program, kind], timeout=100)
+    ended = time.time()
+    assert code == {"mpi": 75, "torch": 1}[kind], err  # torchrun has one status for all failures
+    seconds = ended - float(re.search(r"hangs at ([\d.]+)", out)[1])
+    assert seconds < 25, f"the job ended {seconds:.0f} s after a rank began to hang"
+    waits = r"has been waiting in fit, training step 4, for \d+ s, for rank 1 \(process \d+ on .+?\)\. A rank that"
+    for rank in (0, 2):
+        assert re.search(rf"RuntimeWarning: rank {rank} {waits}", err), err
+    assert re.search(rf"fluxutils_py ends the job: rank [02] {waits}", err), err
