@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import subprocess
 import sys
@@ -173,16 +174,20 @@ def one_rank(program: str, name: str, epochs: int, size: int, threads: int, quic
 
 def over_link(shape: Shape, path: str) -> None:
     """Train with several numbers of batches per update; rank 0 writes the seconds of a batch."""
+    shape = dataclasses.replace(shape, n_series=4 * shape.batchsize, n_steps=8 * shape.seqsize)
     x, y, model = make(shape)
     n_batches = shape.epochs * len(shape.places) // 2  # of two ranks, each with its own series
     found = []
     for accumulate in ACCUMULATE:
-        taken, vector = run_fit(shape, x, y, model, accumulate=accumulate)
+        taken, talking = math.inf, 0.0
+        for _ in range(3):  # the best of
+            again, vector = run_fit(shape, x, y, model, accumulate=accumulate)
+            taken, talking = min((taken, talking), (again, Stopwatch.seconds))
         found.append(
             {
                 "accumulate": accumulate,
                 "seconds": taken / n_batches,
-                "talking": Stopwatch.seconds / n_batches,
+                "talking": talking / n_batches,
                 "n_params": len(vector),
             }
         )

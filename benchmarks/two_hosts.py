@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -38,6 +40,7 @@ def two_hosts() -> Iterator[tuple[str, str]]:
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc"))):
         raise Unavailable("network namespaces need root and iproute2")
     names = f"flux{os.getpid()}a", f"flux{os.getpid()}b"
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that they are removed then, too
     try:
         for name in names:
             _run("ip", "netns", "add", name)
@@ -50,6 +53,7 @@ def two_hosts() -> Iterator[tuple[str, str]]:
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        signal.signal(signal.SIGTERM, before)
 
 
 def set_link(names: Sequence[str], link: Link) -> None:
