@@ -49,7 +49,8 @@ def write_graph(
     Raises
     ------
     ExportError
-        If an operator has no counterpart in ONNX; the message names the module.
+        If an operator has no counterpart in ONNX, or onnxruntime (where it is installed) cannot load the file, for
+        example for want of an operator in float64; the message names the module.
     ImportError
         If the format is "onnx" and its packages are not installed.
     """
@@ -67,8 +68,10 @@ def write_graph(
     for key, value in described.items():
         entry = model.metadata_props.add()
         entry.key, entry.value = key, value if key in TEXTS else json.dumps(value)
+    content = model.SerializeToString()
+    _require_kernels(graph, content)
     with atomic_path(path) as new, open(new, "wb") as file:
-        file.write(model.SerializeToString())
+        file.write(content)
 
 
 def describe(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, Any]:
@@ -143,6 +146,26 @@ def _not_convertible(graph: Graph, error: Exception) -> ExportError:
         f"{where or 'the model'} cannot be written as ONNX, which has no counterpart of torch's {name}; "
         "format='torch' takes it"
     )
+
+
+def _require_kernels(graph: Graph, content: bytes) -> None:
+    """Raise an ExportError that names the module if onnxruntime is installed and cannot load the model."""
+    try:
+        runtime = import_module("onnxruntime")
+    except ImportError:
+        return
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 4
+    try:
+        runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of onnxruntime, which has a class for each
+        operator = re.search(r"implementation for (\w+)\(", str(error))
+        where = module_of_operator(graph, f"onnx.{operator[1].lower()}") if operator else None
+        of = f" {operator[1]} in {_dtype(graph.inputs[-1])}" if operator else ""
+        raise ExportError(
+            f"{where or 'the model'} cannot run in onnxruntime, which lacks{of or ' an operator'}; fit on float32 "
+            f"data, or take format='torch' (onnxruntime: {str(error).splitlines()[0]})"
+        ) from error
 
 
 def require(package: str) -> Any:

@@ -67,6 +67,14 @@ def test_an_operator_without_counterpart_is_named_with_its_module(tmp_path):
     assert ExportedModel(tmp_path / "m.pt2", 2).run(np.zeros((3, 2, 3)))[0].shape == (3, 2, 4)
 
 
+def test_an_operator_that_the_runtime_lacks_is_named_with_its_module(tmp_path):
+    model = nn.Sequential(nn.Linear(3, 4), nn.ELU()).double().eval()
+    graph = Graph([torch.zeros(3).double()], steps=[ModelStep(model, [torch.zeros(4, 2, 3).double()])])
+    with pytest.raises(ExportError, match=r"'1' \(ELU\) cannot run in onnxruntime, which lacks Elu in float64; fit on"):
+        write_graph(tmp_path / "m.onnx", graph, "onnx", ["x"], ["y"], {})
+    assert list(tmp_path.iterdir()) == []
+
+
 class Special(nn.Module):
     def forward(self, x):
         return torch.special.bessel_j0(x)
