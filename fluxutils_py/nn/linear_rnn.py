@@ -57,8 +57,7 @@ class _GatedRecurrence(nn.Module):
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Compute one step (B, n_in), for export."""
-        a, b = self.coefficients(*self.linear(x).chunk(self.n_blocks, -1))
-        h = a * state + b
+        (h,) = self._step(x, (state,), self.linear.weight, None, self.linear.bias)
         return h, h
 
     @staticmethod

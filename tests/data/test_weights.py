@@ -161,7 +161,7 @@ def test_weights_that_are_negative_or_no_number_are_refused(shape, value):
     w = np.ones(shape)
     w.reshape(-1)[-1] = value
     weight = SampleWeight(w, N, T)
-    with pytest.raises(DataError, match="sample_weight must be finite and not negative; use 0 for steps that should not"):
+    with pytest.raises(DataError, match="sample_weight must be finite and not negative; use 0 for steps that"):
         weight.normalize(whole(), ())
 
 
