@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import restore, snapshot
-from fluxutils_py.parallel import RankGroup
+from fluxutils_py.parallel import RankGroup, Threads
+from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
 from fluxutils_py.training.resharding import require_shared_batches, reshard_rows
 from fluxutils_py.training.step_info import StepInfo
+from fluxutils_py.training.threaded_loss import ThreadedLoss, shares
 from fluxutils_py.training.train_state import TrainState
 from fluxutils_py.tree import tree_map
 
@@ -35,6 +38,9 @@ class TaskStep:
         Seed, step number and rank determine the random numbers of a step, so resuming needs no saved generator.
     comm
         See :class:`GradientStep`.
+    n_jobs : int or None
+        Number of threads, which divide each batch with :meth:`BaseTrainTask.shard_batch`. Each part has random numbers
+        of its own. Auxiliary outputs are averaged by :meth:`BaseTrainTask.batch_weight`, so they must be numbers.
     **settings
         ``batches``, ``clip``, ``accumulate``, ``precision``, ``stateful``, ``defer``: see :class:`GradientStep`.
         Several ranks divide a batch with :meth:`BaseTrainTask.shard_batch`, and :meth:`BaseTrainTask.batch_weight`
@@ -53,18 +59,33 @@ class TaskStep:
     name, priority, ends_together, collective = "task", -math.inf, True, True
 
     def __init__(
-        self, task: Any, state: TrainState | None = None, seed: int = 0, *, comm: Any = "auto", **settings: Any
+        self,
+        task: Any,
+        state: TrainState | None = None,
+        seed: int = 0,
+        *,
+        comm: Any = "auto",
+        n_jobs: int | None = None,
+        **settings: Any,
     ) -> None:
         self.task, self.seed, self.ranks, self._settings = task, seed, RankGroup.from_comm(comm, "training"), settings
+        self._threads, self._entered = Threads(n_threads(n_jobs)), False
         self._bound: tuple[Any, ...] = ()
         if state is not None:
             self._bind(state)
 
     def _bind(self, state: TrainState) -> None:
         self.state, self._bound = state, (state.model, state.opt)
+        compute: Any = self._loss
+        if self._threads.n > 1:
+            divide = shares(self.task.shard_batch)
+            compute = ThreadedLoss(self._part_loss, state.model, [], self._threads, divide)
+            self._settings["defer"] = False
         self._step = GradientStep(
-            self._loss, state.opt, state.model, comm=self.ranks, shard=self.task.shard_batch, **self._settings
+            compute, state.opt, state.model, comm=self.ranks, shard=self.task.shard_batch, **self._settings
         )
+        if self._threads.n > 1:
+            compute.scaled, compute.params = self._step.scaled, self._step.params
 
     @property
     def model(self) -> nn.Module:
@@ -105,15 +126,28 @@ class TaskStep:
         self._metrics: dict[str, Any] = {}
         if not state.model.training:
             state.model.train()
+        if self._threads.n > 1:
+            base = as_generator(rng, state.step, ranks.rank)
+            self._part_seed, self._parts = draw(base), {}  # type: int, dict[int, tuple[float, Any]]
+            with seeded(self._part_seed), nullcontext() if self._entered else self._threads:
+                return self._advance(batch, rng)
+        return self._advance(batch, rng)
+
+    def _advance(self, batch: Any, rng: Seed) -> StepInfo | None:
+        state, ranks = self.state, self.ranks
         if ranks.is_single:
             info = self._step(batch)
         else:
             with ranks.step(lambda: self._take(None, rng)):
                 info = self._step(batch)
+                if self._threads.n > 1:
+                    self._mean_metrics()  # and the weight of this rank
                 if info is not None and info.batch_loss is not None and state.extra_vars:
                     self.task.reduce_extra_vars(state.extra_vars, ranks=ranks, weight=self._n_own)
         if info is None:
             return None
+        if self._threads.n > 1:
+            self._metrics = self._mean_metrics()
         state.step += 1
         return replace(info, metrics=self._metrics)
 
@@ -134,9 +168,33 @@ class TaskStep:
         self._n_own = n
         return BatchLoss(loss, n)
 
+    def _part_loss(self, part: Any, model: nn.Module, i: int) -> BatchLoss | None:
+        """Return the loss of a thread's part of a batch, with random numbers of its own."""
+        n = self.task.batch_weight(part)
+        if not n:
+            return None
+        rng = generator(np.random.SeedSequence(self._part_seed, spawn_key=(i,)))
+        result = self.task.compute_loss(model, part, step=self.state.step, rng=rng)
+        loss, aux = result if isinstance(result, tuple) else (result, None)
+        self._parts[i] = n, tree_map(_detach, aux if aux is None or isinstance(aux, Mapping) else {"aux": aux})
+        return BatchLoss(loss, n)
+
+    def _mean_metrics(self) -> dict[str, Any]:
+        """Return the metrics of all parts, averaged."""
+        parts = [self._parts[i] for i in sorted(self._parts)]
+        self._n_own = total = sum(n for n, _ in parts)
+        metrics = [(n / total, aux) for n, aux in parts if aux is not None]
+        return {name: sum(share * aux[name] for share, aux in metrics) for name in (metrics[0][1] if metrics else ())}
+
     def on_start(self, loop: Any) -> None:
         """Begin a run, perhaps from a restored checkpoint."""
+        self._entered = bool(self._threads.__enter__())
         self.state.step = loop.step
+
+    def on_close(self, loop: Any) -> None:
+        """End a run, even after an error: stop the threads."""
+        self._entered = False
+        self._threads.__exit__()
 
     def on_epoch(self, loop: Any) -> None:
         """Finish a pass over the data."""

@@ -120,7 +120,7 @@ class BaseTrainTask:
         ----------
         **settings
             ``comm``, ``batches``, ``clip``, ``accumulate``, ``precision``, ``stateful``, ``defer``: as for
-            :class:`GradientStep`.
+            :class:`GradientStep`; ``n_jobs``: as for :class:`TaskStep`.
 
         Returns
         -------

@@ -7,7 +7,7 @@ from torch import nn
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import Threads
-from fluxutils_py.training import Loop, Trainer
+from fluxutils_py.training import Loop, TaskStep, Trainer, TrainState, TrainTask
 from fluxutils_py.training.gradient_step import BatchLoss
 from fluxutils_py.training.running_metrics import MeanMetric
 from fluxutils_py.training.threaded_loss import ThreadedLoss, join_parts, shares
@@ -136,3 +136,43 @@ def test_parts_of_predictions_are_joined():
     a, b = torch.ones(2, 3), torch.zeros(1, 3)
     assert join_parts([a], 0) is a
     assert join_parts([(a, "x"), (b, "y")], 0)[0].shape == (3, 3)
+
+
+class Task(TrainTask):
+    def compute_loss(self, model, batch, *, step, rng):
+        x, y = batch
+        noise = self.noise * torch.rand(x.shape, generator=rng, dtype=x.dtype)
+        out = nn.functional.dropout(model(x + noise), self.noise)
+        loss = (out - y).square().mean()
+        return loss, {"mae": (out - y).abs().mean(), "n": float(len(x))}
+
+    def batch_weight(self, batch):
+        return float(len(batch[0]))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+@pytest.mark.parametrize("by_loop", [True, False])
+def test_a_task_in_three_threads_is_that_in_one_and_has_the_same_bits_in_every_run(noise, by_loop):
+    found = []
+    for n in (1, 3, 3):
+        torch.manual_seed(7)
+        model, mae = net(), []
+        task, state = Task(model), TrainState(0, model, sgd(model.parameters()))
+        task.noise = noise
+        if by_loop:
+            loop = Loop(TaskStep(task, state, seed=5, n_jobs=n, clip=1.0))
+            loop.on_step("note", lambda loop, mae=mae: mae.append(float(loop.metrics["mae"])))
+            loop.run_epochs(data(), 2)
+        else:
+            step = task.make_training_step_fn(n_jobs=n)
+            for batch in data():
+                state, info = step(state, batch, 5)
+                mae.append(float(info.metrics["mae"]))
+        found.append((torch.cat([p.detach().flatten() for p in model.parameters()]), mae, state.step))
+    (vector, mae, steps), (vector_3, mae_3, steps_3), again = found
+    assert steps == steps_3 == (8 if by_loop else 4)
+    assert torch.equal(vector_3, again[0])
+    assert mae_3 == again[1]
+    if not noise:
+        assert (vector - vector_3).abs().max() < 1e-12
+        assert mae == pytest.approx(mae_3, abs=1e-12)
