@@ -60,6 +60,7 @@ PARTS = {
     "hooks": Part("bench_hooks.py"),
     "import": Part("bench_import.py"),
     "precision": Part("bench_precision.py"),
+    "compile": Part("bench_compile.py", environment={"OMP_NUM_THREADS": "1"}),
     "cuda": Part("bench_cuda.py"),
     "forecast": Part("bench_forecast.py"),
     "etth1": Part("bench_etth1.py", data="etth1", peers=True),
