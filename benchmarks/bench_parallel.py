@@ -158,10 +158,10 @@ def shape_of(name: str, epochs: int, size: int, quick: bool) -> Shape:
 
 def one_rank(program: str, name: str, epochs: int, size: int, threads: int, quick: bool, path: str) -> None:
     torch.set_num_threads(threads)
-    shape = shape_of(name, epochs, size, quick)
     Stopwatch.install()
     if program == "links":
-        return over_link(shape, path)
+        return over_link(name.split(), quick, path)
+    shape = shape_of(name, epochs, size, quick)
     taken, vector = {"fit": run_fit, "apart": run_apart, "ddp": run_ddp}[program](shape, *make(shape))
     if int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("RANK", "0"))) == 0:
         found = {
@@ -172,25 +172,21 @@ def one_rank(program: str, name: str, epochs: int, size: int, threads: int, quic
         Path(path).write_text(json.dumps(found))
 
 
-def over_link(shape: Shape, path: str) -> None:
+def over_link(names: list[str], quick: bool, path: str) -> None:
     """Train with several numbers of batches per update; rank 0 writes the seconds of a batch."""
-    shape = dataclasses.replace(shape, n_series=4 * shape.batchsize, n_steps=8 * shape.seqsize)
-    x, y, model = make(shape)
-    n_batches = shape.epochs * len(shape.places) // 2  # of two ranks, each with its own series
     found = []
-    for accumulate in ACCUMULATE:
-        taken, talking = math.inf, 0.0
-        for _ in range(3):  # the best of
-            again, vector = run_fit(shape, x, y, model, accumulate=accumulate)
-            taken, talking = min((taken, talking), (again, Stopwatch.seconds))
-        found.append(
-            {
-                "accumulate": accumulate,
-                "seconds": taken / n_batches,
-                "talking": talking / n_batches,
-                "n_params": len(vector),
-            }
-        )
+    for name in names:
+        shape = shape_of(name, 1, 2, quick)
+        shape = dataclasses.replace(shape, n_series=4 * shape.batchsize, n_steps=8 * shape.seqsize)
+        n_batches = len(shape.places) // 2  # of two ranks, each with its own series
+        x, y, model = make(shape)
+        for accumulate in ACCUMULATE:
+            best = math.inf, 0.0
+            for _ in range(3):
+                taken, vector = run_fit(shape, x, y, model, accumulate=accumulate)
+                best = min(best, (taken / n_batches, Stopwatch.seconds / n_batches))
+            numbers = {"accumulate": accumulate, "seconds": best[0], "talking": best[1], "n_params": len(vector)}
+            found.append({"shape": name, **numbers})
     if get_communicator("auto").rank == 0:
         Path(path).write_text(json.dumps(found))
 
@@ -262,24 +258,22 @@ def links(names: list[str], report: Report, rounds: int, quick: bool, measured: 
                 except Unavailable as error:
                     report.leave_out(str(link), str(error))
                     continue
-                for name in names:
-                    found = []
-                    for _ in range(rounds):
-                        start_pair(
-                            hosts, [sys.executable, __file__, "--rank", "links", name, 1, 2, 1, int(quick), path]
-                        )
-                        found.append(json.loads(path.read_text()))
-                    for of_one in zip(*found, strict=True):
-                        best = min(of_one, key=lambda f: f["seconds"])
-                        every.append({"shape": name, "rate": link.rate, "delay": link.delay, **best})
-                        share = f"{best['talking'] / best['seconds']:.0%}"
-                        row = [name, str(link), str(best["accumulate"]), f"{best['seconds'] * 1e3:.2f}", share]
-                        table.rows.append(row)
+                found = []
+                for _ in range(rounds):
+                    rank = [sys.executable, __file__, "--rank", "links", " ".join(names), 1, 2, 1, int(quick), path]
+                    start_pair(hosts, rank)
+                    found.append(json.loads(path.read_text()))
+                for of_one in zip(*found, strict=True):
+                    best = min(of_one, key=lambda f: f["seconds"])
+                    every.append({"rate": link.rate, "delay": link.delay, **best})
+                    share = f"{best['talking'] / best['seconds']:.0%}"
+                    row = [best["shape"], str(link), str(best["accumulate"]), f"{best['seconds'] * 1e3:.2f}", share]
+                    table.rows.append(row)
+                if measured is not None:
+                    measured.write_text(json.dumps(every, indent=1) + "\n")
     except Unavailable as error:
         return report.leave_out("links", str(error))
     report.add(table)
-    if measured is not None:
-        measured.write_text(json.dumps(every, indent=1) + "\n")
 
 
 def main() -> None:

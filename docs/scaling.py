@@ -76,7 +76,7 @@ def main():
                 shares = [compute / (compute + talk) for compute, talk in parts]
                 label = f"{rate} Gbit/s, {delay} ms" if accumulate == 1 else None
                 ax.plot(n_ranks, shares, line, color=colour, label=label)
-        ax.set(xscale="log", xlabel="ranks", title=f"{shape}: {N_PARAMS[shape]} parameters", ylim=(0, 1))
+        ax.set(xlabel="ranks", title=f"{shape}: {N_PARAMS[shape]} parameters", ylim=(0, 1))
         ax.set_xscale("log", base=2)
         ax.set_xticks(n_ranks[::3], [str(p) for p in n_ranks[::3]])
         ax.spines[["top", "right"]].set_visible(False)
