@@ -195,7 +195,7 @@ def over_link(names: list[str], quick: bool, path: str) -> None:
 
 
 def measure(contender: str, name: str, epochs: int, quick: bool) -> dict[str, float]:
-    launcher, size, threads, program = CONTENDERS[contender]
+    launcher, size, threads, program = {**CONTENDERS, **BESIDE}[contender]
     launch = [*(mpirun() or []), "-n", size, sys.executable] if launcher == "mpirun" else [*TORCHRUN, size]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "found.json")
