@@ -219,10 +219,9 @@ class Estimator(EstimatorBase):
         sharded : bool
             On several ranks, whether each rank gets only series of its own, in all arguments, as for data that no node
             holds whole. Ranks may have any number of series, of any lengths; one without series gives None for ``x``
-            and ``y``. The ranks train as one process that has all series: spread evenly, in the order that
-            :class:`fluxutils_py.data.series_shards.SeriesShards` defines. ``shuffle`` keeps the series of each rank
-            spread evenly. A :class:`~fluxutils_py.training.Checkpointer` continues with the same series on the same
-            ranks only.
+            and ``y``. The ranks train as one process that has all series, those of each rank spread evenly over the
+            order, also with ``shuffle``. A :class:`~fluxutils_py.training.Checkpointer` continues with the same series
+            on the same ranks only.
 
         Returns
         -------

@@ -128,13 +128,13 @@ _GATED_DOC = """{name}: {first}
 class _InputGated(Recur):
     """A ``Recur`` that makes its own inner module."""
 
-    inner: ClassVar[type[_GatedRecurrence]]
+    _inner: ClassVar[type[_GatedRecurrence]]
     n_in: int
     n_out: int
 
     def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
         set_sizes(self, n_in=n_in, n_out=n_out)
-        super().__init__(self.inner(self.n_in, self.n_out), trainable_init)
+        super().__init__(self._inner(self.n_in, self.n_out), trainable_init)
 
 
 class MinGRU(_InputGated):
@@ -144,7 +144,7 @@ class MinGRU(_InputGated):
         formula="z = sigmoid(Wz x + bz); h' = (1 - z) h + z (Wh x + bh)",
         blocks="z and h",
     )
-    inner = _MinGRU
+    _inner = _MinGRU
 
 
 class MinLSTM(_InputGated):
@@ -154,7 +154,7 @@ class MinLSTM(_InputGated):
         formula="f, i = sigmoid(Wf x + bf), sigmoid(Wi x + bi); h' = (f h + i (Wh x + bh)) / (f + i)",
         blocks="f, i and h",
     )
-    inner = _MinLSTM
+    _inner = _MinLSTM
 
 
 class _DiagonalRecurrence(nn.Module):

@@ -60,7 +60,7 @@ class Checkpointer:
     -----
     As a hook it runs last (``priority`` is infinite), so it saves the final state of the step, the epoch or the run.
     It also saves at the end of a run, and when SIGTERM or SIGUSR1 announces the end of the job, which it then ends with
-    status 143 or 138; see :class:`fluxutils_py.training.preemption.Preemption`.
+    status 143 or 138; see the module ``fluxutils_py.training.preemption``.
 
     On several ranks, it saves the modules and optimizers of rank 0, and everything else of each rank. All ranks save
     together and read the same files: triggers must fire at the same steps, and all ranks must see the folder. Another

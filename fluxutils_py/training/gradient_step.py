@@ -58,7 +58,7 @@ class GradientStep:
         Number of batches per optimizer step.
     precision : {"float32", "bfloat16", "float16"}
         Type of the products in ``compute``, by torch's autocast; parameters, gradients and losses stay float32. Float16
-        losses are scaled, see :class:`LossScale`; an update that overflows is skipped, and 40 in a row are an error.
+        losses are scaled, see ``LossScale``; an update that overflows is skipped, and 40 in a row are an error.
     reduction : {"mean", "sum"}
         How to combine the losses of ranks: mean by their weights, or sum.
     n_numbers : int
@@ -274,7 +274,7 @@ class GradientStep:
         return value, part
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """Return a loss as it is to be differentiated: in float16 times the :class:`LossScale`."""
+        """Return a loss as it is to be differentiated: in float16 times the ``LossScale``."""
         return loss if self._scale is None else loss * self._scale.value
 
     # -- the update ----------------------------------------------------------------------------------
