@@ -146,7 +146,7 @@ def check_export(path: Any, model: Any, x: Any, *, tolerance: float | None = Non
         If the file was not exported by this package.
     """
     if hasattr(model, "_check_export"):  # a forecaster
-        return float(model._check_export(path, x, tolerance))
+        return float(model._check_export(path, x, 1e-5 if tolerance is None else tolerance))
     xs = tuple(np.asarray(a) for a in (x if isinstance(x, tuple) else (x,)))
     if any(a.ndim != 3 or a.shape[1:] != xs[0].shape[1:] or a.shape[2] < 1 for a in xs):
         raise ShapeError(f"x must be arrays (F, N, T) of equal N and T, got {[a.shape for a in xs]}")

@@ -49,7 +49,7 @@ from fluxutils_py import (
 from fluxutils_py.data import LazyArray
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.estimator import fit_data
+from fluxutils_py.estimator import fitting
 
 F, G, N, T = 3, 2, 23, 11
 GROUPS = np.arange(N) % 5
@@ -99,13 +99,13 @@ def watch(monkeypatch):
     found = Watch()
     for kind in (SequenceView, LazyArray):
         monkeypatch.setattr(kind, "__array__", found.counting(kind.__array__))
-    read_inputs = fit_data.read_inputs
+    prepare = fitting.prepare
 
-    def noting(x, *args, **kwargs):
+    def noting(settings, schema, x, *args, **kwargs):
         found.fitted.append(type(x).__name__)
-        return read_inputs(x, *args, **kwargs)
+        return prepare(settings, schema, x, *args, **kwargs)
 
-    monkeypatch.setattr(fit_data, "read_inputs", noting)
+    monkeypatch.setattr(fitting, "prepare", noting)
     return found
 
 
