@@ -3,8 +3,8 @@
 A program of its own, because NeuralForecast is heavy and lives best in an environment of its own: ``peers`` runs it
 with that environment's interpreter, on the same series and threads. It needs nothing of fluxutils_py.
 
-    python -m venv /tmp/nf && /tmp/nf/bin/pip install torch==2.13.0 neuralforecast
-    python benchmarks/bench_m4.py --data DIRECTORY --peers /tmp/nf/bin/python
+    python -m venv peers && peers/bin/pip install torch==2.13.0 neuralforecast
+    python benchmarks/bench_m4.py --data DIRECTORY --peers peers/bin/python
 """
 
 from __future__ import annotations
