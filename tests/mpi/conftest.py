@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = Path(__file__).parent / "programs"
-TWO = ["law6", "evaluation", "tasks", "ways_to_train", "failing_ways", "collectives", "event_files", "sharded"]
-TOGETHER = {  # by number of ranks: programs that one mpirun runs
+TOGETHER = {  # programs that one mpirun runs, by number of ranks, and one torchrun of two ranks
+    "torchrun": ["law6", "sharded"],
     1: ["law6", "evaluation"],
     2: [
         "law6",
@@ -26,7 +26,7 @@ TOGETHER = {  # by number of ranks: programs that one mpirun runs
         "sharded",
         "forecasting",
     ],
-    3: ["law6", "evaluation", "tasks", "ways_to_train", "failing_ways", "faults", "sharded"],
+    3: ["law6", "evaluation", "tasks", "ways_to_train", "failing_ways", "faults", "sharded", "hangs"],
     4: ["elastic"],
 }
 for n in (2, 3):
@@ -93,12 +93,23 @@ def mpirun(mpirun_command):
 
 
 @pytest.fixture(scope="session")
-def ran(mpirun, tmp_path_factory):
+def ran(request, start, tmp_path_factory):
     """``ran(program, n)``: the folder of a program of TOGETHER that ran on n ranks, once for all tests and workers."""
+
+    def run_all(n, *args):
+        if n == "torchrun":
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+            code, out, err = start([*torchrun, PROGRAMS / "run_all.py", *args])
+            assert code == 0, f"{out[-3000:]}\n{err[-6000:]}"
+        else:
+            request.getfixturevalue("mpirun")("run_all.py", n, *args, timeout=600)
+
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
     def folder_of(program, n):
+        if n != "torchrun":
+            request.getfixturevalue("mpirun_command")  # skips the test if there is none
         folder = base / f"ranks-{n}"
         with open(base / f"ranks-{n}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -106,7 +117,7 @@ def ran(mpirun, tmp_path_factory):
                 for name in TOGETHER[n]:
                     (folder / name).mkdir(parents=True)
                 try:
-                    mpirun("run_all.py", n, folder, *TOGETHER[n], timeout=600)
+                    run_all(n, folder, *TOGETHER[n])
                 except AssertionError as error:
                     (folder / "failed").write_text(str(error))
         if not (folder / program / "done").exists():

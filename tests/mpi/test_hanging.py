@@ -1,5 +1,6 @@
 """A rank that hangs in the middle of training is named by the others, and ends the job if that is wanted."""
 
+import json
 import re
 import sys
 import textwrap
@@ -42,3 +43,28 @@ def test_a_rank_that_hangs_is_named_by_all_others_and_ends_the_job(request, star
     for rank in (0, 2):
         assert re.search(rf"RuntimeWarning: rank {rank} {waits}", err), err
     assert re.search(rf"fluxutils_py ends the job: rank [02] {waits}", err), err
+
+
+CASES = {  # where a rank hangs, and where the others then wait
+    "loss": "fit, training step 3,",
+    "loss of rank 0": "fit, training step 3,",
+    "reading": r"fit, training step \d+,",
+    "validation": r"fit, training step \d+,",
+    "hook": r"fit, training step \d+,",
+    "hook at the start": "fit",
+    "hook of epochs": r"fit, training step \d+,",
+    "checkpoint": r"fit, training step \d+,",
+    "prediction": "predict",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_rank_that_hangs_is_named_by_all_others_wherever_it_hangs(ran, case):
+    told = json.loads((ran("hangs", 3) / "found.json").read_text())
+    hanging, warned = told["found"][case]
+    where = re.escape(f", for rank {hanging} ({told['places'][hanging]}). A rank that is missing hangs, or is busy")
+    for rank, texts in enumerate(warned):
+        if rank == hanging:
+            assert not texts
+        else:
+            assert re.search(rf"^rank {rank} has been waiting in {CASES[case]} for \d+ s{where}", texts[-1]), texts

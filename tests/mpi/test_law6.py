@@ -2,7 +2,6 @@
 
 import functools
 import importlib.util
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +45,5 @@ def test_one_rank_under_mpirun_is_as_without(ran):
     compare(ran("law6", 1) / "found.npz", 1, "float32", tolerance={"float32": 0})
 
 
-def test_ranks_under_torchrun_train_as_one_with_a_larger_batch(start, tmp_path):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-    code, out, err = start([*torchrun, PROGRAM, tmp_path, "auto", "float64"])
-    assert code == 0, f"{out[-3000:]}\n{err[-6000:]}"
-    compare(tmp_path / "found.npz", 2, "float64")
+def test_ranks_under_torchrun_train_as_one_with_a_larger_batch(ran):
+    compare(ran("law6", "torchrun") / "found.npz", 2, "float64")

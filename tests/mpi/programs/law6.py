@@ -1,17 +1,14 @@
 """Fits of many kinds, on as many ranks as there are; the first rank writes what came out.
 
-    torchrun --nproc-per-node 2 law6.py FOLDER auto float64
-
-On three ranks, float64 is trained with scaling="strong": in one process with the same batchsize.
+Under torchrun, all is float64. On three ranks, float64 is trained with scaling="strong": in one process with the same
+batchsize.
 
 Imported, it does the same in one process, with a batchsize that many times as large.
 """
 
 import copy
 import functools
-import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,6 +18,7 @@ from torch import nn
 from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, Spec, net2vec, seqloss
 from fluxutils_py.nn import LRU, LSTM, TCN, MinGRU, SlidingWindowAttention
 from fluxutils_py.parallel import assert_replica_integrity, get_communicator
+from fluxutils_py.parallel.launcher import detect_launcher
 
 B, N, T = 4, 37, 23
 
@@ -219,16 +217,13 @@ def results(dtype, factor, comm, scaling="weak"):
     return found
 
 
-def main(folder, comm="auto", *dtypes):
-    if not dtypes:
-        comm, dtypes = ("auto", ("float32", "float64")) if get_communicator("auto").size > 1 else ("mpi", ("float32",))
+def main(folder):
+    comm, dtypes = ("auto", ("float32", "float64")) if get_communicator("auto").size > 1 else ("mpi", ("float32",))
+    if detect_launcher() == "torch":
+        dtypes = ("float64",)
     found = {}
     for dtype in dtypes:
         strong = dtype == "float64" and get_communicator(comm).size == 3  # 4 series for 3 ranks; for the last group, 1
         found |= results(dtype, 1, comm, "strong" if strong else "weak")
     if get_communicator(comm).rank == 0:
         np.savez(folder / "found.npz", **found)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -1,6 +1,7 @@
 """Run other programs of this folder on the same ranks: starting ranks takes longer than most of them.
 
     mpirun -n 3 python run_all.py FOLDER PROGRAM ...
+    torchrun --nproc-per-node 2 run_all.py FOLDER PROGRAM ...
 
 Each program has ``main(folder)``, called on every rank with a folder of its own, which holds ``done`` after it.
 """
@@ -18,8 +19,9 @@ if __name__ == "__main__":
         folder = Path(sys.argv[1]) / name
         print(f"== {name}", flush=True)
         importlib.import_module(name).main(folder)
-        from mpi4py import MPI
+        from fluxutils_py.parallel import get_communicator
 
-        MPI.COMM_WORLD.Barrier()
-        if MPI.COMM_WORLD.rank == 0:
+        comm = get_communicator("auto")
+        comm.barrier()
+        if comm.rank == 0:
             (folder / "done").touch()

@@ -118,6 +118,11 @@ class Task:
             est.partial_fit(self.x[:, order], self.y[:, order])
         return est
 
+    def strong(self):
+        """As many series in the whole minibatch as there are ranks: some have none of them."""
+        est = self.est(batchsize=len(self.counts), accumulate=2, overlap=2)
+        return est.set_params(scaling="strong").fit(self.x, self.holes, **self.how)
+
     def uneven_in_time(self):
         """Ranks have arrays of other lengths in time; every step has a weight, some no target."""
         n = T if self.rank is None else max(self.lengths, default=0) if self.lengths is not None else 0
@@ -183,7 +188,7 @@ CASES = [name for name in vars(Task) if not name.startswith("_") and name not in
 
 def results(counts, rank=None, folder=None):
     task, found = Task(counts, rank, folder), {}
-    for name in CASES if counts != COUNTS[3][1] else ["plain", "shuffled", "lists", "names"]:
+    for name in CASES if counts != COUNTS[3][1] else ["plain", "strong", "shuffled", "lists", "names"]:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             est = getattr(task, name)()
