@@ -1,11 +1,13 @@
 """Searches of scikit-learn whose fits the ranks share: all ranks have what one process finds."""
 
+import contextlib
 import time
 import warnings
 from functools import partial
 
 import joblib
 import numpy as np
+import optuna
 import torch
 from sklearn.exceptions import FitFailedWarning
 from sklearn.experimental import enable_halving_search_cv  # noqa: F401  makes the next line work
@@ -27,9 +29,11 @@ from fluxutils_py.errors import RankError, RemoteError
 from fluxutils_py.nn import GRU
 from fluxutils_py.parallel import get_communicator, is_main_process, joblib_mpi
 from fluxutils_py.parallel.launcher import alone
+from fluxutils_py.training import OptunaPruning
 
 COMM = get_communicator("auto")
 RANK, SIZE = COMM.rank, COMM.size
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 F, N, T = 3, 37, 43
 
 
@@ -148,9 +152,9 @@ def read():
     return OnlyOnRank0()
 
 
-def raised(call):
+def raised(call, context=None):
     try:
-        with joblib.parallel_config("mpi"):
+        with context or joblib.parallel_config("mpi"):
             call()
     except BaseException as error:
         return error
@@ -161,8 +165,55 @@ def tasks(f, n=6, *args):
     return joblib.Parallel()(joblib.delayed(f)(i, *args) for i in range(n))
 
 
+class AfterTwoEpochs(optuna.pruners.BasePruner):
+    """Prunes all trials but the first."""
+
+    def prune(self, study, trial):
+        return trial.number > 0 and trial.last_step == 2
+
+
+class Broken(optuna.trial.FixedTrial):
+    def report(self, value, step):
+        raise OSError("study.log")
+
+
+def shared_trials(x, y):
+    """Trials that all ranks train together, as docs/scaling.md has it; rank 0 has the study."""
+    x, y = np.asarray(x.array)[:, :9], np.asarray(y.array)[:, :9]  # 9 series
+    settings = {"batchsize": 4, "seqsize": 10, "scaling": "strong", "random_state": 0, "verbose": False}
+    study = optuna.create_study(pruner=AfterTwoEpochs()) if RANK == 0 else None
+    for n in range(2):
+        trial = study.ask() if RANK == 0 else None
+        lr = COMM.allgather(trial.suggest_float("lr", 1e-3, 1e-1) if RANK == 0 else None)[0]
+        est = SequenceRegressor(3, lr=lr, epochs=3, callbacks=OptunaPruning(trial), **settings)
+        value, state = None, optuna.trial.TrialState.PRUNED
+        try:
+            value, state = est.fit(x, y, validation_data=(x, -y)).validation_loss_curve_[-1], None
+        except optuna.TrialPruned as pruned:
+            said = str(pruned)
+        if RANK == 0:
+            study.tell(trial, value, state)
+        assert est.n_iter_ == (3, 2)[n]
+        same_on_all_ranks(net2vec(est).tolist())
+        whole = SequenceRegressor(3, lr=lr, epochs=(3, 2)[n], comm=None, **settings).fit(x, y, validation_data=(x, -y))
+        torch.testing.assert_close(net2vec(est), net2vec(whole), rtol=0, atol=1e-9)
+        if RANK == 0:
+            reported = study.trials[n].intermediate_values
+            assert list(reported) == [1, 2, 3][: (3, 2)[n]]
+            np.testing.assert_allclose(list(reported.values()), whole.validation_loss_curve_, rtol=1e-9)
+    assert said == f"pruned after epoch 2 with a loss of {est.validation_loss_curve_[-1]:g}"
+    if RANK == 0:
+        assert [t.state.name for t in study.trials] == ["COMPLETE", "PRUNED"]
+
+    est = SequenceRegressor(3, callbacks=OptunaPruning(Broken({}) if RANK == 0 else None), **settings)
+    error = raised(partial(est.fit, x, y), contextlib.nullcontext())
+    assert type(error) is (OSError if RANK == 0 else RemoteError)
+    assert str(error) == ("study.log" if RANK == 0 else "rank 0: OSError: study.log")
+
+
 def main(folder):
     x, y = data(folder)
+    shared_trials(x, y)
     for name, search in searches(x, y).items():
         with joblib.parallel_config("mpi"):
             search.fit(x, y)
