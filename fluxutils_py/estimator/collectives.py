@@ -40,6 +40,8 @@ def require_same_fit(training: Any) -> None:
     try:
         ranks.require_equal(of_data)
     except RankError as error:
+        if ranks.call != "fit":  # of a forecaster, which needs all series
+            raise
         raise RankError(
             f"{error}. If each rank is to train on series of its own, call {ranks.call}(..., sharded=True)"
         ) from None
@@ -56,7 +58,7 @@ def require_same_fit(training: Any) -> None:
     ranks.broadcast(list(model.parameters()) + list(model.buffers()))
     n = min(len(data.windows.segments), training.size.whole)
     if n < ranks.size and ranks.rank == 0:
-        warnings.warn(f"{ranks.size} ranks share {n} series: some have nothing to do", UserWarning, stacklevel=5)
+        warnings.warn(f"{ranks.size} ranks share {n} series: some have nothing to do", UserWarning, stacklevel=4)
 
 
 def ranks_of_call(comm: Any, call: str, sharded: bool) -> RankGroup:

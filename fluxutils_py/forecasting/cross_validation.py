@@ -16,12 +16,15 @@ from fluxutils_py.forecasting.frames import Frame, is_frame, make_frame, require
 from fluxutils_py.forecasting.history import forecasts_along, start_history
 from fluxutils_py.forecasting.outputs import column_names, forecast_values
 from fluxutils_py.forecasting.panel import Panel, read_panel
+from fluxutils_py.parallel import RankGroup
 from fluxutils_py.validation import check_integer
 
 KNOWN = 2_000  # the baselines use at most so many last values
 
 
-def cross_validate(fc: Any, df: Any, n_windows: int, step_size: int | None, refit: bool | None, static_df: Any) -> Any:
+def cross_validate(
+    fc: Any, ranks: RankGroup, df: Any, n_windows: int, step_size: int | None, refit: bool | None, static_df: Any
+) -> Any:
     """Implement ``Forecaster.cross_validation``."""
     step_size = int(fc.h) if step_size is None else step_size
     for name, value in (("n_windows", n_windows), ("step_size", step_size)):
@@ -42,7 +45,7 @@ def cross_validate(fc: Any, df: Any, n_windows: int, step_size: int | None, refi
     for cutoff in cutoffs.T:
         past = panel.cut(none, cutoff)
         if refit or fitted is None:
-            fitted = clone(fc)._fit_panel(past)
+            fitted = clone(fc)._fit_panel(ranks, past)
         if refit:
             values = _forecast(fitted, panel, past, cutoff)
         elif not parts:  # one pass over the series serves all cutoffs

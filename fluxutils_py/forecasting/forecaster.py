@@ -14,7 +14,7 @@ from fluxutils_py.forecasting.forecaster_base import ForecasterBase
 from fluxutils_py.forecasting.forecaster_export import export_forecaster
 from fluxutils_py.forecasting.forecaster_files import load_forecaster, save_forecaster
 from fluxutils_py.forecasting.history import start_history
-from fluxutils_py.forecasting.model_fitting import fit_models
+from fluxutils_py.forecasting.model_fitting import fit_models, require_same_panel
 from fluxutils_py.forecasting.outputs import (
     array_steps,
     forecast_frame,
@@ -26,6 +26,7 @@ from fluxutils_py.forecasting.outputs import (
 )
 from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
+from fluxutils_py.parallel import RankGroup
 
 
 class Forecaster(ForecasterBase):
@@ -207,11 +208,14 @@ class Forecaster(ForecasterBase):
         ------
         DataError
             If the data cannot be used. The message names column and row.
+        RankError
+            If ranks have different series. A forecaster needs all of them on every rank.
         SpecError
             If a parameter has a value that cannot be. The message names it. The earlier fit stays in either case.
         """
-        check_settings(self)
-        return self._fit_panel(*self._read(df, static_df))
+        with RankGroup.from_comm(self.comm, "Forecaster.fit") as ranks:
+            check_settings(self)
+            return self._fit_panel(ranks, *self._read(df, static_df))
 
     def predict(self, df: Any = None, *, futr_df: Any = None, static_df: Any = None) -> Any:
         """Forecast the next ``h`` steps of each series.
@@ -293,8 +297,10 @@ class Forecaster(ForecasterBase):
             With id, time, ``cutoff`` (the last known time), truth, the forecast and its quantiles, and the baselines
             ``Naive``, ``SeasonalNaive``, ``Drift`` and ``WindowAverage``. Score it with :func:`evaluate`.
         """
-        check_settings(self)
-        return cross_validate(self, df, n_windows, step_size, refit, static_df)
+        comm = None if refit is None else self.comm  # forecasts need no other ranks
+        with RankGroup.from_comm(comm, "Forecaster.cross_validation") as ranks:
+            check_settings(self)
+            return cross_validate(self, ranks, df, n_windows, step_size, refit, static_df)
 
     def score(self, df: Any, y: Any = None) -> float:
         """Return the negative mean absolute error of the forecasts, in units of each series' scale.
@@ -338,8 +344,9 @@ class Forecaster(ForecasterBase):
 
     # -- data ----------------------------------------------------------------------------------------
 
-    def _fit_panel(self, panel: Panel | None, array: Any = None) -> Self:
-        """Train on a panel, or on an array."""
+    def _fit_panel(self, ranks: RankGroup, panel: Panel | None, array: Any = None) -> Self:
+        """Train on a panel, or on an array, which all ranks have."""
+        require_same_panel(ranks, panel, array)
         covariates = Covariates()
         if panel is not None:
             covariates = Covariates.of(panel, self.hist_exog_list, self.futr_exog_list, self.stat_exog_list)
@@ -355,7 +362,7 @@ class Forecaster(ForecasterBase):
             self.features_, self.loss_name_ = features, loss
             self.channels_ = covariates.channels(features.h, features.n_inputs, base)
             windows = self._windows(panel, array)
-            fitted = fit_models(self, windows, loss)
+            fitted = fit_models(self, windows, loss, ranks)
             self.models_ = list(fitted.model_.members)
             self.loss_curve_ = [loss / len(self.models_) for loss in fitted.loss_curve_]
             self._origin, self._shape = (windows, panel), shape_of(array)

@@ -10,16 +10,18 @@ import numpy as np
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
+from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.errors import DataError, RankError, SpecError
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
 from fluxutils_py.estimator.minibatch_size import whole_batchsize
 from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.direct_model import DirectModel, Ensemble, recurrent_body
 from fluxutils_py.forecasting.forecast_loss import ForecastLoss
+from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.panel_windows import Channels, PanelWindows, WindowArray
-from fluxutils_py.parallel import get_communicator
+from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
@@ -60,7 +62,32 @@ def warmup_of(windows: PanelWindows) -> np.ndarray:
     return np.minimum(windows.features.lag, lengths // 4)
 
 
-def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> Estimator:
+def require_same_panel(ranks: RankGroup, panel: Panel | None, array: Any) -> None:
+    """Raise :class:`RankError` on every rank unless all have the same series, before anything is chosen by them."""
+    if ranks.is_single:
+        return
+    if panel is None:
+        told = {"the shape of the array": tuple(array.shape), "its type": array.dtype}
+    else:
+        columns = panel.values.values()
+        values = [np.asarray(v if v.dtype != object else v.astype(str)) for v in columns]
+        told = {
+            "the number of series": panel.n_series,
+            "the ids of the series (digest)": digest_arrays(panel.ids.astype(str)),
+            "the times of the series (digest)": digest_arrays(panel.first, panel.lengths),
+            "the values of the series (digest)": digest_arrays(*values),
+        }
+    try:
+        ranks.require_equal(told)
+    except RankError as error:
+        raise RankError(
+            f"{error}. A forecaster has no sharded=True, since what it chooses depends on all series (transform, lags, "
+            "scales): give all of them on every rank, such as an array (F, N, T) that maps a file, or set comm=None "
+            "to fit a forecaster of its own on each rank"
+        ) from None
+
+
+def fit_models(forecaster: Any, windows: PanelWindows, loss: Any, ranks: RankGroup) -> Estimator:
     """Train an :class:`Ensemble` of ``n_models`` networks, which differ in initial weights and dropout.
 
     All networks train on the same windows: cutting these takes a third of the time of one network's step.
@@ -78,7 +105,7 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> Estimator:
     criterion = ForecastLoss(loss, windows.features.h, quantiles, windows.features.log, n_models)
     in_memory = windows.source.in_memory
     batchsize, seqsize = int(forecaster.batchsize), int(forecaster.seqsize)
-    whole = whole_batchsize(batchsize, forecaster.scaling, get_communicator(forecaster.comm).size)
+    whole = whole_batchsize(batchsize, forecaster.scaling, ranks.size)
     n_steps = steps_per_epoch(lengths, whole, seqsize)
     most = max(MOST_EPOCHS, -(-FEW_STEPS // n_steps))  # more passes overfit
     epochs = min(most, max(1, round(forecaster.max_steps / n_steps)))
@@ -97,7 +124,7 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any) -> Estimator:
         criterion,
         partial(adamw, lr=lr, weight_decay=float(forecaster.weight_decay)),
         spec,
-        comm=forecaster.comm,
+        comm=ranks,
         scaling=forecaster.scaling,
         n_jobs=forecaster.n_jobs,
         device=forecaster.device,

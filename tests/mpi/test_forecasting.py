@@ -1,6 +1,8 @@
 """Forecasters on two ranks: fit, predict, update and cross_validation equal one process, and are the same on both."""
 
 import importlib.util
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -27,3 +29,29 @@ def test_two_ranks_forecast_as_one_process(ran):
         np.testing.assert_allclose(first[name], values, rtol=2e-4, atol=2e-5, err_msg=name)
     other = in_one_process(1)["parameters"]
     assert np.abs(other - expected["parameters"]).max() > 1e-3  # the comparison can fail
+
+
+MISTAKES = {
+    "series": "ranks disagree about the number of series: 7 on rank 0, 6 on rank 1",
+    "values": r"ranks disagree about the values of the series \(digest\): \w+ on rank 0, \w+ on rank 1",
+    "array": r"ranks disagree about the shape of the array: \(1, 4, 40\) on rank 0, \(1, 3, 40\) on rank 1",
+    "walk": r"ranks disagree about the ids of the series \(digest\)",
+}
+
+
+def test_ranks_with_different_series_are_refused_before_anything_is_chosen_by_them(ran):
+    pytest.importorskip("narwhals")
+    for said in json.loads((ran("forecasting", 2) / "said.json").read_text()):
+        for name, text in MISTAKES.items():
+            assert re.match(f"RankError: {text}", said[name]), said[name]
+            assert "A forecaster has no sharded=True" in said[name]
+
+
+def test_an_error_in_the_data_of_one_rank_is_one_on_both(ran):
+    pytest.importorskip("narwhals")
+    other, own = json.loads((ran("forecasting", 2) / "said.json").read_text())
+    for name, kind in (("column", "DataError: .*'y'"), ("level", "SpecError: .*quantiles")):
+        assert re.match(kind, own[name]), own[name]
+        assert other[name].endswith(f"rank 1: {own[name]}")
+    for name in ("the same", "forecast of its own"):
+        assert (other[name], own[name]) == ("none", "none")
