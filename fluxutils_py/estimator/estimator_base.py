@@ -122,7 +122,8 @@ class EstimatorBase(HtmlReprMixin, BaseEstimator):
 
         The file holds parameters, optimizer and history, the settings, and the structure of models that are made of
         modules of torch and of this package. Code is not stored: a model or loss of your own is named only. Of several
-        ranks only rank 0 writes; the others return at once.
+        ranks only rank 0 writes; the others return at once, and call ``get_communicator("auto").barrier()`` with
+        rank 0 before they read the file.
 
         Raises
         ------

@@ -23,6 +23,7 @@ from fluxutils_py.optim import ChainedOptimizer
 
 NOT_COMPARED = ("params", "initial_lr", "fused", "foreach", "capturable")  # depend on device or schedule
 DETAILS = ("loss.", "model", "the code of")
+SHARDS = "the {}series of each rank (sharded=True)"
 LISTED = 5  # number of differences in a message
 
 
@@ -169,7 +170,7 @@ def _sizes(data: FitData) -> dict[str, str]:
         texts[f"the dtype of {name}"] = str(s.dtype.newbyteorder("="))
     for what, windows in _windows(data):
         if windows.shards is not None:
-            texts[f"the {what}series of each rank (sharded=True)"] = ", ".join(map(str, windows.shards.counts))
+            texts[SHARDS.format(what)] = ", ".join(map(str, windows.shards.counts))
         texts[f"the starts and lengths of {what}series"] = digest_arrays(
             windows.segments.series, windows.segments.start, windows.segments.length
         )

@@ -192,7 +192,8 @@ def assemble(
     if progress is not None and ranks.rank == 0:
         loop.hooks.attach(progress)
         if size.resumed or not ranks.is_single:
-            loop.hooks.add("start", lambda loop: progress.say_once(str(size)), name="minibatch size")
+            line = size.describe(data.windows.segments, sharded=data.windows.shards is not None)
+            loop.hooks.add("start", lambda loop: progress.say_once(line), name="minibatch size")
     return Training(
         data, size, rng, earlier is not None, optimizer, groups, scheduler, batches, threads, step, loop, callbacks
     )

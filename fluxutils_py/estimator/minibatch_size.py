@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.spec import read_spec
 
@@ -53,16 +54,23 @@ class MinibatchSize:
     def state_dict(self) -> dict[str, Any]:
         return {"scaling": self.scaling, "batchsize": self.batchsize, "whole": self.whole}
 
-    def __str__(self) -> str:
-        """Return a line for the user, such as ``4 ranks train on minibatches of 32 series, 8 each``."""
-        least, more = divmod(self.whole, self.n_ranks)
-        each = f"{least} or {least + 1}" if more else str(least)
+    def describe(self, rows: Segments, *, sharded: bool = False) -> str:
+        """Return a line for the user, such as ``4 ranks train on minibatches of 32 series, 8 on each rank (...)``.
+
+        ``rows`` are those of an epoch, of which there may be fewer; with ``sharded``, ranks have their own.
+        """
+        whole = min(self.whole, len(rows))
+        least, more = divmod(whole, self.n_ranks)
+        each = f"{least} or {least + 1} on each rank" if more else f"{least} on each rank"
+        if sharded:
+            each = "each rank on its own"
+        minibatches = f"{'all ' * (whole == len(rows))}{whole} {'pieces of ' * (rows.folds > 1)}series"
         why = f"batchsize={self.batchsize}, scaling={self.scaling!r}"
         if self.resumed:
             why += f", which goes on with the {self.whole} of its checkpoint"
         if self.n_ranks == 1:
-            return f"this process trains on minibatches of {self.whole} series ({why})"
-        return f"{self.n_ranks} ranks train on minibatches of {self.whole} series, {each} on each rank ({why})"
+            return f"this process trains on minibatches of {minibatches} ({why})"
+        return f"{self.n_ranks} ranks train on minibatches of {minibatches}, {each} ({why})"
 
 
 def whole_batchsize(batchsize: int, scaling: Any, n_ranks: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.fingerprint import (
+    SHARDS,
     changed_data,
     changed_settings,
     data_digests,
@@ -16,6 +17,8 @@ from fluxutils_py.estimator.fingerprint import (
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Checkpointer
 from fluxutils_py.training.generator_state import RandomGenerators
+
+SERIES_OF_RANKS = SHARDS.format(""), SHARDS.format("validation ")
 
 
 def with_checkpoints(callbacks: list[Any], training: Any, attributes: Any) -> list[Any]:
@@ -95,6 +98,12 @@ class _Fit:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         changed = changed_settings(state["of"], self.of) or changed_data(state["data"], self.data)
+        if dealt := [text for text in changed if text.startswith(SERIES_OF_RANKS)]:
+            raise LoadError(
+                f"{dealt[0]}; the order of the series and their states belong to the ranks that have them, so go on "
+                "with as many ranks, each with the series that it had (several ranks may run on one machine), or give "
+                "the Checkpointer another folder"
+            )
         if changed:
             raise LoadError(
                 f"{join_differences(changed)}; call fit with the same data and settings to go on with it, or give the "

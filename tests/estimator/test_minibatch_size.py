@@ -3,6 +3,7 @@
 import pytest
 
 from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.minibatch_size import MinibatchSize, whole_batchsize
 
@@ -51,17 +52,28 @@ def test_another_batchsize_is_not_taken_for_that_of_the_checkpoint():
 
 
 def test_the_line_for_the_user():
-    assert str(size(n_ranks=4)) == (
+    many = Segments.from_lengths(40, 9)
+    assert size(n_ranks=4).describe(many) == (
         "4 ranks train on minibatches of 32 series, 8 on each rank (batchsize=8, scaling='weak')"
     )
-    assert str(size("strong", n_ranks=3)) == (
+    assert size("strong", n_ranks=3).describe(many) == (
         "3 ranks train on minibatches of 8 series, 2 or 3 on each rank (batchsize=8, scaling='strong')"
     )
-    assert str(size(n_ranks=3, saved=saved(n_ranks=2))) == (
+    assert size(n_ranks=3, saved=saved(n_ranks=2)).describe(many) == (
         "3 ranks train on minibatches of 16 series, 5 or 6 on each rank (batchsize=8, scaling='weak', which goes on "
         "with the 16 of its checkpoint)"
     )
-    assert str(size(saved=saved(n_ranks=2))) == (
+    assert size(saved=saved(n_ranks=2)).describe(many) == (
         "this process trains on minibatches of 16 series (batchsize=8, scaling='weak', which goes on with the 16 of "
         "its checkpoint)"
+    )
+    few = Segments.from_lengths(2, 9)
+    assert size("strong", n_ranks=3).describe(few) == (
+        "3 ranks train on minibatches of all 2 series, 0 or 1 on each rank (batchsize=8, scaling='strong')"
+    )
+    assert size("strong", n_ranks=3).describe(few.fold(8)) == (
+        "3 ranks train on minibatches of all 8 pieces of series, 2 or 3 on each rank (batchsize=8, scaling='strong')"
+    )
+    assert size(n_ranks=3).describe(many, sharded=True) == (
+        "3 ranks train on minibatches of 24 series, each rank on its own (batchsize=8, scaling='weak')"
     )

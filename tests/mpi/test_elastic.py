@@ -41,7 +41,7 @@ def test_batches_of_each_ranks_own_need_as_many_ranks(ran):
 def test_rank_0_says_once_how_large_the_minibatches_are(ran):
     first, *others = json.loads((ran("elastic", 4) / "said.json").read_text())["lines"]
     line, *epochs = first.splitlines()
-    assert line == "3 ranks train on minibatches of 8 series, 2 or 3 on each rank (batchsize=8, scaling='strong')"
+    assert line == "3 ranks train on minibatches of all 5 series, 1 or 2 on each rank (batchsize=8, scaling='strong')"
     assert [epoch.split(":")[0] for epoch in epochs] == ["epoch 1"]  # verbose=True shows those, "auto" does not
     assert others == [""] * 3
 

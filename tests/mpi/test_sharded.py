@@ -23,13 +23,18 @@ def program():
 SHARDS = [(0, 7), (5, 20, 12), (5, 0, 12)]
 
 
-def read(ran, counts, suffix):
-    return ran("sharded", len(counts)) / f"{'-'.join(map(str, counts))}{suffix}"
+def read(ran, counts, suffix, launcher=None):
+    return ran("sharded", launcher or len(counts)) / f"{'-'.join(map(str, counts))}{suffix}"
 
 
-@pytest.mark.parametrize("counts", SHARDS)
-def test_ranks_with_series_of_their_own_are_one_process_with_all_series(ran, counts):
-    found, expected = np.load(read(ran, counts, ".npz")), program().results(counts)
+@functools.cache
+def in_one_process(counts):
+    return program().results(counts)
+
+
+@pytest.mark.parametrize(("counts", "launcher"), [*((counts, None) for counts in SHARDS), (SHARDS[0], "torchrun")])
+def test_ranks_with_series_of_their_own_are_one_process_with_all_series(ran, counts, launcher):
+    found, expected = np.load(read(ran, counts, ".npz", launcher)), in_one_process(counts)
     assert set(found.files) == set(expected)
     bad = {}
     for name, value in expected.items():
@@ -86,4 +91,5 @@ def test_a_fit_goes_on_with_the_same_series_only(ran, counts):
         less = ", ".join(map(str, (*counts[:-1], counts[-1] - 1)))
         change = f"the series of each rank (sharded=True): {', '.join(map(str, counts))} -> {less}"
         assert "LoadError" in of_rank["refused"]
-        assert change in of_rank["refused"]
+        assert f"{change}; the order of the series and their states belong to the ranks" in of_rank["refused"]
+        assert "go on with as many ranks, each with the series that it had" in of_rank["refused"]

@@ -1,10 +1,10 @@
 """A fit that is killed and called again on another number of ranks.
 
-    python elastic_fit.py FOLDER [KILLS [SEED]]
+    python elastic_fit.py FOLDER [KILLS [SEED [float64|float32]]]
 
 Starts the fit on a random number of ranks, 1 to 4, kills it with SIGKILL at a random moment, and goes on with another
 random number, KILLS times (20 by default); then it lets the fit end, and compares with one that was never stopped. On
-each rank that it starts, this file is called with ``FOLDER fit``.
+each rank that it starts, this file is called with ``FOLDER fit float64``.
 """
 
 import json
@@ -39,11 +39,11 @@ class Slowly:
         time.sleep(0.002)
 
 
-def fit(*callbacks, comm):
+def fit(*callbacks, comm, dtype="float64"):
     """A fit with all that is carried from step to step and does not depend on the number of ranks."""
     rng = np.random.default_rng(3)
-    x = rng.standard_normal((2, N, T))
-    y = np.where(rng.random((1, N, T)) < 0.1, np.nan, x.cumsum(2).mean(0, keepdims=True))
+    x = rng.standard_normal((2, N, T)).astype(dtype)
+    y = np.where(rng.random((1, N, T)) < 0.1, np.nan, x.cumsum(2).mean(0, keepdims=True)).astype(dtype)
     torch.manual_seed(1)
     model = nn.Sequential(LSTM(2, 4, num_layers=2), nn.Linear(4, 1))
     spec = Spec(
@@ -54,24 +54,26 @@ def fit(*callbacks, comm):
         model, None, partial(Adam, lr=0.01), spec, comm=comm, scaling="strong", callbacks=list(callbacks),
         random_state=0, verbose=False,
     )  # fmt: skip
-    est.fit(x, y, validation_data=(x[:, :9] + 0.1, y[:, :9]))
+    est.fit(x, y, validation_data=(x[:, :9] + x.dtype.type(0.1), y[:, :9]))
     losses = [est.loss_, *est.loss_curve_, *est.validation_loss_curve_]
     moments = [v.double().flatten() for s in est.optimizer_.state_dict()["state"].values() for v in s.values()]
-    return torch.cat([torch.tensor(losses, dtype=torch.float64), net2vec(est), est.grad_, *moments]).numpy(), est
+    vectors = net2vec(est).double(), est.grad_.double()
+    return torch.cat([torch.tensor(losses, dtype=torch.float64), *vectors, *moments]).numpy(), est
 
 
-def rank_of_fit(folder):
+def rank_of_fit(folder, dtype):
     comm = get_communicator("auto")
     (folder / f"process-{comm.rank}").write_text(str(os.getpid()))
-    found, _ = fit(Slowly(), Checkpointer(folder / "killed", keep=2, trigger=EveryNSteps(1)), comm=comm)
+    found, _ = fit(Slowly(), Checkpointer(folder / "killed", keep=2, trigger=EveryNSteps(1)), comm=comm, dtype=dtype)
     if comm.rank == 0:
         np.save(folder / "found.npy", found)
 
 
-def start(folder, n, mpirun):
+def start(folder, n, mpirun, dtype):
     for old in folder.glob("process-*"):
         old.unlink()
-    command = [*(mpirun if n > 1 else ()), *(("-n", str(n)) if n > 1 else ()), sys.executable, __file__, folder, "fit"]
+    launch = [*mpirun, "-n", n] if n > 1 else []
+    command = [*launch, sys.executable, __file__, folder, "fit", dtype]
     ours = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
     with open(folder / "log", "ab") as log:
         return subprocess.Popen(
@@ -97,17 +99,17 @@ def kill(folder, n, process, rng, until):
     return saves.latest_step()
 
 
-def kills(folder, n_kills=20, seed=0, mpirun=MPIRUN, numbers=(1, 2, 3, 4)):
+def kills(folder, n_kills=20, seed=0, dtype="float64", mpirun=MPIRUN, numbers=(1, 2, 3, 4)):
     """Return what was found; ``reached`` has the number of ranks and the step of the newest checkpoint at each kill."""
-    whole, est = fit(comm=None)
+    whole, est = fit(comm=None, dtype=dtype)
     rng, reached, step = np.random.default_rng(seed), [], 0
     ranks = int(rng.choice(numbers))
     for i in range(n_kills):
         until = step + 1 + int(rng.integers(0, (est._n_steps - 20 - step) // (n_kills - i)))
-        step = kill(folder, ranks, start(folder, ranks, mpirun), rng, until)
+        step = kill(folder, ranks, start(folder, ranks, mpirun, dtype), rng, until)
         reached.append((ranks, step))
         ranks = int(rng.choice([n for n in numbers if n != ranks]))
-    status = start(folder, ranks, mpirun).wait(timeout=LIMIT)
+    status = start(folder, ranks, mpirun, dtype).wait(timeout=LIMIT)
     assert status == 0, (folder / "log").read_text()[-3000:]
     found = np.load(folder / "found.npy")
     apart = float(np.max(np.abs(found - whole) / np.maximum(1, np.abs(whole))))
@@ -118,8 +120,8 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     if sys.argv[2:3] == ["fit"]:
-        rank_of_fit(folder)
+        rank_of_fit(folder, sys.argv[3])
     else:
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(folder / "killed", ignore_errors=True)
-        print(json.dumps(kills(folder, *map(int, sys.argv[2:4])), indent=1))
+        print(json.dumps(kills(folder, *map(int, sys.argv[2:4]), *sys.argv[4:]), indent=1))
