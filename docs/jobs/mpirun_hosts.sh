@@ -7,7 +7,7 @@
 # passes SIGUSR1 on to the ranks, but answers SIGTERM by killing them after a second.)
 export OMP_NUM_THREADS=1
 
-mpirun --hostfile "${HOSTS:-hosts}" -x OMP_NUM_THREADS -x PYTHONPATH ${MPIRUN_FLAGS:-} \
+mpirun --hostfile "${HOSTS:-hosts}" -x OMP_NUM_THREADS ${PYTHONPATH:+-x PYTHONPATH} ${MPIRUN_FLAGS:-} \
     python "${TRAIN:-train.py}" "$@" &
 mpirun=$!
 trap 'kill -USR1 $mpirun' TERM USR1
