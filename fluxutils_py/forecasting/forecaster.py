@@ -26,7 +26,7 @@ from fluxutils_py.forecasting.outputs import (
 )
 from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
-from fluxutils_py.parallel import RankGroup
+from fluxutils_py.parallel import RankGroup, get_communicator
 
 
 class Forecaster(ForecasterBase):
@@ -330,8 +330,13 @@ class Forecaster(ForecasterBase):
         export_forecaster(self, path, format)
 
     def save(self, path: Any) -> None:
-        """Write networks, settings, and the ends of the series to a file of plain data."""
-        save_forecaster(self, path)
+        """Write networks, settings, and the ends of the series to a file of plain data.
+
+        Of several ranks only rank 0 writes; the others return at once.
+        """
+        check_is_fitted(self, "models_")
+        if get_communicator(self.comm).rank == 0:
+            save_forecaster(self, path)
 
     @classmethod
     def load(cls, path: Any, **arguments: Any) -> Self:

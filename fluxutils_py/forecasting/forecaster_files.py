@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.building import build_model
@@ -32,7 +31,6 @@ CODE = ("cell", "model", "loss", "freq")  # stored only if they are plain data
 
 def save_forecaster(fc: Any, path: Any) -> None:
     """Write a fitted forecaster; see ``Forecaster.save``."""
-    check_is_fitted(fc, "models_")
     settings = {k: v for k, v in fc.get_params(deep=False).items() if k not in NOT_STORED}
     settings = {k: list(v) if isinstance(v, tuple | list | np.ndarray) else v for k, v in settings.items()}
     content = {

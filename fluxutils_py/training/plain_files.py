@@ -18,6 +18,12 @@ from torch import Tensor
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.files import atomic_write
+from fluxutils_py.parallel.launcher import detect_launcher
+
+OF_RANK_0 = (
+    "; rank 0 writes what is saved, and the others wait for it with get_communicator('auto').barrier(), called on all "
+    "ranks, before they read"
+)
 
 PLAIN_TYPES = (bool, int, float, complex, str, bytes, type(None))
 
@@ -55,7 +61,7 @@ def read_file(path: Any, kind: str, device: Any = "cpu") -> dict[str, Any]:
     """
     path = check_path(path)
     if not path.exists():
-        raise FileNotFoundError(f"{path}: no such file")
+        raise FileNotFoundError(f"{path}: no such file{'' if detect_launcher() is None else OF_RANK_0}")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about pickles that it did not write

@@ -53,5 +53,10 @@ def test_an_error_in_the_data_of_one_rank_is_one_on_both(ran):
     for name, kind in (("column", "DataError: .*'y'"), ("level", "SpecError: .*quantiles")):
         assert re.match(kind, own[name]), own[name]
         assert other[name].endswith(f"rank 1: {own[name]}")
-    for name in ("the same", "forecast of its own"):
+    for name in ("the same", "saved", "forecast of its own"):
         assert (other[name], own[name]) == ("none", "none")
+
+
+def test_rank_0_alone_saves_a_forecaster(ran):
+    pytest.importorskip("narwhals")
+    assert [path.name for path in ran("forecasting", 2).glob("of-rank-*")] == ["of-rank-0"]

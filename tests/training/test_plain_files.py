@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import LoadError
+from fluxutils_py.training import plain_files
 from fluxutils_py.training.plain_files import read_file, write_file
 
 KIND = "test"
@@ -149,7 +150,13 @@ def test_tensors_go_to_a_device(path):
 
 
 def test_a_missing_file_is_missing(path):
-    with pytest.raises(FileNotFoundError, match=r"model\.pt: no such file"):
+    with pytest.raises(FileNotFoundError, match=r"model\.pt: no such file$"):
+        read_file(path, KIND)
+
+
+def test_ranks_are_told_that_rank_0_may_not_have_written_the_file(path, monkeypatch):
+    monkeypatch.setattr(plain_files, "detect_launcher", lambda: "mpi")
+    with pytest.raises(FileNotFoundError, match=r"model\.pt: no such file; rank 0 writes .*barrier\(\)"):
         read_file(path, KIND)
 
 

@@ -56,7 +56,7 @@ def error_of(call):
     return "none"
 
 
-def mistakes(rank):
+def mistakes(rank, folder):
     """What each rank says of data that differ between ranks, by name."""
     df, y = panel(), np.random.default_rng(3).normal(size=(1, 4, 40))
     fc = Forecaster(3, 7, "D", hidden_size=3, max_steps=2, verbose=False)
@@ -71,6 +71,7 @@ def mistakes(rank):
         "column": error_of(lambda: fc.fit(df.drop(columns="y") if rank == 1 else df)),
         "level": error_of(lambda: fc.set_params(quantiles=(0.5 + rank,)).fit(df)),
         "the same": error_of(lambda: fc.set_params(quantiles=()).fit(df)),
+        "saved": error_of(lambda: fc.save(folder / f"of-rank-{rank}")),
         "forecast of its own": error_of(lambda: fc.predict(df[df.unique_id == f"s{3 * rank}"])),
     }
 
@@ -80,6 +81,6 @@ def main(folder):
 
     comm = get_communicator("auto")
     np.savez(folder / f"rank-{comm.rank}.npz", **results(1, "auto"))
-    said = comm.allgather(mistakes(comm.rank))
+    said = comm.allgather(mistakes(comm.rank, folder))
     if comm.rank == 0:
         (folder / "said.json").write_text(json.dumps(said))
