@@ -16,8 +16,10 @@ from fluxutils_py.nn.native_layers import is_intercepted
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sizes import check_features, set_sizes
 
-# The kernels compute one series per vector lane; torch's matrix products are faster where most lanes would be idle.
-FEW_SERIES = 8
+# The kernels compute one series per vector lane; torch's matrix products are faster where most lanes would be idle,
+# unless what they leave for the backward pass does not fit into the caches.
+FEW_SERIES, FEW_IN_LONG_WINDOWS = 8, 4
+LONG_WINDOW = 1 << 18  # values of all steps, series and units
 
 
 class _GatedRecurrence(nn.Module):
@@ -46,6 +48,8 @@ class _GatedRecurrence(nn.Module):
         """Compute a step (B, F) or a window (S, B, F) with the native kernels; None where they do not apply."""
         linear = self.linear
         few = x.dim() == 3 and len(x) > 1 and x.shape[1] < FEW_SERIES
+        if few and x.shape[1] >= FEW_IN_LONG_WINDOWS:
+            few = len(x) * x.shape[1] * self.n_out < LONG_WINDOW
         if few or type(linear) is not nn.Linear or is_intercepted(linear):
             return None
         weights = linear._parameters["weight"], None, linear._parameters["bias"], None
@@ -113,8 +117,8 @@ _GATED_DOC = """{name}: {first}
     -----
     Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The state is ``h``
     (B, n_out), initially zero. ``module.linear`` holds the weights: H rows each for {blocks}, in this order. Native
-    kernels compute windows of 8 or more series (see :func:`native_kernels`), otherwise matrix products and
-    :func:`linear_recurrence`; the results are equal up to rounding.
+    kernels compute windows of 8 or more series, and long windows of 4 or more (see :func:`native_kernels`); otherwise
+    matrix products and :func:`linear_recurrence` do. The results are equal up to rounding.
 
     Source: Feng et al. (2024), "Were RNNs all we needed?", arXiv:2410.01201.
 
@@ -197,10 +201,13 @@ class _DiagonalRecurrence(nn.Module):
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features("LRU", x, self.n_in)
         scale = torch.exp(self.gamma_log).repeat_interleave(2)
-        added = F.linear(x, self.weight_in * scale[:, None]).unflatten(-1, (self.n_states, 2))
+        # one product, because products with few columns take longer than one with their columns together
+        products = F.linear(x, torch.cat([self.weight_in * scale[:, None], self.weight_skip]))
+        added, skip = products.split([2 * self.n_states, self.n_out], -1)
+        added = torch.view_as_complex(added.contiguous().unflatten(-1, (self.n_states, 2)))
         start = None if state is None else torch.view_as_complex(state.contiguous())
-        h = torch.view_as_real(linear_recurrence(self.eigenvalues(), torch.view_as_complex(added), start))
-        y = torch.addmm(F.linear(x, self.weight_skip).flatten(0, 1), h.flatten(0, 1).flatten(1), self.weight_out.T)
+        h = torch.view_as_real(linear_recurrence(self.eigenvalues(), added, start))
+        y = torch.addmm(skip.flatten(0, 1), h.flatten(0, 1).flatten(1), self.weight_out.T)
         return y.view(*x.shape[:2], self.n_out), h[-1].clone()
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

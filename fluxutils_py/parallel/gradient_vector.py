@@ -137,7 +137,8 @@ class GradientVector:
             tail[:3] = weight, weight * loss, n_live
             tail[FLAGS + DIGEST :] = [n_live * number for number in numbers]
         tail[3:6] = has_batch, failed, stop
-        tail[FLAGS : FLAGS + DIGEST] = [digest >> bit & 1 for bit in range(DIGEST)]
+        if digest:
+            tail[FLAGS : FLAGS + DIGEST] = [digest >> bit & 1 for bit in range(DIGEST)]
         if with_vector:
             self._fill(weight if has_part else None, self.own_layouts())
             self._allreduce()

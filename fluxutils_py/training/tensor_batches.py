@@ -12,6 +12,7 @@ import torch
 
 from fluxutils_py.data import BackgroundDataLoader, SequenceWindows
 from fluxutils_py.data.parts import array_split_slice
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.sequence_windows import WindowIndex
 from fluxutils_py.errors import LoadError
 from fluxutils_py.training.generator_state import get_generator_state, set_generator_state, start_epoch_order
@@ -34,8 +35,8 @@ class TensorBatches:
         Shuffles the rows for each pass. None: no shuffling.
     rank, size : int
         Which of ``size`` equal parts of every window to take, of consecutive rows; if each rank has its own series,
-        its rows. A part may have no rows; its
-        batches then hold only their index. All ranks have the same number of batches.
+        its rows. A part may have no rows; its batches then hold only their index. All ranks have the same number of
+        batches.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class TensorBatches:
         self.windows.shuffle(self.rng)
         indices: Iterator[WindowIndex] = islice(self.windows.indices(), n, None)
         if self.size > 1:
-            indices = map(self._part, indices)
+            indices = self._parts(indices)
         indices = self._prefetched(indices)
         if self.device.type == "cpu" and not self.windows.blocking:
             yield from map(self._load, indices)
@@ -93,10 +94,18 @@ class TensorBatches:
             set_generator_state(self.rng, state["rng"])
             self._began = state["began"]
 
-    def _part(self, index: WindowIndex) -> WindowIndex:
+    def _parts(self, indices: Iterator[WindowIndex]) -> Iterator[WindowIndex]:
+        """Yield each index with the rows of this rank, which the windows of a group share."""
+        group = part = None
+        for index in indices:
+            if part is None or index.segments is not group:
+                group, part = index.segments, self._own_rows(index.segments)
+            yield replace(index, segments=part)
+
+    def _own_rows(self, rows: Segments) -> Segments:
         if self.windows.shards is not None:
-            return replace(index, segments=self.windows.own(index.segments))
-        return replace(index, segments=index.segments[array_split_slice(len(index.segments), self.size, self.rank)])
+            return self.windows.own(rows)
+        return rows[array_split_slice(len(rows), self.size, self.rank)]
 
     def _prefetched(self, indices: Iterator[WindowIndex]) -> Iterator[WindowIndex]:
         """Yield each index after starting to fetch the pages of the next."""

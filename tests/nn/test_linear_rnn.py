@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import LRU, MinGRU, MinLSTM, kernels, native, native_kernels
+from fluxutils_py.nn import LRU, MinGRU, MinLSTM, kernels, linear_rnn, native, native_kernels
 from fluxutils_py.nn.states import states
 
 from .stepwise import B, F, S, assert_follows
@@ -80,16 +80,21 @@ def test_a_trained_initial_state_is_where_the_formula_starts(layer, formula):
 
 
 @GATED
-def test_few_series_are_those_of_many(layer):
-    layer, x = layer(F, 5).double(), torch.randn(S, B, F, dtype=torch.float64)  # few: by matrix products
+@pytest.mark.parametrize("by_kernels", [True, False], ids=["long", "short"])
+def test_few_series_are_those_of_many(layer, by_kernels, monkeypatch):
+    layer, x = layer(F, 5).double(), torch.randn(S, B, F, dtype=torch.float64)
     weight = torch.randn(S, 3, 5, dtype=torch.float64)
     outcomes = []
-    for n in (B, 3):
+    monkeypatch.setattr(linear_rnn, "LONG_WINDOW", S * 5 * 5 + (not by_kernels))
+    x_of_few = x[:, :5]
+    assert (layer.module.by_kernel(x_of_few) is not None) == (by_kernels and kernels.library() is not None)
+    for given in (x, x_of_few, x[:, :3]):
         layer.reset()
-        y = layer(x[:, :n])[:, :3]
+        y = layer(given)[:, :3]
         outcomes.append([y, *torch.autograd.grad((y * weight).sum(), list(layer.parameters()))])
-    for many, few in zip(*outcomes, strict=True):
-        torch.testing.assert_close(few, many, rtol=1e-12, atol=1e-12)
+    for many, five, three in zip(*outcomes, strict=True):
+        torch.testing.assert_close(five, many, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(three, many, rtol=1e-12, atol=1e-12)
 
 
 @GATED
