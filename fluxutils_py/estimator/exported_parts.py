@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,17 @@ class Affine(_Part):
         if self.inverse:
             return (x.double() * self.scale + self.center).to(dtype)
         return ((x.double() - self.center).to(dtype).double() / self.scale).to(dtype)
+
+
+class Elementwise(nn.Module):
+    """Apply a function of torch to each number."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
 
 
 class Winsorize(_Part):
@@ -146,7 +158,56 @@ def transformer_module(transformer: Any, name: str, n_features: int) -> nn.Modul
             return Affine(zeros, t.scale_)
         if kind == "MinMaxScaler" and not t.clip:
             return Affine(t.min_, t.scale_, inverse=True)
+        if kind == "FunctionTransformer" and not t.kw_args and (counterpart := _of_torch(t.func)):
+            return Elementwise(counterpart)
     raise ExportError(
         f"the step {name!r} of the pipeline, {kind}, cannot be exported: take SequenceScaler, WinsorScaler, "
-        "SequenceImputer, or StandardScaler, RobustScaler, MaxAbsScaler or MinMaxScaler of scikit-learn"
+        "SequenceImputer, or StandardScaler, RobustScaler, MaxAbsScaler, MinMaxScaler, or FunctionTransformer of a "
+        "function of NumPy, such as np.log1p"
     )
+
+
+def inverse_target_module(transformer: Any, n_outputs: int) -> nn.Module:
+    """Return the inverse of the fitted ``transformer_`` of a ``TransformedTargetRegressor`` as a module.
+
+    Raises
+    ------
+    ExportError
+        If there is none for it; the message names the transformer.
+    """
+    kind = type(transformer).__name__
+    way_out = "scale targets by scale_target=True of SequenceRegressor, or by a function of NumPy and its inverse"
+    if kind == "FunctionTransformer":
+        if not transformer.inv_kw_args and (counterpart := _of_torch(transformer.inverse_func)):
+            return Elementwise(counterpart)
+        name = getattr(transformer.inverse_func, "__name__", transformer.inverse_func)
+        raise ExportError(
+            f"the inverse_func of TransformedTargetRegressor, {name}, cannot be exported: take a function of NumPy "
+            "that torch has too, such as np.expm1"
+        )
+    wanted = getattr(transformer, "n_features_in_", n_outputs)
+    if wanted != n_outputs:
+        raise ExportError(
+            f"the transformer of TransformedTargetRegressor, {kind}, was fitted on rows of {wanted} columns and cannot "
+            f"be undone for the {n_outputs} outputs of one step: {way_out}"
+        )
+    try:
+        module = transformer_module(transformer, "transformer", n_outputs)
+    except ExportError:
+        module = None
+    if not isinstance(module, Affine):
+        raise ExportError(
+            f"the transformer of TransformedTargetRegressor, {kind}, cannot be exported: take StandardScaler, "
+            f"RobustScaler, MaxAbsScaler or MinMaxScaler, or {way_out}"
+        )
+    return Affine(module.center, module.scale, inverse=not module.inverse)
+
+
+def _of_torch(function: Any) -> Callable[[Tensor], Tensor] | None:
+    """Return torch's counterpart of a function of NumPy for single numbers, if it has one; of None, the identity."""
+    if function is None:
+        return torch.clone
+    if not isinstance(function, np.ufunc) or function.nin != 1 or function.nout != 1:
+        return None
+    found: Callable[[Tensor], Tensor] | None = getattr(torch, function.__name__, None)
+    return found

@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fluxutils_py.errors import ExportError, ShapeError
-from fluxutils_py.estimator.exported_parts import Classify, transformer_module, unscale
+from fluxutils_py.estimator.exported_parts import Classify, inverse_target_module, transformer_module, unscale
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.streaming import _flat, stream
 from fluxutils_py.exporting import ContextWindow, ExportedModel, Graph, ModelStep, write_graph
@@ -45,7 +45,7 @@ def export(
 
     Parameters
     ----------
-    model : estimator, Pipeline, or fitted search
+    model : estimator, Pipeline, TransformedTargetRegressor, or fitted search
     path : str or path-like
         Written aside and then moved into place.
     format : "onnx" or "torch"
@@ -90,20 +90,8 @@ def export(
         raise ValueError(f"format must be 'onnx' or 'torch', got {format!r}")
     if hasattr(model, "_check_export"):  # a forecaster
         return model.export(path, format)
-    if hasattr(model, "best_estimator_"):
-        return export(model.best_estimator_, path, format, input_names=input_names, output_names=output_names)
-    transformers: list[tuple[str, Any]] = []
-    est = model
-    if hasattr(model, "steps"):
-        check_is_fitted(model)
-        transformers, est = _flat(model.steps[:-1]), model.steps[-1][1]
-    if not hasattr(est, "_layout") and not hasattr(est, "stream"):
-        raise TypeError(
-            f"{type(est).__name__} cannot be exported; export takes estimators of this package, pipelines of scalers "
-            "and imputers and one of them, and searches for these"
-        )
-    check_is_fitted(est, "model_")
-    graph, context = _graph(est, transformers)
+    transformers, est, of_targets = _parts(model)
+    graph, context = _graph(est, transformers, of_targets)
     classes = est._codec.classes
     names_in = _names("input", input_names, len(graph.inputs), "x")
     default_out = ["label", "probabilities"] if classes is not None else None
@@ -125,7 +113,7 @@ def check_export(path: Any, model: Any, x: Any, *, tolerance: float | None = Non
     Parameters
     ----------
     path : str or path-like
-    model : estimator, Pipeline, or fitted search
+    model : estimator, Pipeline, TransformedTargetRegressor, or fitted search
     x : array of shape (F, N, T), or a tuple of them for several inputs
         Series to try it on.
     tolerance : float, optional
@@ -153,14 +141,16 @@ def check_export(path: Any, model: Any, x: Any, *, tolerance: float | None = Non
     n_series, n_steps = xs[0].shape[1:]
     want, state, probabilities = _streamed(model, xs)
     if tolerance is None:
-        low = read_spec(_last(model)._resolved_params().spec).precision != "float32"
+        low = read_spec(_parts(model)[1]._resolved_params().spec).precision != "float32"
         tolerance = 0.05 if low else 1e-5
     windows = [a.transpose(2, 1, 0) for a in xs]
     largest = 0.0
+    file = ExportedModel(path, n_series)
+    if len(file.metadata["inputs"]) != len(xs):
+        raise ShapeError(f"{path} takes {len(file.metadata['inputs'])} inputs, x has {len(xs)}")
+    start = file.state
     for lengths in ([1] * n_steps, _fibonacci(n_steps)):
-        file, parts, at = ExportedModel(path, n_series), [], 0
-        if len(file.metadata["inputs"]) != len(xs):
-            raise ShapeError(f"{path} takes {len(file.metadata['inputs'])} inputs, x has {len(xs)}")
+        file.state, parts, at = start, [], 0
         for n in lengths:
             parts.append(file.run(*(w[at : at + n] for w in windows)))
             at += n
@@ -179,7 +169,7 @@ def check_export(path: Any, model: Any, x: Any, *, tolerance: float | None = Non
 def _streamed(model: Any, xs: tuple[np.ndarray, ...]) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray | None]:
     """Return outputs (T, N, G) and final states of a stream, and the probabilities of a classifier."""
     n_series, n_steps = xs[0].shape[1:]
-    methods = ["predict", "predict_proba"] if _last(model)._codec.classes is not None else ["predict"]
+    methods = ["predict", "predict_proba"] if _parts(model)[1]._codec.classes is not None else ["predict"]
     outputs: list[np.ndarray] = []
     for method in methods:
         live = stream(model, n_series, method=method)
@@ -190,11 +180,29 @@ def _streamed(model: Any, xs: tuple[np.ndarray, ...]) -> tuple[list[np.ndarray],
     return outputs, state, outputs[-1] if len(methods) > 1 else None
 
 
-def _last(model: Any) -> Any:
-    """Return the estimator at the end of a pipeline or search."""
-    while hasattr(model, "best_estimator_") or hasattr(model, "steps"):
-        model = model.best_estimator_ if hasattr(model, "best_estimator_") else model.steps[-1][1]
-    return model
+def _parts(model: Any) -> tuple[list[tuple[str, Any]], Any, list[Any]]:
+    """Return the transformers before the estimator, the estimator, and those of targets, the first to undo first."""
+    if hasattr(model, "best_estimator_"):
+        return _parts(model.best_estimator_)
+    if hasattr(model, "steps"):
+        check_is_fitted(model)
+        before, est, of_targets = _parts(model.steps[-1][1])
+        return [*_flat(model.steps[:-1]), *before], est, of_targets
+    if hasattr(model, "regressor") and hasattr(model, "check_inverse"):  # TransformedTargetRegressor
+        check_is_fitted(model)
+        before, est, of_targets = _parts(model.regressor_)
+        return before, est, [*of_targets, model.transformer_]
+    name = type(model).__name__
+    if hasattr(model, "estimator") and hasattr(model, "refit"):
+        check_is_fitted(model)
+        raise TypeError(f"{name} has no best estimator to export: fit it with refit=True")
+    if not hasattr(model, "_layout") and not hasattr(model, "stream"):
+        raise TypeError(
+            f"{name} cannot be exported; export takes estimators of this package, pipelines of scalers and imputers "
+            "and one of them, TransformedTargetRegressor around these, and searches for these"
+        )
+    check_is_fitted(model, "model_")
+    return [], model, []
 
 
 def _fibonacci(total: int) -> list[int]:
@@ -240,7 +248,7 @@ def _compare_labels(
         )
 
 
-def _graph(est: Any, transformers: list[tuple[str, Any]]) -> tuple[Graph, int]:
+def _graph(est: Any, transformers: list[tuple[str, Any]], of_targets: list[Any]) -> tuple[Graph, int]:
     """Return the graph, and how many inputs it keeps as context."""
     layout, codec = est._layout, est._codec
     features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
@@ -258,6 +266,7 @@ def _graph(est: Any, transformers: list[tuple[str, Any]]) -> tuple[Graph, int]:
         after.append(unscale(codec.scale, dtype))
     if codec.classes is not None:
         after.append(Classify(codec.classes))
+    after += [inverse_target_module(t, est.n_outputs_) for t in of_targets]
     inputs = [x[0, 0] for x in samples]
     if transformers and not inputs[0].is_floating_point():
         inputs = [inputs[0].to(dtype)]

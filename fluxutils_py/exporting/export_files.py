@@ -16,6 +16,7 @@ from torch import Tensor
 from fluxutils_py.errors import ExportError, LoadError
 from fluxutils_py.exporting.graph import Graph, module_of_operator, quietly
 from fluxutils_py.files import atomic_path
+from fluxutils_py.tree import named_leaves
 
 FORMATS = ("onnx", "torch")
 METADATA_FILE = "metadata.json"  # in a program of torch
@@ -62,6 +63,7 @@ def write_graph(
         return
     model = _to_onnx(graph, inputs, outputs)
     _name_axes(model.graph)
+    _restore_digits(model.graph, graph)
     for name, choices in (texts or {}).items():
         _look_up(model.graph, name, choices)
         next(o for o in described["outputs"] if o["name"] == name)["dtype"] = "string"
@@ -194,6 +196,23 @@ def _name_axes(graph: Any) -> None:
                     rename(attribute.g)
 
     rename(graph)
+
+
+def _restore_digits(onnx_graph: Any, graph: Graph) -> None:
+    """Give numbers in the code of models in float64 all their digits again, which torch.onnx rounds to float32.
+
+    Attributes of operators, such as the eps of a normalisation, stay float32: ONNX has no others.
+    """
+    onnx = require("onnx")
+    nodes = [node for program in (graph.program, *graph.programs) for node in program.graph.nodes]
+    numbers = [v for node in nodes for _, v in named_leaves([*node.args, node.kwargs]) if isinstance(v, float)]
+    exact = {torch.tensor(v, dtype=torch.float32).item(): v for v in numbers}
+    for value in onnx_graph.initializer:
+        if value.data_type == onnx.TensorProto.DOUBLE and not value.dims and value.name not in graph.program.state_dict:
+            rounded = onnx.numpy_helper.to_array(value).item()
+            if rounded in exact:
+                number = onnx.helper.make_tensor(value.name, value.data_type, (), [exact[rounded]])
+                value.CopyFrom(number)
 
 
 def _look_up(graph: Any, name: str, texts: Sequence[str]) -> None:

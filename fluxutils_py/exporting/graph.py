@@ -83,6 +83,7 @@ class Graph:
             self.program = _trace(whole, [*examples, *states], _axes(len(inputs), self.initial, window is None))
             if window is not None:  # torch guards against one step in all, which is no special case
                 self.program._guards_code = [g for g in self.program._guards_code if not g.endswith("!= 1")]
+            _forget_sources(self.program)
             found = self.program.module()(*examples, *states)
         self.programs = [core.program if isinstance(core, _Scan) else self.program]
         self.outputs = list(found[: len(found) - len(states)])
@@ -217,6 +218,14 @@ def _trace(module: nn.Module, examples: Sequence[Tensor], axes: Any) -> Any:
             f"{name} cannot be exported: {reason}; the whole message of torch is above. A step must be made of torch's "
             "operations, for any number of series"
         ) from error
+
+
+def _forget_sources(program: Any) -> None:
+    """Remove the lines of source code and the paths of their files, which torch writes to files of both formats."""
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                node.meta.pop("stack_trace", None)
 
 
 def _culprit(module: nn.Module, error: BaseException | None) -> str:

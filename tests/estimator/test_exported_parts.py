@@ -3,11 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, QuantileTransformer, RobustScaler, StandardScaler
+from sklearn.preprocessing import (
+    FunctionTransformer,
+    MaxAbsScaler,
+    MinMaxScaler,
+    QuantileTransformer,
+    RobustScaler,
+    StandardScaler,
+)
 
 from fluxutils_py import SequenceImputer, SequenceScaler, WinsorScaler
 from fluxutils_py.errors import ExportError
-from fluxutils_py.estimator.exported_parts import Classify, transformer_module, unscale
+from fluxutils_py.estimator.exported_parts import Classify, inverse_target_module, transformer_module, unscale
 from fluxutils_py.estimator.target_codec import LabelDecoder, TargetScale
 
 
@@ -49,6 +56,51 @@ def test_scalers_of_scikit_learn(made, rng):
     rows = rng.normal(50, 3, size=(40, 3))
     found = transformer_module(made.fit(rows), "step", 3)(torch.from_numpy(rows)).numpy()
     np.testing.assert_allclose(found, made.transform(rows), rtol=1e-12)
+
+
+@pytest.mark.parametrize("made", [StandardScaler(), RobustScaler(), MaxAbsScaler(), MinMaxScaler()], ids=repr)
+def test_scalers_of_targets_are_undone(made, rng):
+    rows = rng.normal(50, 3, size=(40, 2))
+    scaled = made.fit(rows).transform(rows)
+    found = inverse_target_module(made, 2)(torch.from_numpy(scaled)).numpy()
+    np.testing.assert_allclose(found, made.inverse_transform(scaled), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("func", "inverse"), [(np.log1p, np.expm1), (np.arcsinh, np.sinh), (None, None)])
+def test_functions_of_numpy_become_those_of_torch(func, inverse, rng):
+    rows = rng.uniform(1, 3, size=(40, 3))
+    made = FunctionTransformer(func, inverse).fit(rows)
+    found = transformer_module(made, "step", 3)(torch.from_numpy(rows))
+    np.testing.assert_allclose(found.numpy(), made.transform(rows), rtol=1e-12)
+    np.testing.assert_allclose(inverse_target_module(made, 3)(found).numpy(), rows, rtol=1e-12)
+
+
+def halve(x):
+    return x / 2
+
+
+def test_transformers_of_targets_that_cannot_be_undone_are_named(rng):
+    rows = rng.normal(size=(40, 6))
+    for made, said in (
+        (
+            QuantileTransformer(n_quantiles=5),
+            r"QuantileTransformer, cannot be exported: take StandardScaler, .* scale_tar",
+        ),
+        (
+            StandardScaler(),
+            r"StandardScaler, was fitted on rows of 6 columns and cannot be undone for the 1 outputs of",
+        ),
+        (
+            FunctionTransformer(np.sqrt, halve, check_inverse=False),
+            r"the inverse_func of TransformedTargetRegressor, halve, cannot be expo",
+        ),
+        (
+            FunctionTransformer(np.abs, np.modf, check_inverse=False),
+            r"the inverse_func of TransformedTargetRegressor, modf, cannot be expo",
+        ),
+    ):
+        with pytest.raises(ExportError, match=said):
+            inverse_target_module(made.fit(np.abs(rows)), 1 if isinstance(made, StandardScaler) else 6)
 
 
 def test_other_transformers_are_named(rng):

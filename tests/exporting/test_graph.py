@@ -1,4 +1,4 @@
-"""The graph as a program of torch, against sessions of the model; what cannot be traced."""
+"""The graph as a program of torch: what stands before and after the scan; what cannot be traced."""
 
 import pytest
 import torch
@@ -8,29 +8,6 @@ from fluxutils_py.errors import ExportError
 from fluxutils_py.exporting.graph import Graph
 from fluxutils_py.exporting.steps import ModelStep
 from fluxutils_py.nn import LSTM, Recur
-
-
-def start_program(graph):
-    module = graph.program.module()
-
-    def start(n_series):
-        kept = [s.of(n_series) for s in graph.initial]
-
-        def run(*arrays):
-            found = module(*map(torch.from_numpy, arrays), *kept)
-            n = len(graph.outputs)
-            kept[:] = found[n:]
-            return [t.numpy() for t in found[:n]]
-
-        return run, lambda: [t.numpy() for t in kept]
-
-    return start
-
-
-def test_float64_keeps_its_digits(make_model, example_inputs, worst_difference):
-    model, xs = make_model("torch", torch.float64), example_inputs("torch", 4, 2, torch.float64)
-    graph = Graph([x[0, 0] for x in xs], steps=[ModelStep(model, xs)])
-    assert worst_difference("torch", model, start_program(graph), torch.float64) < 1e-14
 
 
 def test_before_and_after_are_outside_the_scan_and_gaps_between_them():
