@@ -217,6 +217,23 @@ def results(dtype, factor, comm, scaling="weak"):
     return found
 
 
+def in_precision(precision, factor, comm):
+    """Parameters before and after a fit, gradient, losses. SGD: Adam would enlarge the rounding of small gradients."""
+    task = Task("float32", factor, comm, "weak")
+    opt = functools.partial(torch.optim.SGD, lr=0.1)
+    est = task.est(opt=opt, precision=precision, shuffle=True, accumulate=2, clip=1.0)
+    est.fit(task.x, task.holes, lengths=task.lengths, validation_data=(task.x, task.y))
+    assert {p.dtype for p in est.model_.parameters()} == {torch.float32}
+    if est.comm is not None:
+        assert_replica_integrity([est.model_, est.grad_, est.loss_curve_], atol=0, rtol=0)
+    return {
+        "before": net2vec(task.model).numpy(),
+        "after": net2vec(est).numpy(),
+        "gradient": est.grad_.numpy(),
+        "losses": np.array(est.loss_curve_ + est.validation_loss_curve_),
+    }
+
+
 def main(folder):
     comm, dtypes = ("auto", ("float32", "float64")) if get_communicator("auto").size > 1 else ("mpi", ("float32",))
     if detect_launcher() == "torch":
@@ -225,5 +242,7 @@ def main(folder):
     for dtype in dtypes:
         strong = dtype == "float64" and get_communicator(comm).size == 3  # 4 series for 3 ranks; for the last group, 1
         found |= results(dtype, 1, comm, "strong" if strong else "weak")
+    low = in_precision("bfloat16", 1, comm)
     if get_communicator(comm).rank == 0:
         np.savez(folder / "found.npz", **found)
+        np.savez(folder / "bfloat16.npz", **low)
