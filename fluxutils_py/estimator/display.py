@@ -68,8 +68,8 @@ class LossCurveDisplay:
         TypeError
             If the estimator has no loss curve.
         """
-        fitted = _with_curve(estimator)
-        training, validation = _curves(fitted)
+        fitted = _estimator_with_curve(estimator)
+        training, validation = _loss_curves(fitted)
         display = cls(
             loss_curve=training, validation_loss_curve=validation, name=type(fitted).__name__ if name is None else name
         )
@@ -106,7 +106,7 @@ class LossCurveDisplay:
                 f"cv_results has no 'estimator' (found: {', '.join(cv_results)}): "
                 "call cross_validate(..., return_estimator=True)"
             )
-        curves = [_curves(_with_curve(e)) for e in cv_results["estimator"]]
+        curves = [_loss_curves(_estimator_with_curve(e)) for e in cv_results["estimator"]]
         validation = [v for _, v in curves]
         display = cls(
             loss_curve=[t for t, _ in curves],
@@ -136,9 +136,9 @@ class LossCurveDisplay:
         training = self.loss_curve if several else [self.loss_curve]
         validation = self.validation_loss_curve if several else [self.validation_loss_curve]
         validation = [None] * len(training) if validation is None else validation
-        styles = _one_each({} if curve_kwargs is None else curve_kwargs, len(training), "curve_kwargs")
+        styles = _as_list({} if curve_kwargs is None else curve_kwargs, len(training), "curve_kwargs")
         name = self.name if name is None else name
-        names = _one_each(name, len(training), "name")
+        names = _as_list(name, len(training), "name")
         if several and (name is None or isinstance(name, str)):
             names = [f"{name}, fold {i}" if name else f"fold {i}" for i in range(len(training))]
 
@@ -150,13 +150,13 @@ class LossCurveDisplay:
         for curve, valid, style, label in zip(training, validation, styles, names, strict=True):
             kind = "" if several else "training" if label is None else ", training"
             style = {"label": f"{label or ''}{kind}", **normalize_kwargs(style, Line2D)}
-            line += _draw(ax, curve, style)
+            line += _draw_curve(ax, curve, style)
             if valid is None:
                 dashed.append(None)
                 continue
             kind = "validation" if label is None else f"{label}, validation"
             look = {"color": line[-1].get_color(), "linestyle": "--", "label": None if several else kind}
-            dashed += _draw(ax, valid, style | look)
+            dashed += _draw_curve(ax, valid, style | look)
         if several and any(dashed):
             ax.plot([], [], color="0.4", linestyle="--", label="validation")  # one entry for all that are dashed
         ax.set(xlabel="epoch", ylabel="loss")
@@ -168,14 +168,14 @@ class LossCurveDisplay:
         return self
 
 
-def _draw(ax: Any, curve: Sequence[float], style: dict[str, Any]) -> list[Any]:
+def _draw_curve(ax: Any, curve: Sequence[float], style: dict[str, Any]) -> list[Any]:
     epochs = range(1, len(curve) + 1)
     point = {"marker": "o"} if len(curve) == 1 else {}  # a line of one point cannot be seen
     lines: list[Any] = ax.plot(epochs, curve, **point | style)
     return lines
 
 
-def _with_curve(estimator: Any) -> Any:
+def _estimator_with_curve(estimator: Any) -> Any:
     """Return the fitted estimator with the loss curve: the last step of a pipeline, the best of a search."""
     while not hasattr(estimator, "loss_curve_"):
         check_is_fitted(estimator)
@@ -191,7 +191,7 @@ def _with_curve(estimator: Any) -> Any:
     return estimator
 
 
-def _curves(estimator: Any) -> tuple[list[float], list[float] | None]:
+def _loss_curves(estimator: Any) -> tuple[list[float], list[float] | None]:
     """Return training and validation loss per epoch."""
     training, validation = estimator.loss_curve_, getattr(estimator, "validation_loss_curve_", None)
     if validation and len(validation) < len(training):  # some fits had validation data, some not
@@ -199,7 +199,7 @@ def _curves(estimator: Any) -> tuple[list[float], list[float] | None]:
     return training, validation or None
 
 
-def _one_each(given: Any, n: int, what: str) -> list[Any]:
+def _as_list(given: Any, n: int, what: str) -> list[Any]:
     """Return a list of ``n`` values: the given ones, or ``n`` times the given one."""
     if not isinstance(given, list | tuple):
         return [given] * n

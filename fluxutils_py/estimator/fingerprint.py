@@ -46,11 +46,11 @@ def identity(training: Any) -> dict[str, str]:
     return {
         **{key: texts for name, value in spec.items() for key, texts in describe(f"spec.{name}", value).items()},
         **describe("loss", data.loss),
-        **_sizes(data),
+        **_describe_sizes(data),
         "scale_target": str(scale is not None),
         "the classes": "none" if classes is None else str(classes.tolist()),
         **describe_modules("model", model),
-        **_parameters(model),
+        **_describe_parameters(model),
         **_describe_optimizer(training.optimizer, training.groups, model),
     }
 
@@ -76,7 +76,7 @@ def requested_identity(training: Any) -> dict[str, str]:
 
 def sample_digests(data: FitData) -> dict[str, str]:
     """Return digests of the corners of the data that ranks share, enough to detect that they were given others."""
-    shared = [(name, s, w) for name, s, w in _arrays(data) if w.shards is None]
+    shared = [(name, s, w) for name, s, w in _named_arrays(data) if w.shards is None]
     return {f"the values of {name} (digest of some)": digest_sample(s, w.segments, places=2) for name, s, w in shared}
 
 
@@ -84,9 +84,9 @@ def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
     """Return two digests per array: of all values, None if they lie in a large file, and of a sample."""
     texts: dict[str, tuple[str | None, str]] = {
         f"the values of {name}": (digest_series(s, w.own(w.segments)), digest_sample(s, w.own(w.segments)))
-        for name, s, w in _arrays(data)
+        for name, s, w in _named_arrays(data)
     }
-    for what, windows in _windows(data):
+    for what, windows in _named_windows(data):
         weight = digest_weight(windows.weight, windows.own(windows.segments))
         texts[f"the values of {what}sample_weight"] = weight, weight or "none"
     scale = None if data.codec.scale is None else digest_arrays(data.codec.scale.mean, data.codec.scale.scale)
@@ -142,7 +142,7 @@ def _describe_seed(random_state: Any) -> str:
     return text(random_state) if plain else type(random_state).__name__
 
 
-def _parameters(model: torch.nn.Module) -> dict[str, str]:
+def _describe_parameters(model: torch.nn.Module) -> dict[str, str]:
     texts = {
         f"parameter {i}": f"{name} {tuple(p.shape)} {p.dtype}{'' if p.requires_grad else ' (frozen)'}"
         for i, (name, p) in enumerate(model.named_parameters())
@@ -151,24 +151,24 @@ def _parameters(model: torch.nn.Module) -> dict[str, str]:
     return {**texts, **buffers}
 
 
-def _windows(data: FitData) -> list[tuple[str, SequenceWindows]]:
+def _named_windows(data: FitData) -> list[tuple[str, SequenceWindows]]:
     return [("", data.windows), *([] if data.validation is None else [("validation ", data.validation)])]
 
 
-def _arrays(data: FitData) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]:
-    for what, windows in _windows(data):
+def _named_arrays(data: FitData) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]:
+    for what, windows in _named_windows(data):
         for kind, arrays in (("x", windows.x), ("y", windows.y)):
             for i, s in enumerate(arrays):
                 yield f"{what}{kind}" + (f"[{i}]" if len(arrays) > 1 else ""), s, windows
 
 
-def _sizes(data: FitData) -> dict[str, str]:
+def _describe_sizes(data: FitData) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for name, s, w in _arrays(data):
+    for name, s, w in _named_arrays(data):
         n, t = (s.N, s.T) if w.shards is None else (len(w.shards.whole), w.shards.n_steps)
         texts[f"the shape of {name}"] = str((s.F, n, t))
         texts[f"the dtype of {name}"] = str(s.dtype.newbyteorder("="))
-    for what, windows in _windows(data):
+    for what, windows in _named_windows(data):
         if windows.shards is not None:
             texts[SHARDS.format(what)] = ", ".join(map(str, windows.shards.counts))
         texts[f"the starts and lengths of {what}series"] = digest_arrays(
@@ -218,7 +218,7 @@ class _Description:
             return
         self._within.append(id(value))
         try:
-            self._add(name, value, memory)
+            self._add_value(name, value, memory)
         finally:
             self._within.pop()
 
@@ -235,7 +235,7 @@ class _Description:
                 if key not in skipped and not cache and not isinstance(value, Tensor | nn.Module):
                     self.add(f"{where}.{key}", value, memory=not _is_setting(value))
 
-    def _add(self, name: str, value: Any, memory: bool) -> None:
+    def _add_value(self, name: str, value: Any, memory: bool) -> None:
         if isinstance(value, PLAIN):
             self.texts[name] = text(value)
         elif isinstance(value, Tensor | np.ndarray):
@@ -288,7 +288,7 @@ class _Description:
         code = getattr(f, "__code__", None)
         if code is None:
             return
-        self.texts[f"the code of {name}"] = digest_arrays(np.frombuffer(repr(_does(code)).encode(), np.uint8))
+        self.texts[f"the code of {name}"] = digest_arrays(np.frombuffer(repr(_code_content(code)).encode(), np.uint8))
         self._add_each(name, {**dict(enumerate(f.__defaults__ or ())), **(f.__kwdefaults__ or {})}, True)
         for variable, cell in zip(code.co_freevars, f.__closure__ or (), strict=True):
             try:
@@ -306,13 +306,13 @@ def text(value: Any) -> str:
     return repr(value)
 
 
-def _does(code: types.CodeType) -> tuple[Any, ...]:
+def _code_content(code: types.CodeType) -> tuple[Any, ...]:
     """Return what a function does, without its location or the names of its variables."""
-    constants = [_does(c) if isinstance(c, types.CodeType) else _ordered(c) for c in code.co_consts]
+    constants = [_code_content(c) if isinstance(c, types.CodeType) else _sorted_constant(c) for c in code.co_consts]
     return code.co_code, code.co_names, constants, code.co_argcount, code.co_kwonlyargcount
 
 
-def _ordered(constant: Any) -> Any:
+def _sorted_constant(constant: Any) -> Any:
     return sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant
 
 

@@ -182,11 +182,11 @@ def _find_labels(
     if declared is not None:
         return np.unique(declared)
 
-    def find() -> np.ndarray:
+    def find_labels() -> np.ndarray:
         labels, w = read_labels(y, inputs, weight)
         return find_classes(labels, w, inputs.whole() if labels.shape[1:] == (inputs.N, inputs.T) else None)
 
-    return pool.classes(find, inputs)
+    return pool.classes(find_labels, inputs)
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class WindowMaker:
         if weight is not None and inputs.form == "rows":  # rows of weight 0 do not count in minibatches either
             segments = weight.drop_zero_weight(segments) or segments
         if training and self.spec.rebatch and not targets.per_series:
-            segments = self._fold(segments)
+            segments = self._fold_segments(segments)
         burn_in = int(self.spec.burn_in)
         if burn_in >= segments.max_length:
             where = " after folding (rebatch=True)" if segments.folds > 1 else ""
@@ -274,7 +274,7 @@ class WindowMaker:
                 )
         return self.windows(inputs, held_out, self.pool.weight(sample_weight, inputs), training=False)
 
-    def _fold(self, segments: Segments) -> Segments:
+    def _fold_segments(self, segments: Segments) -> Segments:
         """Fold the segments according to ``spec.rebatch``."""
         if self.spec.rebatch != "auto":
             return segments.fold(self.batchsize)
@@ -364,7 +364,7 @@ def hold_out(
             "nothing to train on; give more data, or early_stopping=False"
         )
     if not in_time:
-        strata = labels if labels is not None and _enough(labels, n_held) else None
+        strata = labels if labels is not None and _can_stratify(labels, n_held) else None
         from sklearn.model_selection import train_test_split  # deferred: importing it takes 40 ms
 
         _, out = train_test_split(np.arange(n), test_size=n_held, random_state=seed, stratify=strata)
@@ -393,7 +393,7 @@ def _labels_of_series(inputs: Inputs, targets: Targets, pool: SeriesPool) -> np.
     return labels if shards is None else shards.in_common_order(pool.ranks.allgather(labels))
 
 
-def _enough(labels: np.ndarray, n_held: int) -> bool:
+def _can_stratify(labels: np.ndarray, n_held: int) -> bool:
     """Whether both parts can contain each label."""
     counts = np.unique(labels, return_counts=True)[1]
     return bool(counts.min() > 1) and len(counts) <= min(n_held, len(labels) - n_held)

@@ -165,7 +165,7 @@ def assemble(
             f"compile={settings.compile!r} trains in one thread, with torch's own threads inside; leave n_jobs at None"
         )
     callbacks, progress = as_callbacks(settings.callbacks), progress_hook(settings.verbose)
-    model, optimizer = _new_model(data, ranks, rng) if earlier is None else _model_of(earlier, settings)
+    model, optimizer = _new_model(data, ranks, rng) if earlier is None else _earlier_model(earlier, settings)
     batches = tensor_batches(data, model, ranks, rng if spec.shuffle else None)
     groups = [dict(group) for group in optimizer.param_groups]
     scheduler = getattr(earlier, "_scheduler", None) or _new_scheduler(spec, optimizer)
@@ -209,7 +209,7 @@ def _new_model(data: FitData, ranks: RankGroup, rng: np.random.Generator) -> tup
         return model, build_optimizer(settings.opt, settings.model, model)
 
 
-def _model_of(est: Any, settings: Settings) -> tuple[nn.Module, torch.optim.Optimizer]:
+def _earlier_model(est: Any, settings: Settings) -> tuple[nn.Module, torch.optim.Optimizer]:
     if hasattr(est, "optimizer_"):
         return est.model_, est.optimizer_
     return est.model_, build_optimizer(settings.opt, settings.model, est.model_)
@@ -327,7 +327,7 @@ class FittedAttributes:
         loop, hooks = training.loop, training.loop.hooks
         loop.shared_data = {"estimator": est, "model": training.step.model, "optimizer": training.optimizer}
         hooks.add("epoch", self._finish_epoch, name="bookkeeping", priority=-math.inf, collective=True)
-        hooks.add("epoch", self._publish, name="fitted attributes", priority=-5)
+        hooks.add("epoch", self._publish_epoch, name="fitted attributes", priority=-5)
 
     def begin(self) -> None:
         """Set the model, and the attributes that depend on the data."""
@@ -363,6 +363,6 @@ class FittedAttributes:
         self._gradient = step.mean_gradient()
         step.start_epoch()
 
-    def _publish(self, loop: Loop) -> None:
+    def _publish_epoch(self, loop: Loop) -> None:
         self.est.grad_ = self._gradient
         self.publish([*loop.history, loop.record], loop.step)

@@ -23,25 +23,25 @@ class HtmlReprMixin(NestedParamsMixin, HtmlTables):
 
     def _edit_params_table(self, table: Any) -> Any:
         arguments = list(inspect.signature(type(self).__init__).parameters)
-        nested = {name for name in table if "__" in name and name.partition("__")[0] in self._nested()}
+        nested = {name for name in table if "__" in name and name.partition("__")[0] in self._nested_arguments()}
         given = {name for name in table.non_default if name not in nested}
-        for argument in self._nested():
-            default = {f"{argument}__{k}": v for k, v in self._unset(argument).items()}
+        for argument in self._nested_arguments():
+            default = {f"{argument}__{k}": v for k, v in self._default_values(argument).items()}
             mine = {name for name in nested if name.startswith(f"{argument}__")}
             given |= {name for name in mine if name not in default or repr(default[name]) != repr(table[name])}
 
-        def place(name: str) -> tuple[bool, int, bool]:
+        def sort_key(name: str) -> tuple[bool, int, bool]:
             return name not in given, arguments.index(name.partition("__")[0]), "__" in name
 
-        table.data = {name: short_repr(table[name]) for name in sorted(table, key=place)}
+        table.data = {name: short_repr(table[name]) for name in sorted(table, key=sort_key)}
         table.non_default = tuple(name for name in table if name in given)
         return table
 
-    def _unset(self, argument: str) -> dict[str, Any]:
+    def _default_values(self, argument: str) -> dict[str, Any]:
         """What the parameters inside an argument are where the user has not set them."""
         value = getattr(self, argument)
         if value is None:
-            return self._inside(argument).values
+            return self._view_argument(argument).values
         if argument == "spec":
             return view(Spec).values
         origin = value.func if isinstance(value, functools.partial) else value

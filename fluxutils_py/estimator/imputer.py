@@ -69,7 +69,7 @@ class SequenceImputer(SequenceTransformer):
         self.strategy = strategy
         self.fill_value = fill_value
 
-    def _statistics(self, series: SeriesArray, inputs: Inputs, pool: SeriesPool) -> dict[str, Any]:
+    def _compute_statistics(self, series: SeriesArray, inputs: Inputs, pool: SeriesPool) -> dict[str, Any]:
         if self.strategy not in ("mean", "constant", "ffill"):
             raise ValueError(f"strategy must be 'mean', 'constant' or 'ffill', got {self.strategy!r}")
         if self.strategy == "ffill" and inputs.form == "rows":

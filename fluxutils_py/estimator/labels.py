@@ -34,12 +34,12 @@ class LabelEncoder:
         self.classes, self.unknown, self.name = classes, unknown, name
 
     def __call__(self, labels: np.ndarray) -> np.ndarray:
-        is_label = present(labels)
-        labels = np.where(is_label, labels, self.classes[0])
+        labelled = is_label(labels)
+        labels = np.where(labelled, labels, self.classes[0])
         try:
             places = np.searchsorted(self.classes, labels)
         except TypeError:
-            raise _no_order(np.concatenate([self.classes, labels[is_label]])) from None
+            raise _unordered_labels(np.concatenate([self.classes, labels[labelled]])) from None
         codes = np.minimum(places, len(self.classes) - 1).astype(np.int64)
         unknown = self.classes[codes] != labels
         if unknown.any():
@@ -49,7 +49,7 @@ class LabelEncoder:
                     f"{self.classes.tolist()}; name all of them at the first call, partial_fit(x, y, classes=...)"
                 )
             codes[unknown] = self.unknown
-        return np.where(is_label, codes, MISSING_LABEL)
+        return np.where(labelled, codes, MISSING_LABEL)
 
 
 def find_classes(labels: Any, weight: SampleWeight | None, rows: Segments | None = None) -> np.ndarray:
@@ -60,7 +60,7 @@ def find_classes(labels: Any, weight: SampleWeight | None, rows: Segments | None
     labels_of_blocks: list[np.ndarray] = []
     for series, steps in block_slices(labels.shape[1], labels.shape[2]):
         block = np.asarray(labels[:, series, steps])[0]
-        counts = present(block)
+        counts = is_label(block)
         if weight is not None:
             counts &= weight.block(series, steps) > 0
         if rows is not None and (exists := rows.coverage_mask(series, steps)) is not None:
@@ -138,22 +138,22 @@ def unique_labels(labels: np.ndarray) -> np.ndarray:
     try:
         return np.unique(labels)
     except TypeError:
-        raise _no_order(labels) from None
+        raise _unordered_labels(labels) from None
 
 
-def _no_order(labels: np.ndarray) -> DataError:
+def _unordered_labels(labels: np.ndarray) -> DataError:
     kinds = sorted({type(v).__name__ for v in labels})
     return DataError(f"y has labels of types {', '.join(kinds)}, which have no order; make all of one type")
 
 
-def present(labels: np.ndarray) -> np.ndarray:
+def is_label(labels: np.ndarray) -> np.ndarray:
     """Where there is a label: neither NaN nor, among objects, None or what pandas takes for missing."""
     if labels.dtype.kind == "f":
         return ~np.isnan(labels)
     if labels.dtype.kind != "O":
         return np.ones(labels.shape, bool)
-    return np.array([_is_label(v) for v in labels.ravel()], bool).reshape(labels.shape)
+    return np.array([_is_label_object(v) for v in labels.ravel()], bool).reshape(labels.shape)
 
 
-def _is_label(value: Any) -> bool:
+def _is_label_object(value: Any) -> bool:
     return value is not None and type(value).__name__ not in ("NAType", "NaTType") and bool(value == value)

@@ -13,7 +13,7 @@ from torch import nn
 from fluxutils_py.errors import ExportError, ShapeError
 from fluxutils_py.estimator.exported_parts import Classify, inverse_target_module, transformer_module, unscale
 from fluxutils_py.estimator.spec import read_spec
-from fluxutils_py.estimator.streaming import _flat, stream
+from fluxutils_py.estimator.streaming import pipeline_transformers, stream
 from fluxutils_py.exporting import ContextWindow, ExportedModel, Graph, ModelStep, write_graph
 from fluxutils_py.nn.model_windows import needs_context
 from fluxutils_py.versions import installed_version
@@ -187,7 +187,7 @@ def _parts(model: Any) -> tuple[list[tuple[str, Any]], Any, list[Any]]:
     if hasattr(model, "steps"):
         check_is_fitted(model)
         before, est, of_targets = _parts(model.steps[-1][1])
-        return [*_flat(model.steps[:-1]), *before], est, of_targets
+        return [*pipeline_transformers(model.steps[:-1]), *before], est, of_targets
     if hasattr(model, "regressor") and hasattr(model, "check_inverse"):  # TransformedTargetRegressor
         check_is_fitted(model)
         before, est, of_targets = _parts(model.regressor_)

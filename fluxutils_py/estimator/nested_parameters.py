@@ -67,7 +67,7 @@ class NestedParamsMixin:
     """
 
     @classmethod
-    def _nested(cls) -> list[str]:
+    def _nested_arguments(cls) -> list[str]:
         """Return the names of the nested arguments, which a subclass may lack."""
         names = parameter_names(cls)
         return [name for name in ("model", "opt", "spec") if name in names]
@@ -76,8 +76,8 @@ class NestedParamsMixin:
         """Return all parameters by name; with ``deep``, also the ones inside ``model``, ``opt`` and ``spec``."""
         params: dict[str, Any] = super().get_params(deep)  # type: ignore[misc]  # BaseEstimator's
         if deep:
-            for argument in self._nested():
-                params |= _flat(argument, self._inside(argument).values)
+            for argument in self._nested_arguments():
+                params |= _flatten_values(argument, self._view_argument(argument).values)
         return params
 
     def set_params(self, **params: Any) -> Self:
@@ -90,7 +90,7 @@ class NestedParamsMixin:
         SpecError
             A ``ValueError``, if there is no such parameter. Nothing changes then.
         """
-        known, seen = list(self.get_params()), self._nested()
+        known, seen = list(self.get_params()), self._nested_arguments()
         plain: dict[str, Any] = {}
         nested: dict[str, dict[str, Any]] = defaultdict(dict)
         for key, value in params.items():
@@ -100,11 +100,14 @@ class NestedParamsMixin:
             else:
                 plain[key] = value
         for key in plain:
-            self._check(key, params, known)
+            self._check_name(key, params, known)
         before = dict(vars(self))
         try:
             super().set_params(**plain)  # type: ignore[misc]  # BaseEstimator's
-            made = {name: _replace(self._inside(name), changes, name, known) for name, changes in nested.items()}
+            made = {
+                name: _replace_values(self._view_argument(name), changes, name, known)
+                for name, changes in nested.items()
+            }
         except Exception:
             vars(self).clear()
             vars(self).update(before)
@@ -113,7 +116,7 @@ class NestedParamsMixin:
             setattr(self, argument, value)
         return self
 
-    def _inside(self, argument: str) -> View:
+    def _view_argument(self, argument: str) -> View:
         """Return the settings of ``model``, ``opt`` or ``spec``; None stands for the default that fit uses."""
         value = getattr(self, argument)
         if value is None:
@@ -127,13 +130,13 @@ class NestedParamsMixin:
             return view(Spec() if value is None else value, optional=NAMES)
         return view(default_model if value is None else value)
 
-    def _check(self, key: str, params: dict[str, Any], known: list[str]) -> None:
+    def _check_name(self, key: str, params: dict[str, Any], known: list[str]) -> None:
         """Raise unless scikit-learn can set the parameter."""
         argument, inside, _ = key.partition("__")
         names = parameter_names(type(self))
         fault = f"Invalid parameter {key!r} for estimator {type(self).__name__}"
         if argument not in names:
-            raise SpecError(f"{fault}. Valid parameters are: {names!r}.{_guess(key, known)}")
+            raise SpecError(f"{fault}. Valid parameters are: {names!r}.{_did_you_mean(key, known)}")
         if inside and not hasattr(params.get(argument, getattr(self, argument)), "set_params"):
             raise SpecError(f"{fault}: what is inside {argument} cannot be set; give {argument} as a whole.")
 
@@ -194,7 +197,7 @@ def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
         values = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
         return View(value, values, lambda new: dataclasses.replace(value, **new), values)
     if callable(value):
-        return _arguments(value, n_filled)
+        return _view_arguments(value, n_filled)
     try:
         values = spec_fields(value)
     except SpecError:  # numbers, strings, lists
@@ -203,7 +206,7 @@ def view(value: Any, n_filled: int = 0, optional: Iterable[str] = ()) -> View:
     return View(value, values, functools.partial(_replace_in_object, value), {*values, *addable})
 
 
-def _arguments(f: Callable[..., Any], n_filled: int) -> View:
+def _view_arguments(f: Callable[..., Any], n_filled: int) -> View:
     """Return the arguments of a class, function or partial as settings. Changing them gives a partial."""
     closed = f.keywords if isinstance(f, functools.partial) else {}
     try:
@@ -222,18 +225,18 @@ def _arguments(f: Callable[..., Any], n_filled: int) -> View:
     )
 
 
-def _flat(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
+def _flatten_values(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return values by full name, including the parameters nested inside them."""
     flat = {}
     for name, value in values.items():
         flat[f"{prefix}__{name}"] = value
         holder = isinstance(value, functools.partial | Mapping | SimpleNamespace) or dataclasses.is_dataclass(value)
         if not isinstance(value, type) and (holder or hasattr(value, "_asdict") or hasattr(value, "get_params")):
-            flat |= _flat(f"{prefix}__{name}", view(value).values)
+            flat |= _flatten_values(f"{prefix}__{name}", view(value).values)
     return flat
 
 
-def _replace(seen: View, changes: dict[str, Any], where: str, known: list[str]) -> Any:
+def _replace_values(seen: View, changes: dict[str, Any], where: str, known: list[str]) -> Any:
     """Return a new value with the changes, whose names may be nested; ``where`` is the value's full name."""
     new: dict[str, Any] = {}
     deeper: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -244,15 +247,15 @@ def _replace(seen: View, changes: dict[str, Any], where: str, known: list[str]) 
         else:
             new[name] = value
     for name in (*new, *deeper):
-        if name not in seen.names and (name in FILLED or not seen.open or _near(name, seen.names)):
-            raise SpecError(_fault(seen, name, where, known))
+        if name not in seen.names and (name in FILLED or not seen.open or _close_matches(name, seen.names)):
+            raise SpecError(_invalid_parameter(seen, name, where, known))
     for name, inner in deeper.items():
         value = new[name] if name in new else seen.values.get(name)
-        new[name] = _replace(view(value), inner, f"{where}__{name}", known)
+        new[name] = _replace_values(view(value), inner, f"{where}__{name}", known)
     return seen.replace(new)
 
 
-def _fault(seen: View, name: str, where: str, known: list[str]) -> str:
+def _invalid_parameter(seen: View, name: str, where: str, known: list[str]) -> str:
     text = f"Invalid parameter {name!r} for {where} ({seen.name})"
     if name in FILLED:
         return f"{text}: fit fills it in."
@@ -262,18 +265,18 @@ def _fault(seen: View, name: str, where: str, known: list[str]) -> str:
             "functools.partial of either."
         )
     names = sorted(seen.names)
-    guess = _guess(name, [*(f"{where}__{n}" for n in names), *known])
+    guess = _did_you_mean(name, [*(f"{where}__{n}" for n in names), *known])
     return f"{text}. Valid parameters are: {names!r}.{guess}"
 
 
-def _near(name: str, names: Iterable[str]) -> list[str]:
+def _close_matches(name: str, names: Iterable[str]) -> list[str]:
     return difflib.get_close_matches(name, names, 1, 0.8)
 
 
-def _guess(name: str, known: list[str]) -> str:
+def _did_you_mean(name: str, known: list[str]) -> str:
     """Guess the intended name from the last part of the name; the first match wins."""
     full = {k.rpartition("__")[2]: k for k in reversed(known)}
-    near = _near(name.rpartition("__")[2], full)
+    near = _close_matches(name.rpartition("__")[2], full)
     return f" Did you mean {full[near[0]]!r}?" if near else ""
 
 

@@ -24,7 +24,7 @@ from fluxutils_py.estimator.serialization import (
     deserialize_spec,
     full_name,
     plain_value,
-    restore,
+    restore_argument,
     serialize_module,
     serialize_optimizer,
     serialize_spec,
@@ -64,8 +64,8 @@ def save_estimator(est: Any, path: Any) -> None:
         "optimizer": None if optimizer is None else serialize_optimizer(optimizer, est.model_),
         "scheduler": None if est._scheduler is None else est._scheduler.state_dict(),
         "fitted": {k: getattr(est, k) for k in FITTED},
-        "layout": _pack(est._layout),
-        "codec": _pack(est._codec),
+        "layout": _to_plain(est._layout),
+        "codec": _to_plain(est._codec),
         "grad": est.grad_,
         "generator": est._rng.bit_generator.state,
     }
@@ -80,11 +80,11 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
     c = read_estimator(path)
     if c.get("class") != cls.__name__:
         raise LoadError(f"{path} holds {c.get('class')}, not {cls.__name__}; use {c.get('class')}.load")
-    with _reading(path), seeded(0):
+    with _load_errors(path), seeded(0):
         stored = _stored_arguments(c)
         fitted = {k: c["fitted"][k] for k in FITTED}
-        layout, codec = _unpack(InputLayout, c["layout"]), _unpack(TargetCodec, c["codec"])
-        generator, dtype = _generator(c["generator"]), getattr(torch, c["dtype"])
+        layout, codec = _from_plain(InputLayout, c["layout"]), _from_plain(TargetCodec, c["codec"])
+        generator, dtype = _restore_generator(c["generator"]), getattr(torch, c["dtype"])
         if not isinstance(dtype, torch.dtype):
             raise LoadError(f"{path} is damaged (no dtype: {c['dtype']!r})")
     est = cls(**{**{k: v for k, v in stored.items() if k in known}, **arguments})
@@ -96,7 +96,7 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
         )
     with seeded(0):
         model = build_model(settings.model, layout.features, fitted["n_outputs_"], dtype, settings.device)
-    with _reading(path):
+    with _load_errors(path):
         compare_parameters(c["parameters"], model.state_dict(), path)
         model.load_state_dict(c["parameters"])
         est.model_ = model.eval()
@@ -119,7 +119,7 @@ def _stored_arguments(c: dict[str, Any]) -> dict[str, Any]:
         "opt": lambda config: deserialize(config, OPTIMIZERS),
     }
     return {
-        **{k: restore(c[k], k, build) for k, build in builders.items()},
+        **{k: restore_argument(c[k], k, build) for k, build in builders.items()},
         "spec": deserialize_spec(c["spec"]),
         **{k: v for k, v in c["settings"].items() if k not in NO_SETTINGS},
         **{k: NotStored(k, what) for k, what in c["code"].items() if k in CODE},
@@ -135,7 +135,7 @@ def read_estimator(path: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _reading(path: Any) -> Iterator[None]:
+def _load_errors(path: Any) -> Iterator[None]:
     """Turn any error that wrong content in a file causes into a LoadError."""
     try:
         yield
@@ -174,21 +174,21 @@ def compare_parameters(stored: dict[str, Any], wanted: dict[str, Any], path: Any
         raise LoadError(f"{path} does not fit the model:\n  " + "\n  ".join(faults))
 
 
-def _pack(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Convert a dataclass of arrays and plain values to plain data."""
     if dataclasses.is_dataclass(value):
-        return {f.name: _pack(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: _to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
         return {"dtype": "O" if value.dtype.kind in "OT" else value.dtype.str, "values": value.tolist()}
     return value.str if isinstance(value, np.dtype) else value
 
 
-def _unpack(cls: Any, packed: dict[str, Any]) -> Any:
+def _from_plain(cls: Any, packed: dict[str, Any]) -> Any:
     values = dict(packed)
     for name, value in packed.items():
         if isinstance(value, dict):
             is_array = "values" in value
-            values[name] = np.array(value["values"], value["dtype"]) if is_array else _unpack(TargetScale, value)
+            values[name] = np.array(value["values"], value["dtype"]) if is_array else _from_plain(TargetScale, value)
     return cls(**values)
 
 
@@ -198,7 +198,7 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, PLAIN)
 
 
-def _generator(state: dict[str, Any]) -> np.random.Generator:
+def _restore_generator(state: dict[str, Any]) -> np.random.Generator:
     generator = np.random.default_rng()
     generator.bit_generator.state = state
     return generator

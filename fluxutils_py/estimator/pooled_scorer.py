@@ -15,7 +15,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.inputs import Inputs, read_weight
-from fluxutils_py.estimator.labels import present
+from fluxutils_py.estimator.labels import is_label
 from fluxutils_py.estimator.scoring import pooled_r2
 from fluxutils_py.estimator.sklearn_private import Scorer
 from fluxutils_py.training.predictor import Prediction
@@ -78,7 +78,7 @@ def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
             + (f"did you mean {near[0]!r}?" if near else "sklearn.metrics.get_scorer_names() lists them")
         )
     score_func, greater_is_better, response_method, defaults = Scorer.of(get_scorer(name))
-    metric = _Pooled(name, _r2 if name == "r2" else score_func, response_method != "predict")
+    metric = _PooledMetric(name, _pooled_r2 if name == "r2" else score_func, response_method != "predict")
     unknown = [k for k in kwargs if k not in metric.__signature__.parameters]
     if unknown:
         raise TypeError(f"the metric {name!r} takes no argument {unknown[0]!r}")
@@ -120,14 +120,14 @@ def flatten_steps(y_true: Any, *y_pred: Any) -> tuple[np.ndarray, ...]:
     """
     if not isinstance(y_true, SequenceView) and np.ndim(y_true) < 3:
         y_true = np.reshape(y_true, (1, len(y_true), -1))  # (1, rows, columns)
-        y_pred = tuple(_beside(p, y_true.shape) for p in y_pred)
-    pairs = [_aligned(y_true, p, of_scores=True)[:2] for p in y_pred]
-    true = pairs[0][0] if pairs else _aligned(y_true, y_true, of_scores=False)[0]
-    live = _live(true, *(pred for _, pred in pairs))
+        y_pred = tuple(_reshape_predictions(p, y_true.shape) for p in y_pred)
+    pairs = [_align_predictions(y_true, p, of_scores=True)[:2] for p in y_pred]
+    true = pairs[0][0] if pairs else _align_predictions(y_true, y_true, of_scores=False)[0]
+    live = _live_mask(true, *(pred for _, pred in pairs))
     return true[live], *(pred[:, live[0]].T if len(pred) > len(true) else pred[live] for _, pred in pairs)
 
 
-class _Pooled:
+class _PooledMetric:
     """A metric of targets and predictions of any form.
 
     Parameters
@@ -145,16 +145,16 @@ class _Pooled:
         self.function, self.of_scores = function, of_scores
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None, **kwargs: Any) -> float:
-        true, pred, form = _aligned(y_true, y_pred, self.of_scores)
+        true, pred, form = _align_predictions(y_true, y_pred, self.of_scores)
         _, n_series, n_steps = true.shape
-        live = _live(true, pred)
+        live = _live_mask(true, pred)
         rows = Segments.from_lengths(n_series, n_steps)
         steps = SeriesArray(np.where(live.any(0), 0, np.nan)[None], "y")
         weight = read_weight(sample_weight, Inputs((steps,), form, 1))
         if weight is not None:
             weight.normalize(rows, (steps,))
-        if self.function is _r2:
-            return _r2(true, pred, weight)
+        if self.function is _pooled_r2:
+            return _pooled_r2(true, pred, weight)
         if not live.any():
             return math.nan
         if weight is not None:
@@ -164,7 +164,7 @@ class _Pooled:
         return self.function(true[live], flat, **kwargs)
 
 
-def _beside(y_pred: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _reshape_predictions(y_pred: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Reshape rows of predictions, with K numbers for each column of the targets, to (K, rows, columns)."""
     pred, (_, n_rows, n_columns) = np.asarray(y_pred), shape
     if pred.ndim < 3 and len(pred) == n_rows and pred.size % (n_rows * n_columns) == 0:
@@ -172,14 +172,14 @@ def _beside(y_pred: Any, shape: tuple[int, ...]) -> np.ndarray:
     return pred
 
 
-def _r2(y_true: np.ndarray, y_pred: np.ndarray, sample_weight: SampleWeight | None = None) -> float:
+def _pooled_r2(y_true: np.ndarray, y_pred: np.ndarray, sample_weight: SampleWeight | None = None) -> float:
     """Of arrays (G, N, T)."""
     _, n_series, n_steps = y_true.shape
     whole = Prediction((y_pred.transpose(2, 1, 0),), slice(0, n_series), slice(0, n_steps))
     return pooled_r2([whole], (SeriesArray(y_true, "y"),), Segments.from_lengths(n_series, n_steps), sample_weight)
 
 
-def _aligned(y_true: Any, y_pred: Any, of_scores: bool) -> tuple[np.ndarray, np.ndarray, str]:
+def _align_predictions(y_true: Any, y_pred: Any, of_scores: bool) -> tuple[np.ndarray, np.ndarray, str]:
     """Return targets (G, N, T), predictions (G, N, T) or (K, N, T) for classes, and the form of the targets' rows."""
     pred = np.asarray(y_pred)
     if isinstance(y_true, SequenceView):
@@ -209,9 +209,9 @@ def _aligned(y_true: Any, y_pred: Any, of_scores: bool) -> tuple[np.ndarray, np.
     return true, pred, form
 
 
-def _live(true: np.ndarray, *preds: np.ndarray) -> np.ndarray:
+def _live_mask(true: np.ndarray, *preds: np.ndarray) -> np.ndarray:
     """Return a mask (G, N, T) of targets that have a value and all numbers of all predictions."""
-    live = present(true)
+    live = is_label(true)
     for pred in preds:
-        live = live & (present(pred).all(0) if len(pred) > len(true) else present(pred))
+        live = live & (is_label(pred).all(0) if len(pred) > len(true) else is_label(pred))
     return live

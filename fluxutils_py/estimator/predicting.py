@@ -122,14 +122,14 @@ class BlockPredictor:
                 f"state is where one stretch of time goes on, but the steps of x have {len(self._runs) - 1} gaps; "
                 "predict each stretch by itself"
             )
-        self._last, self._n_context = self._predictor(self._runs[0], state)  # errors come before the first block
+        self._last, self._n_context = self._make_predictor(self._runs[0], state)  # errors come before the first block
 
     def __iter__(self) -> Iterator[Prediction]:
         for i, run in enumerate(self._runs):
             if i > 0:
-                self._last, self._n_context = self._predictor(run, None)
+                self._last, self._n_context = self._make_predictor(run, None)
             for p in self._last:
-                yield from self._placed(p, run)
+                yield from self._place_in_inputs(p, run)
 
     def state(self) -> list[Tensor]:
         """Return the state at the end of the last run."""
@@ -141,7 +141,7 @@ class BlockPredictor:
         last = self.inputs.whole().length - 1  # counted from the start of each series
         outputs: np.ndarray | None = None
         for p in self:
-            (y,) = _one(p.y)
+            (y,) = _single_output(p.y)
             if outputs is None:
                 outputs = np.empty((n, y.shape[2]), y.dtype)
             at = last[p.series] - p.steps.start
@@ -149,7 +149,7 @@ class BlockPredictor:
             outputs[p.series.start + here] = y[at[here], here]
         return gather_rows(outputs, n, self.ranks)
 
-    def _predictor(self, run: slice, state: Any) -> tuple[Predictor, int]:
+    def _make_predictor(self, run: slice, state: Any) -> tuple[Predictor, int]:
         """Return a predictor for a run of steps, and its number of context steps: 0 where a state is given."""
         arrays, n_context = self.inputs.with_context(run)
         if state is not None and n_context:
@@ -165,7 +165,7 @@ class BlockPredictor:
         part = array_split_slice(x[0].N, self.ranks.size, self.ranks.rank)
         return Predictor(self.model, windows, state, part, self.keep_state, self.spec.precision), n_context
 
-    def _placed(self, p: Prediction, run: slice) -> Iterator[Prediction]:
+    def _place_in_inputs(self, p: Prediction, run: slice) -> Iterator[Prediction]:
         """Yield the part of a block after the context, with its steps in the inputs."""
         skip = max(0, self._n_context - p.steps.start)
         y = tuple(v[skip:] for v in p.y)
@@ -177,7 +177,7 @@ class BlockPredictor:
         yield Prediction(y, p.series, slice(start, start + len(y[0])))
 
 
-def _one(outputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
+def _single_output(outputs: tuple[np.ndarray, ...]) -> tuple[np.ndarray]:
     if len(outputs) != 1:
         raise ShapeError(f"the model gives {len(outputs)} outputs; one target per series is for models of one output")
     return (outputs[0],)
@@ -218,13 +218,13 @@ class PredictionWriter:
         self._several: bool | None = None
         self._targets: tuple[Any, ...] | None = None
         if out is not None:
-            for name, target in self._named():
-                self._check(name, target)
+            for name, target in self._named_outputs():
+                self._check_out(name, target)
 
     def write(self, p: Prediction) -> None:
         """Write one block."""
         if self._targets is None:
-            self._targets = self._open(p)
+            self._targets = self._open_targets(p)
         for target, y in zip(self._targets, p.y, strict=True):
             block = y.transpose(2, 1, 0)  # (S, B, G) -> (G, B, S)
             if self.starts is None:
@@ -244,7 +244,7 @@ class PredictionWriter:
         """
         if ranks.is_single:
             return
-        files = [None] if self.out is None else [memmap_location(target) for _, target in self._named()]
+        files = [None] if self.out is None else [memmap_location(target) for _, target in self._named_outputs()]
         told = ranks.allgather(
             (files, None if self._targets is None else [(t.shape[0], t.dtype) for t in self._targets])
         )
@@ -254,12 +254,16 @@ class PredictionWriter:
                 RankError(f"out differs: {describe_by_rank([str(k) for _, k in told])}; give every rank one of a kind")
             )
         if None not in files and all(f == files for f, _ in told):
-            for _, target in self._named():
+            for _, target in self._named_outputs():
                 target.flush()
             ranks.allgather()
             return
         if self._targets is None:  # there are fewer series than ranks
-            self._targets = self._new(kinds[0]) if self.out is None else tuple(_writable(t) for _, t in self._named())
+            self._targets = (
+                self._new_arrays(kinds[0])
+                if self.out is None
+                else tuple(_as_writable(t) for _, t in self._named_outputs())
+            )
             self._several = len(self._targets) > 1
         for target in self._targets:
             gather_parts(target, 1, ranks)
@@ -272,12 +276,12 @@ class PredictionWriter:
         arrays = self._targets if self.lengths is None else tuple(list(t.arrays) for t in self._targets)
         return arrays if self._several else arrays[0]
 
-    def _named(self) -> list[tuple[str, Any]]:
+    def _named_outputs(self) -> list[tuple[str, Any]]:
         if isinstance(self.out, tuple | list):
             return [(f"out[{i}]", o) for i, o in enumerate(self.out)]
         return [("out", self.out)]
 
-    def _check(self, name: str, target: Any) -> None:
+    def _check_out(self, name: str, target: Any) -> None:
         shape = getattr(target, "shape", None)
         if shape is None or not hasattr(target, "__setitem__"):
             raise ShapeError(
@@ -296,11 +300,11 @@ class PredictionWriter:
         if getattr(getattr(target, "file", None), "mode", "r+") == "r":
             raise DataError(f"{name} belongs to a file that is open for reading only; open it with mode 'r+'")
 
-    def _open(self, p: Prediction) -> tuple[Any, ...]:
+    def _open_targets(self, p: Prediction) -> tuple[Any, ...]:
         self._several = len(p.y) > 1
         if self.out is None:
-            return self._new([(y.shape[2], y.dtype) for y in p.y])
-        named = self._named()
+            return self._new_arrays([(y.shape[2], y.dtype) for y in p.y])
+        named = self._named_outputs()
         if len(named) != len(p.y):
             raise ShapeError(f"out has {len(named)} arrays, the model gives {len(p.y)} outputs")
         for (name, target), y in zip(named, p.y, strict=True):
@@ -308,7 +312,7 @@ class PredictionWriter:
                 raise ShapeError(
                     f"{name} has shape {tuple(target.shape)}; expected ({y.shape[2]}, {self.n_series}, {self.n_steps})"
                 )
-            dtype = getattr(_writable(target), "dtype", None)
+            dtype = getattr(_as_writable(target), "dtype", None)
             numbers = y.dtype.kind == "f"  # labels must stay whole: NumPy would cut strings and wrap integers around
             # nor text or bytes, into which NumPy would write only as many digits as fit
             if isinstance(dtype, np.dtype) and not (
@@ -318,15 +322,15 @@ class PredictionWriter:
             ):
                 way_out = "floating-point" if numbers else str(y.dtype)
                 raise DataError(f"{name} has dtype {dtype}, which cannot hold {y.dtype}; make it {way_out}")
-        return tuple(_writable(target) for _, target in named)
+        return tuple(_as_writable(target) for _, target in named)
 
-    def _new(self, kinds: list[tuple[int, Any]]) -> tuple[Any, ...]:
+    def _new_arrays(self, kinds: list[tuple[int, Any]]) -> tuple[Any, ...]:
         """Allocate arrays in time-major memory for each number of features and type."""
         if self.lengths is not None:
             return tuple(RaggedArray([np.empty((t, n), d).T for t in self.lengths], "out") for n, d in kinds)
         return tuple(np.empty((self.n_steps, self.n_series, n), dtype).transpose(2, 1, 0) for n, dtype in kinds)
 
 
-def _writable(target: Any) -> Any:
+def _as_writable(target: Any) -> Any:
     """Return a NumPy view of a torch tensor; anything else unchanged."""
     return target.detach().numpy() if type(target).__module__.split(".")[0] == "torch" else target

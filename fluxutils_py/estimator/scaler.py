@@ -103,11 +103,11 @@ class SequenceScaler(SequenceTransformer):
         ValueError
             For infinite values, several inputs, or arguments of wrong shapes. Nothing is changed then.
         """
-        return self._update(x, sample_weight, None, sharded)
+        return self._update_statistics(x, sample_weight, None, sharded)
 
     def partial_fit(self, x: Any, y: Any = None, sample_weight: Any = None, *, sharded: bool = False) -> Self:
         """Learn from more data of the same features; the result is that of :meth:`fit` on all data together."""
-        return self._update(x, sample_weight, getattr(self, "_layout", None), sharded)
+        return self._update_statistics(x, sample_weight, getattr(self, "_layout", None), sharded)
 
     def inverse_transform(self, x: Any, *, features: Sequence[int | str] | None = None) -> Any:
         """Multiply by the scale and add the mean.
@@ -143,24 +143,24 @@ class SequenceScaler(SequenceTransformer):
         layout = replace(layout, features=len(places), columns=columns, names=None)  # predictions have no names
         x = x.to_numpy() if hasattr(x, "to_numpy") else x
         mean, scale = self._mean_and_scale()
-        return self._apply(x, Standardize(mean[places], scale[places], inverse=True), layout)
+        return self._apply_to_blocks(x, Standardize(mean[places], scale[places], inverse=True), layout)
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _update(self, x: Any, sample_weight: Any, layout: InputLayout | None, sharded: bool) -> Self:
+    def _update_statistics(self, x: Any, sample_weight: Any, layout: InputLayout | None, sharded: bool) -> Self:
         """Learn from data, from scratch or in addition to earlier data of this layout."""
         for name in ("with_mean", "with_std"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         with pool_of_call(self, sharded) as pool:
-            inputs, series = self._read(x, layout, pool)
+            inputs, series = self._read_series(x, layout, pool)
             weight = pool.weight(sample_weight, inputs)
             if weight is not None:  # checks it: the scale of weights does not matter
                 weight.normalize(inputs.whole(), (), add_up=pool.total)
             of_blocks = moments(read_numbers(series, inputs, type(self).__name__, weight), series.F)
             count, mean, squares = pool.moments(*of_blocks)
         if layout is None:
-            self._remember(inputs)
+            self._set_fitted(inputs)
         else:
             n = self.n_samples_seen_
             count, mean, squares = merge_moments(n, self.mean_, self.var_ * n, count, mean, squares)

@@ -60,7 +60,7 @@ def pooled_r2(
     count. Makes one pass and stores only sums. NaN if no step counts; as in scikit-learn, 1 or 0 if ``y`` is constant.
     """
     sums = [_R2Sums(s.F) for s in y]
-    for p, targets, w in _live(predictions, y, rows, weight):
+    for p, targets, w in _live_targets(predictions, y, rows, weight):
         _require_sizes([t.shape[2] for t in targets], [out.shape[2] for out in p.y])
         for s, of_output, target, out in zip(y, sums, targets, p.y, strict=True):
             missing = np.isnan(target.astype(float)) | np.isnan(out.astype(float))
@@ -85,7 +85,7 @@ def pooled_accuracy(
 ) -> float:
     """Return the share of live steps with the largest score at the target; ``ignore_index`` marks missing labels."""
     right = total = 0.0
-    for p, targets, w in _live(predictions, y, rows, weight):
+    for p, targets, w in _live_targets(predictions, y, rows, weight):
         _require_sizes([t.shape[2] for t in targets], [1] * len(p.y))
         for target, out in zip(targets, p.y, strict=True):
             ww = np.where((target[:, :, 0] == ignore_index) | np.isnan(out).any(-1), 0, w)
@@ -97,7 +97,7 @@ def pooled_accuracy(
     return right / total if total else math.nan
 
 
-def _live(
+def _live_targets(
     predictions: Iterable[Prediction], y: tuple[SeriesArray, ...], rows: Segments, weight: SampleWeight | None
 ) -> Iterator[tuple[Prediction, list[np.ndarray], np.ndarray]]:
     """Yield each prediction with its targets (S, B, G) and weights (S, B), 0 for steps outside a series."""

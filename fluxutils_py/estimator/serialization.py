@@ -39,12 +39,12 @@ def serialize_module(module: nn.Module) -> Any:
     builds the module once to check.
     """
     try:
-        config = _describe(module)
+        config = _describe_module(module)
         with seeded(0):
             again = deserialize_module(config)
     except (LoadError, TypeError, ValueError, AttributeError):
         return None
-    alike = _outline(again) == _outline(module) and repr(again) == repr(module)
+    alike = _module_outline(again) == _module_outline(module) and repr(again) == repr(module)
     return config if alike else None
 
 
@@ -72,18 +72,18 @@ def deserialize_module(config: Any) -> nn.Module:
         raise LoadError(f"the file describes a model that cannot be built: {error}") from error
 
 
-def _describe(module: nn.Module) -> dict[str, Any]:
+def _describe_module(module: nn.Module) -> dict[str, Any]:
     cls = type(module)
     config: dict[str, Any] = {"class": _class_name(cls), "arguments": {}, "children": [], "names": []}
     if module._forward_hooks or module._forward_pre_hooks:
         raise LoadError("hooks are user code")
     if isinstance(module, own_nn.Recur) and cls is own_nn.Recur:
         config["arguments"]["trainable_init"] = module.trainable_init
-        config["children"] = [_describe(module.module)]
+        config["children"] = [_describe_module(module.module)]
         return config
     if cls is nn.Sequential:
         config["names"] = [name for name, _ in module.named_children()]
-        config["children"] = [_describe(m) for m in module.children()]
+        config["children"] = [_describe_module(m) for m in module.children()]
         return config
     config["frozen"] = [name for name, p in module.named_parameters() if not p.requires_grad]
     names = [
@@ -104,7 +104,7 @@ def _describe(module: nn.Module) -> dict[str, Any]:
     return config
 
 
-def _outline(module: nn.Module) -> list[Any]:
+def _module_outline(module: nn.Module) -> list[Any]:
     """Return names and shapes of parameters and buffers; missing names reveal shared parameters."""
     return [
         *((name, t.shape) for name, t in module.state_dict().items()),
@@ -247,7 +247,9 @@ def deserialize_spec(config: Any) -> Any:
         return None
     fields = dict(config["fields"])
     if config["scheduler"] is not None:
-        fields["scheduler"] = restore(config["scheduler"], "spec.scheduler", lambda c: deserialize(c, SCHEDULERS))
+        fields["scheduler"] = restore_argument(
+            config["scheduler"], "spec.scheduler", lambda c: deserialize(c, SCHEDULERS)
+        )
     return Spec(**fields) if config["is_spec"] else fields
 
 
@@ -261,7 +263,7 @@ def try_serialize(value: Any) -> tuple[Any, str] | None:
         return None, full_name(value)
 
 
-def restore(stored: tuple[Any, str] | None, argument: str, build: Callable[[Any], Any]) -> Any:
+def restore_argument(stored: tuple[Any, str] | None, argument: str, build: Callable[[Any], Any]) -> Any:
     """Invert :func:`try_serialize`, with a placeholder for user code, which files do not store."""
     if stored is None:
         return None

@@ -55,7 +55,7 @@ class SeriesPool:
                 f"sharded=True divides series over ranks: give {name} as an array (F, N, T), as a list of series (F, "
                 "T_i), or as samples(x) of one"
             )
-        form = self._agree(None if own is None else _InputForm.of(own), name)
+        form = self._agree_on(None if own is None else _InputForm.of(own), name)
         if own is None:
             own = form.stand_in(schema, name)
         rows = own.whole()
@@ -68,7 +68,7 @@ class SeriesPool:
             return read_weight(sample_weight, inputs)
         empty = inputs.is_stand_in
         weight = None if empty else read_weight(sample_weight, inputs)
-        given = self._agree(None if empty else _Given(weight is not None), "sample_weight")
+        given = self._agree_on(None if empty else _Given(weight is not None), "sample_weight")
         return SampleWeight(np.ones(1), 1, inputs.T) if empty and given.is_given else weight
 
     def targets(self, y: Any, inputs: Inputs, schema: TargetSchema) -> Targets:
@@ -76,7 +76,7 @@ class SeriesPool:
         if self.ranks.is_single:
             return read_targets(y, inputs, schema)
         own = None if inputs.is_stand_in else read_targets(y, inputs, schema)
-        form = self._agree(None if own is None else _TargetForm.of(own), schema.name)
+        form = self._agree_on(None if own is None else _TargetForm.of(own), schema.name)
         return form.stand_in(inputs.T, schema.name) if own is None else own
 
     def classes(self, find: Callable[[], np.ndarray], inputs: Inputs) -> np.ndarray:
@@ -110,7 +110,7 @@ class SeriesPool:
             first = merge_moments(*first, *other)
         return first
 
-    def _agree(self, own: Any, name: str) -> Any:
+    def _agree_on(self, own: Any, name: str) -> Any:
         """Return what the ranks have in common; None stands for a rank without series, which takes what others have."""
         told = self.ranks.allgather(own)
         first = next((form for form in told if form is not None), None)

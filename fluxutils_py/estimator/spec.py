@@ -105,7 +105,7 @@ def read_spec(spec: Any) -> Spec:
     if spec is None:
         return Spec()
     known = spec if type(spec) is Spec else _from_fields(spec_fields(spec))
-    _check(known)
+    _check_fields(known)
     numpys = {k: v.item() for k, v in vars(known).items() if isinstance(v, np.generic)}
     return dataclasses.replace(known, **numpys) if numpys else known
 
@@ -149,7 +149,7 @@ def spec_fields(spec: Any) -> dict[str, Any]:
     return {name: getattr(spec, name) for name in dict.fromkeys(names) if not name.startswith("_")}
 
 
-def _check(spec: Spec) -> None:
+def _check_fields(spec: Spec) -> None:
     for name, least, optional in (
         ("epochs", 1, False),
         ("batchsize", 1, False),

@@ -107,7 +107,7 @@ class EstimatorStream:
         check_is_fitted(est, "model_")
         check_integer("n_series", n_series, 1, error=SpecError)
         self.n_series = int(n_series)
-        self.transforms: list[Transform] = [_decoder(est, method)]
+        self.transforms: list[Transform] = [_find_decoder(est, method)]
         layout = est._layout
         features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
         self._shapes = [(int(n), self.n_series) for n in features]
@@ -154,10 +154,10 @@ class EstimatorStream:
         xs = tuple(to_tensor(a.T[None], self._dtype, self._device) for a in arrays)  # (1, N, F)
         with torch.inference_mode():
             outs = self._session.run(xs)
-        outputs = tuple(self._finish(o, gap) for o in outs)
+        outputs = tuple(self._decode_outputs(o, gap) for o in outs)
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def _finish(self, out: Tensor, gap: np.ndarray | None) -> np.ndarray:
+    def _decode_outputs(self, out: Tensor, gap: np.ndarray | None) -> np.ndarray:
         y = out.cpu().numpy()
         if gap is not None:
             y = np.where(gap[None, :, None], np.nan, y).astype(y.dtype)
@@ -194,7 +194,7 @@ class PipelineStream:
     ) -> None:
         given = None if state is None else list(state)
         self._steps: list[Any] = []
-        for name, transformer in _flat(steps):
+        for name, transformer in pipeline_transformers(steps):
             made = _transformer_stream(transformer, name, n_series)
             n_tensors = len(made.state)
             if given is not None and n_tensors:
@@ -305,12 +305,12 @@ def _without_gaps(arrays: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarra
     return [np.where(where.any(0), a.dtype.type(0), a) for a, where in zip(arrays, not_finite, strict=True)], gap
 
 
-def _flat(steps: Sequence[Any]) -> list[tuple[str, Any]]:
+def pipeline_transformers(steps: Sequence[Any]) -> list[tuple[str, Any]]:
     """Return the transformers of a pipeline and of pipelines inside it, without passthroughs."""
     flat: list[tuple[str, Any]] = []
     for name, transformer in steps:
         if hasattr(transformer, "steps"):
-            flat += _flat(transformer.steps)
+            flat += pipeline_transformers(transformer.steps)
         elif transformer is not None and transformer != "passthrough":
             flat.append((name, transformer))
     return flat
@@ -320,7 +320,7 @@ def _transformer_stream(transformer: Any, name: str, n_series: int) -> Any:
     return transformer.stream(n_series) if hasattr(transformer, "stream") else _RowsStream(transformer, name)
 
 
-def _decoder(est: Any, method: str) -> Transform:
+def _find_decoder(est: Any, method: str) -> Transform:
     decoders: dict[str, Transform] = est._codec.decoders()
     if method not in decoders:
         raise ValueError(f"method must be {' or '.join(map(repr, decoders))} for {type(est).__name__}, got {method!r}")

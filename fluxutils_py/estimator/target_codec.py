@@ -128,19 +128,19 @@ class LabelDecoder:
         }
 
     def labels(self, outputs: np.ndarray) -> np.ndarray:
-        return self.classes[self._check(outputs).argmax(-1)][:, :, None]
+        return self.classes[self._check_scores(outputs).argmax(-1)][:, :, None]
 
     def probabilities(self, outputs: np.ndarray) -> np.ndarray:
         return np.exp(self.log_probabilities(outputs))
 
     def log_probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        return torch.log_softmax(torch.from_numpy(np.ascontiguousarray(self._check(outputs))), -1).numpy()
+        return torch.log_softmax(torch.from_numpy(np.ascontiguousarray(self._check_scores(outputs))), -1).numpy()
 
     def decision_function(self, outputs: np.ndarray) -> np.ndarray:
-        scores = self._check(outputs)
+        scores = self._check_scores(outputs)
         return scores[:, :, 1:] - scores[:, :, :1] if len(self.classes) == 2 else scores
 
-    def _check(self, outputs: np.ndarray) -> np.ndarray:
+    def _check_scores(self, outputs: np.ndarray) -> np.ndarray:
         if outputs.shape[-1] != len(self.classes):
             raise DataError(
                 f"the model gives {outputs.shape[-1]} scores for {len(self.classes)} classes; a class or function as "

@@ -78,7 +78,7 @@ def read_targets(y: Any, inputs: Inputs, schema: TargetSchema) -> Targets:
     require_array(y, name, "(G, N, T), samples(y) or timesteps(y) of one, or a vector or matrix with the rows of x")
     if isinstance(y, SequenceView):
         _require_same_view(y, inputs)
-        series: tuple[SeriesArray, ...] = (SeriesArray(_encoded(y.native, encode), name),)
+        series: tuple[SeriesArray, ...] = (SeriesArray(_encode_labels(y.native, encode), name),)
         targets = Targets(series, False, 2)
     elif is_native(y):
         y = as_ragged(y, name)
@@ -89,7 +89,7 @@ def read_targets(y: Any, inputs: Inputs, schema: TargetSchema) -> Targets:
                 f"{inputs.series[0].name} is {of} and {name} is not: give both as arrays (F, N, T), or both as lists "
                 "of arrays (F, T_i)"
             )
-        read = tuple(_encoded(a, encode) for a in arrays)
+        read = tuple(_encode_labels(a, encode) for a in arrays)
         targets = Targets(as_series(read if isinstance(y, tuple) else read[0], name), False, 3)
     else:
         targets = _read_plain_targets(y, inputs, schema)
@@ -115,12 +115,12 @@ def _require_same_view(y: SequenceView, inputs: Inputs) -> None:
         raise ShapeError(f"x is {inputs.form}(...) and y is {form}(...); both must be split alike")
 
 
-def _encoded(a: Any, encode: Callable[[np.ndarray], np.ndarray] | None) -> Any:
+def _encode_labels(a: Any, encode: Callable[[np.ndarray], np.ndarray] | None) -> Any:
     """Turn labels into integers: at once if they are in memory, else when they are read."""
     if encode is None:
         return a
     if isinstance(a, RaggedArray):
-        return a.map(lambda series: _encoded(series, encode), fill=MISSING_LABEL)
+        return a.map(lambda series: _encode_labels(series, encode), fill=MISSING_LABEL)
     if not hasattr(a, "shape"):
         a = np.asarray(a)
     a = to_numpy(a)
@@ -144,7 +144,7 @@ def _read_plain_targets(y: Any, inputs: Inputs, schema: TargetSchema) -> Targets
     ndim = max(1, n_axes(y))
     n_rows = inputs.T if inputs.form == "timesteps" else inputs.N
     if schema.kind == "labels":
-        array = _labels(y, inputs, name)
+        array = _labels_of_rows(y, inputs, name)
     else:
         array = check_array(y, accept_sparse="csr", ensure_2d=False, dtype=None, input_name="y")
         array = array.astype(np.float64) if array.dtype.kind == "O" else array
@@ -199,7 +199,7 @@ def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: TargetS
     )
 
 
-def _labels(y: Any, inputs: Inputs, name: str) -> np.ndarray:
+def _labels_of_rows(y: Any, inputs: Inputs, name: str) -> np.ndarray:
     """Return unencoded labels of rows, (n,), or of their steps, (n, m). None and NaN objects mark missing labels.
 
     Raises
@@ -230,7 +230,7 @@ def read_labels(y: Any, inputs: Inputs, weight: SampleWeight | None) -> tuple[An
         return y.native, weight
     if is_native(y):
         return as_three_axes(as_ragged(y, "y"), "y"), weight
-    array = _labels(y, inputs, "y")
+    array = _labels_of_rows(y, inputs, "y")
     if inputs.form == "timesteps":
         return (array[None, None] if array.ndim == 1 else array.T[None]), weight
     if array.ndim == 2:

@@ -27,7 +27,7 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.validation import check_integer
 
 
-class _Transforming:
+class _TransformMixin:
     """Methods that scikit-learn's ``set_output`` must not wrap, as it wraps those of the transformer's own class.
 
     It would turn a view into a data frame, by reading all of it.
@@ -60,7 +60,7 @@ class _Transforming:
             If ``x`` has other features, or is a matrix with infinite values.
         """
         check_is_fitted(self)
-        found = self._apply(x, self._block_function(), self._layout)
+        found = self._apply_to_blocks(x, self._block_function(), self._layout)
         is_matrix = isinstance(found, np.ndarray) and found.ndim == 2
         if not is_matrix or found.shape[1] != len(self.get_feature_names_out()):  # type: ignore[attr-defined]
             return found
@@ -70,7 +70,9 @@ class _Transforming:
         """Call ``fit`` with these arguments, then ``transform(x)``."""
         return self.fit(x, y, *args, **settings).transform(x)  # type: ignore[attr-defined]  # of the classes below
 
-    def _read(self, x: Any, layout: InputLayout | None, pool: SeriesPool | None = None) -> tuple[Inputs, SeriesArray]:
+    def _read_series(
+        self, x: Any, layout: InputLayout | None, pool: SeriesPool | None = None
+    ) -> tuple[Inputs, SeriesArray]:
         """Read an input of any form that is one array, with the fitted layout if there is one.
 
         Raises
@@ -87,9 +89,9 @@ class _Transforming:
             )
         return inputs, inputs.series[0]
 
-    def _apply(self, x: Any, function: Any, layout: InputLayout) -> Any:
+    def _apply_to_blocks(self, x: Any, function: Any, layout: InputLayout) -> Any:
         """Apply a function of blocks to an input of any form."""
-        inputs, series = self._read(x, layout)
+        inputs, series = self._read_series(x, layout)
         if isinstance(x, SequenceView):
             return x.replace(function.over) if depends_on_past(function) else x.map(function)
         if inputs.is_list:
@@ -124,7 +126,7 @@ def depends_on_past(function: Any) -> bool:
     return hasattr(function, "over")
 
 
-class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """Base of transformers that change each feature."""
 
     # scikit-learn's routing of metadata takes any other name than X for metadata
@@ -155,11 +157,11 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
             For values that cannot be used, several inputs, or arguments of wrong shapes. Nothing is changed then.
         """
         with pool_of_call(self, sharded) as pool:
-            inputs, series = self._read(x, None, pool)
-            self._remember(inputs, **self._statistics(series, inputs, pool))
+            inputs, series = self._read_series(x, None, pool)
+            self._set_fitted(inputs, **self._compute_statistics(series, inputs, pool))
         return self
 
-    def _statistics(self, series: SeriesArray, inputs: Inputs, pool: SeriesPool) -> dict[str, Any]:
+    def _compute_statistics(self, series: SeriesArray, inputs: Inputs, pool: SeriesPool) -> dict[str, Any]:
         """Compute the attributes that a fit sets."""
         raise NotImplementedError
 
@@ -201,7 +203,7 @@ class SequenceTransformer(_Transforming, OneToOneFeatureMixin, TransformerMixin,
             return np.asarray(names)
         return super().get_feature_names_out(input_features)
 
-    def _remember(self, inputs: Inputs, **statistics: Any) -> None:
+    def _set_fitted(self, inputs: Inputs, **statistics: Any) -> None:
         """Set the attributes of a fit."""
         self.__dict__.update(statistics)
         self.n_features_in_, self._layout = inputs.columns, inputs.layout

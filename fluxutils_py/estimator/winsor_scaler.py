@@ -51,7 +51,7 @@ class WinsorScaler(SequenceTransformer):
     mean_: np.ndarray
     scale_: np.ndarray
 
-    def _statistics(self, series: SeriesArray, inputs: Inputs, pool: SeriesPool) -> dict[str, Any]:
+    def _compute_statistics(self, series: SeriesArray, inputs: Inputs, pool: SeriesPool) -> dict[str, Any]:
         kind = np.float32 if series.dtype.kind == "f" and series.dtype.itemsize <= 4 else np.float64
         statistics = winsor_statistics(
             lambda: (

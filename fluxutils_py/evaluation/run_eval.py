@@ -246,7 +246,7 @@ class _BestCheckpoint(BestModel):
         self.model = loop
         return self.path if self.update(result) else None, self.value
 
-    def _keep(self, value: EvalResults) -> None:
+    def _store_best(self, value: EvalResults) -> None:
         dump_pytree_json(value)  # raise before writing anything if the result cannot be written
         state = getattr(self.model, "state", self.model)
         parts = {"model": module_of(self.model), "optimizer": getattr(state, "opt", None)}

@@ -37,7 +37,7 @@ def cross_validate(
     behind = int(fc.h) + step_size * np.arange(n_windows - 1, -1, -1)  # (W,) steps after each cutoff
     cutoffs = np.maximum(panel.lengths[:, None] - behind, 0)  # (N, W); 0: the series has not begun
     if refit is not None:
-        _require_some(panel, cutoffs[:, 0], int(behind[0]))
+        _require_long_series(panel, cutoffs[:, 0], int(behind[0]))
     none = np.zeros(panel.n_series, int)
     parts: list[dict[str, Any]] = []
     values: Iterator[np.ndarray] = iter(())
@@ -47,7 +47,7 @@ def cross_validate(
         if refit or fitted is None:
             fitted = clone(fc)._fit_panel(ranks, past)
         if refit:
-            values = _forecast(fitted, panel, past, cutoff)
+            values = _forecast_at_cutoff(fitted, panel, past, cutoff)
         elif not parts:  # one pass over the series serves all cutoffs
             windows = fitted._windows(panel, None)
             values = forecasts_along(fitted.models_, windows, cutoffs - 1, len(fc.quantiles))
@@ -56,7 +56,7 @@ def cross_validate(
     return make_frame(columns, panel.types | {"cutoff": panel.types[fc.time_col]}, panel.backend)
 
 
-def _require_some(panel: Panel, cutoff: np.ndarray, behind: int) -> None:
+def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int) -> None:
     short = np.flatnonzero(cutoff < 2)
     if len(short) == panel.n_series:
         raise DataError(
@@ -71,10 +71,10 @@ def _require_some(panel: Panel, cutoff: np.ndarray, behind: int) -> None:
         )
 
 
-def _forecast(fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray) -> Iterator[np.ndarray]:
+def _forecast_at_cutoff(fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray) -> Iterator[np.ndarray]:
     """Yield the forecasts (N, 1 + quantiles, h) at one cutoff, NaN for series that have not begun."""
     h, series = int(fc.h), np.flatnonzero(cutoff)
-    future = panel.cut(*_spans(panel, series, cutoff[series], h))
+    future = panel.cut(*_horizon_spans(panel, series, cutoff[series], h))
     ahead = fc.covariates_.steps(future, "futr").reshape(-1, len(series), h)
     found = np.full((panel.n_series, 1 + len(fc.quantiles), h), np.nan)
     found[series] = forecast_values(fc, start_history(fc.models_, fc._windows(past, None), past), np.nan_to_num(ahead))
@@ -85,7 +85,7 @@ def _frame_columns(fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray, found
     """Return keys, truth, forecasts and baselines of one window, for the series that have begun."""
     h, series = int(fc.h), np.flatnonzero(cutoff)
     n, cutoff, found = len(series), cutoff[series], found[series]
-    future = panel.cut(*_spans(panel, series, cutoff, h))
+    future = panel.cut(*_horizon_spans(panel, series, cutoff, h))
     rows, steps = np.repeat(np.arange(n), h), np.repeat(cutoff, h) + np.tile(np.arange(h), n)
     columns: dict[str, Any] = {
         fc.id_col: past.ids[rows],
@@ -98,7 +98,7 @@ def _frame_columns(fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray, found
     return columns | {name: y.ravel() for name, y in made.items()}
 
 
-def _spans(panel: Panel, series: np.ndarray, cutoff: np.ndarray, h: int) -> tuple[np.ndarray, np.ndarray]:
+def _horizon_spans(panel: Panel, series: np.ndarray, cutoff: np.ndarray, h: int) -> tuple[np.ndarray, np.ndarray]:
     start, stop = np.zeros(panel.n_series, int), np.zeros(panel.n_series, int)
     start[series], stop[series] = cutoff, cutoff + h
     return start, stop

@@ -50,7 +50,7 @@ def check_settings(fc: Any) -> None:
         cell_of(fc.cell)
 
 
-def season_of(frequency: Frequency | None) -> int:
+def usual_season(frequency: Frequency | None) -> int:
     """Return the usual season of a frequency: a day of hours, a week of days, a year of weeks, months or quarters."""
     if frequency is None or frequency.kind == "integer":
         return 1

@@ -115,17 +115,17 @@ class Features:
         """Compute the statistics at the last ``n_steps`` of transformed values (B, K), with the steps before."""
         m, K = self.season, z.shape[1]
         steps = slice(K - n_steps, K)
-        filled = self._fill(z)
+        filled = self._fill_missing(z)
         known = ~np.isnan(filled)
         whole = bool(known.all())
         zeros = filled if whole else np.where(known, filled, 0.0)
         count = None if whole else known
         levels = rolling_mean(zeros, count, m)
         level = levels[:, steps]
-        scale = self._scale(z, zeros, count)[:, steps]
+        scale = self._compute_scale(z, zeros, count)[:, steps]
         here = known[:, steps]
         ahead = self.counterparts()
-        naive = _gather(filled, steps, ahead)
+        naive = _gather_steps(filled, steps, ahead)
         last = filled[:, steps, None]
         if not whole:
             naive = np.where(np.isnan(naive), last, naive)
@@ -152,11 +152,11 @@ class Features:
             out[:, :, n + i] = column / scale
         out[:, :, n + 3] = np.log(np.maximum(unit, 1e-30)) + (2.5 if self.log else 0.0)
         if self.lag > self.season:
-            lagged = _gather(filled, steps, self.counterparts(self.lag))
+            lagged = _gather_steps(filled, steps, self.counterparts(self.lag))
             turns = -(-np.arange(1, self.h + 1) // self.lag)  # number of long seasons back
             for turn in np.unique(turns):
                 shift = int(turn) * self.lag
-                lagged[:, :, turns == turn] -= _shifted(past.levels, steps, shift)[:, :, None]
+                lagged[:, :, turns == turn] -= _shift_steps(past.levels, steps, shift)[:, :, None]
             out[:, :, n + 4 :] = (lagged - (past.naive - level[:, :, None])) * inverse
         np.clip(out, -LARGEST, LARGEST, out=out)
         np.copyto(out, 0.0, where=np.isnan(out))
@@ -169,7 +169,7 @@ class Features:
         k = np.arange(1, self.h + 1)
         return k - period * -(-k // period)
 
-    def _fill(self, z: np.ndarray) -> np.ndarray:
+    def _fill_missing(self, z: np.ndarray) -> np.ndarray:
         """Fill in missing values from the same position in one of the last seasons, else with the last value."""
         missing = np.isnan(z)
         if not missing.any():
@@ -188,7 +188,7 @@ class Features:
         filled[rows, columns] = filled[rows, at[rows, columns]]
         return filled
 
-    def _scale(self, z: np.ndarray, zeros: np.ndarray, known: np.ndarray | None) -> np.ndarray:
+    def _compute_scale(self, z: np.ndarray, zeros: np.ndarray, known: np.ndarray | None) -> np.ndarray:
         m = self.season
         seasonal = _mean_change(z, m, self.memory)
         if known is not None or np.isnan(seasonal).any():  # in the first season: change from step to step
@@ -225,14 +225,14 @@ def _mean_change(z: np.ndarray, back: int, n: int) -> np.ndarray:
     return rolling_mean(np.where(there, change, 0.0), there, n)
 
 
-def _gather(filled: np.ndarray, steps: slice, ahead: np.ndarray) -> np.ndarray:
+def _gather_steps(filled: np.ndarray, steps: slice, ahead: np.ndarray) -> np.ndarray:
     """Return the values at ``step + ahead`` for each step: (B, S, len(ahead))."""
     low = int(ahead.min())
     view = sliding_window_view(filled, 1 - low, axis=1)[:, steps.start + low : steps.stop + low]  # step+low .. step
     return view[:, :, ahead - low]
 
 
-def _shifted(values: np.ndarray, steps: slice, back: int) -> np.ndarray:
+def _shift_steps(values: np.ndarray, steps: slice, back: int) -> np.ndarray:
     """Return the values ``back`` steps before each step; NaN before the first column."""
     first = steps.start - back
     if first >= 0:

@@ -80,11 +80,11 @@ class ForecastDisplay:
         for series in (number[i] for i in ids):
             length = int(history.lengths[series])
             steps = np.arange(max(0, length - n), length)
-            past.append((_times(history, series, steps), history.tail[0, series, history.n_kept - len(steps) :]))
-            forecast.append((_times(history, series, length + np.arange(h)), forecasts[series, 0]))
+            past.append((_step_times(history, series, steps), history.tail[0, series, history.n_kept - len(steps) :]))
+            forecast.append((_step_times(history, series, length + np.arange(h)), forecasts[series, 0]))
             if len(column_names(fc)) > 2:
                 bands.append((forecasts[series, 1], forecasts[series, -1]))
-        truth = None if truth_df is None else _truth(fc, history, truth_df, [number[i] for i in ids])
+        truth = None if truth_df is None else _read_truth(fc, history, truth_df, [number[i] for i in ids])
         return cls(ids=ids, history=past, forecast=forecast, bands=bands, truth=truth).plot(axes)
 
     def plot(self, axes: Any = None) -> Self:
@@ -111,14 +111,14 @@ class ForecastDisplay:
         return self
 
 
-def _times(history: Any, series: int, steps: np.ndarray) -> np.ndarray:
+def _step_times(history: Any, series: int, steps: np.ndarray) -> np.ndarray:
     if history.panel is None:
         return steps
     found: np.ndarray = history.panel.times(np.full(len(steps), series), steps)
     return found
 
 
-def _truth(fc: Any, history: Any, truth_df: Any, series: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+def _read_truth(fc: Any, history: Any, truth_df: Any, series: list[int]) -> list[tuple[np.ndarray, np.ndarray]]:
     if history.panel is None:
         raise DataError("the forecaster was fitted on an array; truth_df is for frames")
     frame = Frame(truth_df, "truth_df")
@@ -129,5 +129,5 @@ def _truth(fc: Any, history: Any, truth_df: Any, series: list[int]) -> list[tupl
     for i in series:
         here = np.flatnonzero((of == i) & (steps >= history.lengths[i]) & (steps < history.lengths[i] + fc.features_.h))
         here = here[np.argsort(steps[here])]
-        found.append((_times(history, i, steps[here]), values[here]))
+        found.append((_step_times(history, i, steps[here]), values[here]))
     return found

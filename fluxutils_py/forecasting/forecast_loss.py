@@ -41,11 +41,11 @@ class ForecastLoss:
     def __call__(self, model: nn.Module, xs: Tensor, ys: Tensor, ws: Tensor | None = None) -> Tensor:
         out = run_window(model, xs)
         assert isinstance(out, Tensor)
-        return torch.stack([self._mean(part, xs, ys, ws) for part in out.chunk(self.n_models, -1)]).sum()
+        return torch.stack([self._weighted_mean(part, xs, ys, ws) for part in out.chunk(self.n_models, -1)]).sum()
 
-    def _mean(self, out: Tensor, xs: Tensor, ys: Tensor, ws: Tensor | None) -> Tensor:
+    def _weighted_mean(self, out: Tensor, xs: Tensor, ys: Tensor, ws: Tensor | None) -> Tensor:
         h = self.h
-        each = self._point(out[..., :h], ys, xs)
+        each = self._point_loss(out[..., :h], ys, xs)
         if self.quantiles:
             levels = out[..., h:].unflatten(-1, (len(self.quantiles), h))
             error = ys.unsqueeze(-2) - levels
@@ -56,7 +56,7 @@ class ForecastLoss:
         ws = ws.expand_as(each)
         return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
 
-    def _point(self, out: Tensor, ys: Tensor, xs: Tensor) -> Tensor:
+    def _point_loss(self, out: Tensor, ys: Tensor, xs: Tensor) -> Tensor:
         """Return the loss of each output, (S, B, h)."""
         error, scale = (out - ys).abs(), xs[..., -1:].clamp(min=1e-12)  # the scale is 0 after the end of a series
         if self.loss == "mae":

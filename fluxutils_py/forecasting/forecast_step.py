@@ -67,8 +67,8 @@ class ForecastStep(nn.Module):
         self.network, self.dtype = ModelStep(ensemble, [example]), dtype
         groups = (covariates.hist, 1), (covariates.stat, 1), (covariates.futr, 1 + c.h)
         for name, (group, times) in zip(sizes, groups, strict=True):
-            self.register_buffer(f"mean_{name}", _repeated([of.mean for of in group], times))
-            self.register_buffer(f"scale_{name}", _repeated([of.scale for of in group], times))
+            self.register_buffer(f"mean_{name}", _repeat_values([of.mean for of in group], times))
+            self.register_buffer(f"scale_{name}", _repeat_values([of.scale for of in group], times))
         self.n_outputs = 1 + n_quantiles
         self.n_kept = max(features.reach, SEASONS_BACK * features.season) + 1
         nan = torch.full((1, 1, 1), torch.nan, dtype=torch.float64)
@@ -87,9 +87,9 @@ class ForecastStep(nn.Module):
             xs[name] = (xs[name] - getattr(self, f"mean_{name}")) / getattr(self, f"scale_{name}")
         states = list(tensors[len(xs) :])
         own, of_network = states[: self.n_own], states[self.n_own :]
-        values, age = self._appended(own[0], own[1], xs["y"])
+        values, age = self._append_value(own[0], own[1], xs["y"])
         following = [values, age]
-        level, scale, naive, here, parts = self._features(values[0], values[1])
+        level, scale, naive, here, parts = self._compute_features(values[0], values[1])
         now: list[Tensor] = []
         ahead: list[Tensor] = []
         if "past" in xs:
@@ -107,7 +107,7 @@ class ForecastStep(nn.Module):
             now += current[..., 0].unbind(-1)
             at = torch.from_numpy(f.season - 1 + f.counterparts())
             ahead = [torch.cat([known[..., 1:], before[..., at]], -1).flatten(-2)]
-        ordered = [channel for _, channel in sorted(zip(c.places, now, strict=True), key=lambda pair: pair[0])]
+        ordered = [channel for _, channel in sorted(zip(c.positions, now, strict=True), key=lambda pair: pair[0])]
         rest = [torch.stack(ordered, -1)] if ordered else []
         tail = torch.zeros_like(level)[:, None].expand(-1, c.h * c.base + 1)  # for the loss in training
         x = torch.cat([parts, *(t.nan_to_num() for t in (*rest, *ahead)), tail], -1).to(self.dtype)
@@ -117,7 +117,7 @@ class ForecastStep(nn.Module):
         y = torch.where(here[:, None, None], z.exp() if f.log else z, torch.nan)
         return (*y.unbind(-2), *following, *found[1:])
 
-    def _appended(self, values: Tensor, age: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _append_value(self, values: Tensor, age: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the last values with this one, and the steps since the last value that was not filled in from it."""
         f = self.features
         new = y.log() if f.log else y  # (B, 1)
@@ -131,50 +131,50 @@ class ForecastStep(nn.Module):
         filled = torch.where(filled.isnan(), last, filled)
         return torch.cat([values[..., 1:], torch.stack([new, filled])], -1), age
 
-    def _features(self, z: Tensor, filled: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def _compute_features(self, z: Tensor, filled: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return level, scale (B,), the seasonal naive forecast (B, h), whether there is a value, and the inputs."""
         f, K = self.features, self.n_kept
         here = ~filled[:, -1].isnan()
-        level, scale = _mean(filled, K, f.season), self._scale(z, filled)
+        level, scale = _known_mean(filled, K, f.season), self._compute_scale(z, filled)
         now = K - 1 + torch.from_numpy(f.counterparts())
         naive = torch.where(filled[:, now].isnan(), filled[:, -1:], filled[:, now])
         unit = scale if f.log else scale / f.unit
         columns = [
             filled[:, K - f.input_size :] - level[:, None],
-            (level - _mean(filled, K - f.lag, f.season))[:, None],
+            (level - _known_mean(filled, K - f.lag, f.season))[:, None],
             (filled[:, -1] - filled[:, K - 1 - f.season])[:, None],
-            (_mean(filled, K, f.lag) - level)[:, None],
+            (_known_mean(filled, K, f.lag) - level)[:, None],
         ]
         columns = [column / scale[:, None] for column in columns]
         columns.append((unit.clamp(min=1e-30).log() + (2.5 if f.log else 0.0))[:, None])
         if f.lag > f.season:
             at = K - 1 + torch.from_numpy(f.counterparts(f.lag))
             turns = -(-np.arange(1, f.h + 1) // f.lag)
-            levels = {turn: _mean(filled, K - turn * f.lag, f.season) for turn in map(int, np.unique(turns))}
+            levels = {turn: _known_mean(filled, K - turn * f.lag, f.season) for turn in map(int, np.unique(turns))}
             before = torch.stack([levels[turn] for turn in map(int, turns)], -1)
             columns.append((filled[:, at] - before - (naive - level[:, None])) / scale[:, None])
         x = torch.cat(columns, -1).clamp(-LARGEST, LARGEST)
         x = torch.where(x.isnan() | ~here[:, None], 0.0, x)
         return level, torch.where(here, scale, 1.0), torch.where(here[:, None], naive, 0.0), here, x
 
-    def _scale(self, z: Tensor, filled: Tensor) -> Tensor:
+    def _compute_scale(self, z: Tensor, filled: Tensor) -> Tensor:
         f, K = self.features, self.n_kept
         changes = [(z[:, back:] - z[:, :-back]).abs() for back in (f.season, 1)]
-        seasonal, single = (_mean(change, change.shape[1], f.memory) for change in changes)
+        seasonal, single = (_known_mean(change, change.shape[1], f.memory) for change in changes)
         scale = torch.where(seasonal.isnan(), single, seasonal)
         if f.log:
             lowest = torch.full_like(scale, LOWEST)
         else:
-            size = LOWEST * _mean(filled.abs(), K, f.memory)
+            size = LOWEST * _known_mean(filled.abs(), K, f.memory)
             lowest = torch.where(size.isnan(), 1e-6 * f.unit, size.clamp(min=1e-6 * f.unit))
         return torch.where(scale.isnan(), lowest, torch.maximum(scale, lowest))
 
 
-def _repeated(values: Sequence[float], times: int) -> Tensor:
+def _repeat_values(values: Sequence[float], times: int) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).repeat_interleave(times)
 
 
-def _mean(values: Tensor, stop: int, n: int) -> Tensor:
+def _known_mean(values: Tensor, stop: int, n: int) -> Tensor:
     """Return the mean (B,) of the values that are known among the ``n`` before column ``stop``; NaN if none is."""
     part = values[:, max(0, stop - n) : max(0, stop)]
     known = ~part.isnan()

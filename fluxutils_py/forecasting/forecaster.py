@@ -9,20 +9,20 @@ from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.cross_validation import cross_validate
-from fluxutils_py.forecasting.feature_choice import check_settings, choose_features, season_of
+from fluxutils_py.forecasting.feature_choice import check_settings, choose_features, usual_season
 from fluxutils_py.forecasting.forecaster_base import ForecasterBase
 from fluxutils_py.forecasting.forecaster_export import export_forecaster
 from fluxutils_py.forecasting.forecaster_files import load_forecaster, save_forecaster
 from fluxutils_py.forecasting.history import start_history
 from fluxutils_py.forecasting.model_fitting import fit_models, require_same_panel
 from fluxutils_py.forecasting.outputs import (
+    array_shape,
     array_steps,
     forecast_frame,
     further_steps,
     future_frame,
-    score_of,
-    shape_of,
-    warn_of_short,
+    score_forecasts,
+    warn_short_series,
 )
 from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
@@ -240,8 +240,8 @@ class Forecaster(ForecasterBase):
         history, shape = self._history, self._shape
         if df is not None:
             panel, array = self._read(df, static_df, fitted=True)
-            history, shape = start_history(self.models_, self._windows(panel, array), panel), shape_of(array)
-            warn_of_short(self, history.lengths, panel)
+            history, shape = start_history(self.models_, self._windows(panel, array), panel), array_shape(array)
+            warn_short_series(self, history.lengths, panel)
         return forecast_frame(self, history, shape, futr_df)
 
     def update(self, df: Any, *, static_df: Any = None) -> Self:
@@ -308,7 +308,7 @@ class Forecaster(ForecasterBase):
         ``df`` holds the steps after the stored series. Rows of other series and times are ignored; DataError if no
         row is left.
         """
-        return score_of(self, df)
+        return score_forecasts(self, df)
 
     def export(self, path: Any, format: str = "onnx") -> None:
         """Write the forecaster to a file that runs without this package: from values in to forecasts out.
@@ -360,7 +360,7 @@ class Forecaster(ForecasterBase):
             self.covariates_, self.frequency_ = covariates, None if panel is None else panel.frequency
             own = None if panel is None else PackedSeries(panel.values[self.target_col][None], panel.lengths)
             source = own or ArraySource(array)
-            season = season_of(self.frequency_) if self.season_length is None else int(self.season_length)
+            season = usual_season(self.frequency_) if self.season_length is None else int(self.season_length)
             features = choose_features(source, int(self.h), season, self.lag, self.input_size, self.transform)
             loss = self.loss if self.loss != "auto" else "smape" if features.log else "mae"
             base = loss == ("mase" if features.log else "smape")
@@ -370,9 +370,9 @@ class Forecaster(ForecasterBase):
             fitted = fit_models(self, windows, loss, ranks)
             self.models_ = list(fitted.model_.members)
             self.loss_curve_ = [loss / len(self.models_) for loss in fitted.loss_curve_]
-            self._origin, self._shape = (windows, panel), shape_of(array)
+            self._origin, self._shape = (windows, panel), array_shape(array)
         except BaseException:  # the earlier fit stays
             self.__dict__ = before
             raise
-        warn_of_short(self, windows.source.lengths, panel)
+        warn_short_series(self, windows.source.lengths, panel)
         return self

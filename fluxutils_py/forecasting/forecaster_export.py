@@ -32,7 +32,7 @@ def export_forecaster(fc: Any, path: Any, format: str) -> None:
     metadata = {
         "h": fc.features_.h,
         "season": fc.features_.season,
-        "covariates": {name: [_described(c) for c in group] for name, group in covariates.items()},
+        "covariates": {name: [_describe_covariate(c) for c in group] for name, group in covariates.items()},
         "estimator": type(fc).__name__,
         "fluxutils_py": installed_version("fluxutils_py"),
         "torch": torch.__version__,
@@ -40,7 +40,7 @@ def export_forecaster(fc: Any, path: Any, format: str) -> None:
     write_graph(path, Graph(inputs, steps=[step]), format, list(step.inputs), column_names(fc), metadata)
 
 
-def _described(covariate: Covariate) -> dict[str, Any]:
+def _describe_covariate(covariate: Covariate) -> dict[str, Any]:
     categories = covariate.categories
     return {"name": covariate.name, "categories": None if categories is None else [str(c) for c in categories]}
 
@@ -57,7 +57,7 @@ def check_forecaster_export(fc: Any, path: Any, df: Any, tolerance: float) -> fl
     lengths = np.asarray(windows.source.lengths)
     ends = np.linspace(0, 1, N_COMPARED) * (lengths[:, None] - 1)
     origins = np.unique(ends.astype(int), axis=1)
-    found = np.concatenate(_run(path, windows, fc), axis=-1)  # (T, N, outputs)
+    found = np.concatenate(_run_file(path, windows, fc), axis=-1)  # (T, N, outputs)
     expected = forecasts_along(fc.models_, windows, origins, len(fc.quantiles))
     largest = 0.0
     for at, want in zip(origins.T, expected, strict=True):
@@ -77,20 +77,20 @@ def check_forecaster_export(fc: Any, path: Any, df: Any, tolerance: float) -> fl
     return largest
 
 
-def _run(path: Any, windows: PanelWindows, fc: Any) -> list[np.ndarray]:
+def _run_file(path: Any, windows: PanelWindows, fc: Any) -> list[np.ndarray]:
     """Return the outputs of a file for all steps of all series from their first ones, each (T, N, h)."""
     n, n_steps, h = windows.n_series, int(windows.source.lengths.max()), fc.features_.h
     series, first = np.arange(n), np.zeros(n, int)
     y, *past = windows.source.cut(series, first, n_steps)
     inputs = [y.T[:, :, None]]
     if past:
-        inputs.append(_unscaled(fc.covariates_.hist, np.stack(past)).transpose(2, 1, 0))
+        inputs.append(_undo_scaling(fc.covariates_.hist, np.stack(past)).transpose(2, 1, 0))
     if fc.covariates_.stat:
         assert windows.static is not None
-        static = _unscaled(fc.covariates_.stat, windows.static.T[:, :, None])
+        static = _undo_scaling(fc.covariates_.stat, windows.static.T[:, :, None])
         inputs.append(np.repeat(static.transpose(2, 1, 0), n_steps, 0))
     if windows.ahead is not None:
-        known = _unscaled(fc.covariates_.futr, windows.ahead.cut(series, first, n_steps + h))
+        known = _undo_scaling(fc.covariates_.futr, windows.ahead.cut(series, first, n_steps + h))
         steps = np.lib.stride_tricks.sliding_window_view(known, 1 + h, axis=2)  # (C, N, T, 1 + h)
         inputs.append(steps.transpose(2, 1, 0, 3).reshape(n_steps, n, -1))
     file, parts, at, length = ExportedModel(path, n), [], 0, 1
@@ -100,7 +100,7 @@ def _run(path: Any, windows: PanelWindows, fc: Any) -> list[np.ndarray]:
     return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
-def _unscaled(covariates: tuple[Covariate, ...], channels: np.ndarray) -> np.ndarray:
+def _undo_scaling(covariates: tuple[Covariate, ...], channels: np.ndarray) -> np.ndarray:
     """Return channels (C, N, T) as they were before the covariates scaled them."""
     scale, mean = ([getattr(c, name) for c in covariates] for name in ("scale", "mean"))
     return channels * np.array(scale)[:, None, None] + np.array(mean)[:, None, None]

@@ -36,11 +36,11 @@ def save_forecaster(fc: Any, path: Any) -> None:
     content = {
         "kind": KIND,
         "format": FORMAT,
-        "settings": {k: _plain(v) for k, v in settings.items() if _is_plain(v)},
+        "settings": {k: _to_plain(v) for k, v in settings.items() if _is_plain(v)},
         "code": [k for k in CODE if not _is_plain(settings[k])],
         "features": asdict(fc.features_),
         "channels": asdict(fc.channels_),
-        "covariates": {k: [_plain(asdict(c)) for c in getattr(fc.covariates_, k)] for k in ("hist", "futr", "stat")},
+        "covariates": {k: [_to_plain(asdict(c)) for c in getattr(fc.covariates_, k)] for k in ("hist", "futr", "stat")},
         "frequency": None if fc.frequency_ is None else asdict(fc.frequency_),
         "loss_name": fc.loss_name_ if isinstance(fc.loss_name_, str) else None,
         "loss_curve": fc.loss_curve_,
@@ -69,7 +69,7 @@ def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
         fc.features_ = Features(**c["features"])
         channels: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in c["channels"].items()}
         fc.channels_ = Channels(**channels)
-        kinds = {k: tuple(_covariate(one) for one in c["covariates"][k]) for k in ("hist", "futr", "stat")}
+        kinds = {k: tuple(_load_covariate(one) for one in c["covariates"][k]) for k in ("hist", "futr", "stat")}
         fc.covariates_ = Covariates(**kinds)
         fc.frequency_ = None if c["frequency"] is None else Frequency(**c["frequency"])
         fc.loss_name_ = fc.loss if c["loss_name"] is None else c["loss_name"]
@@ -82,7 +82,7 @@ def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
             compare_parameters(stored, model.state_dict(), path)
             model.load_state_dict(stored)
             fc.models_.append(model.eval())
-        fc._origin = _history(c["history"], fc.frequency_)
+        fc._origin = _load_history(c["history"], fc.frequency_)
     except (LookupError, TypeError, AttributeError) as error:
         raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
     return fc
@@ -94,15 +94,15 @@ def _is_plain(value: Any) -> bool:
     return isinstance(value, (*PLAIN, np.generic))
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: _to_plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [_to_plain(v) for v in value]
     return value.item() if isinstance(value, np.generic) else value
 
 
-def _covariate(content: dict[str, Any]) -> Covariate:
+def _load_covariate(content: dict[str, Any]) -> Covariate:
     categories = content["categories"]
     return Covariate(**{**content, "categories": None if categories is None else tuple(categories)})
 
@@ -115,7 +115,7 @@ def _plain_history(history: History) -> dict[str, Any]:
         "panel": None
         if panel is None
         else {
-            "ids": [_plain(i) for i in panel.ids],
+            "ids": [_to_plain(i) for i in panel.ids],
             "first": torch.from_numpy(np.array(panel.first)),
             "zone": panel.zone,
             "backend": panel.backend,
@@ -124,19 +124,19 @@ def _plain_history(history: History) -> dict[str, Any]:
     }
 
 
-def _history(content: dict[str, Any], frequency: Frequency | None) -> History:
+def _load_history(content: dict[str, Any], frequency: Frequency | None) -> History:
     arrays = {k: content[k].numpy() for k in ("tail", "lengths", "static")}
     stored, panel = content["panel"], None
     if stored is not None and frequency is not None:
         ids = np.empty(len(stored["ids"]), object)
         ids[:] = stored["ids"]
-        types = {k: _type(v) for k, v in stored["types"].items()}
+        types = {k: _parse_type(v) for k, v in stored["types"].items()}
         where = stored["zone"], types, stored["backend"]
         panel = Panel(ids, stored["first"].numpy(), arrays["lengths"], {}, {}, frequency, *where)
     return History(**arrays, states=content["states"], panel=panel)
 
 
-def _type(text: str) -> Any:
+def _parse_type(text: str) -> Any:
     """Parse the ``repr`` of a narwhals data type."""
     nw = require("narwhals")
     found = re.fullmatch(r"Datetime\(time_unit='(\w+)', time_zone=(?:None|'([^']*)')\)", text)

@@ -159,7 +159,7 @@ class Frame:
 def make_frame(columns: dict[str, Any], like: dict[str, Any], backend: str) -> Any:
     """Make a frame of the library ``backend`` from arrays; ``like`` maps columns to their narwhals types."""
     nw = require("narwhals")
-    made = nw.from_dict({k: _plain(v) for k, v in columns.items()}, backend=backend)
+    made = nw.from_dict({k: _to_column(v) for k, v in columns.items()}, backend=backend)
     casts = []
     for name, dtype in like.items():
         column = nw.col(name)
@@ -171,7 +171,7 @@ def make_frame(columns: dict[str, Any], like: dict[str, Any], backend: str) -> A
     return (made.with_columns(casts) if casts else made).to_native()
 
 
-def _plain(values: np.ndarray) -> Any:
+def _to_column(values: np.ndarray) -> Any:
     """Convert an object array to a list, so that the library infers its type."""
     return values.tolist() if values.dtype == object else values
 

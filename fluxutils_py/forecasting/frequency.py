@@ -59,19 +59,19 @@ class Frequency:
             days, begin = (np.floor_divide(t, DAY).astype("M8[D]") for t in (times, first))
             steps, rest = np.divmod(np.busday_count(begin, days), self.size)
         else:
-            steps, rest = np.divmod(_months(times) - _months(first), self.size)
-        return steps, (rest == 0) & (self.after(first, steps) == times)
+            steps, rest = np.divmod(_to_months(times) - _to_months(first), self.size)
+        return steps, (rest == 0) & (self.add_steps(first, steps) == times)
 
-    def after(self, first: np.ndarray, steps: np.ndarray) -> np.ndarray:
+    def add_steps(self, first: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """Return the times ``steps`` steps after ``first``."""
         if self.kind in ("integer", "elapsed", "days"):
             return first + steps * self.size
         day, clock = np.divmod(first, DAY)
         if self.kind == "business":
             return np.busday_offset(day.astype("M8[D]"), steps * self.size).astype(np.int64) * DAY + clock
-        month = _months(first) + steps * self.size
+        month = _to_months(first) + steps * self.size
         start, length = _first_days(month), _first_days(month + 1) - _first_days(month)
-        own = day - _first_days(_months(first))
+        own = day - _first_days(_to_months(first))
         if self.at == "same":
             own = np.minimum(own, length - 1)
         return (start + (length - 1 if self.at == "end" else own)) * DAY + clock
@@ -144,9 +144,9 @@ def infer_frequency(differences: np.ndarray, times: np.ndarray, integer: bool) -
     day = np.floor_divide(times, DAY)
     if usual % DAY == 0 and usual // DAY >= 28 and (clock == clock[0]).all():
         months = round(usual / DAY / 30.44)
-        if (day == _first_days(_months(times))).all():
+        if (day == _first_days(_to_months(times))).all():
             return Frequency("months", months, "start", f"{months}MS")
-        if (day + 1 == _first_days(_months(times) + 1)).all():
+        if (day + 1 == _first_days(_to_months(times) + 1)).all():
             return Frequency("months", months, "end", f"{months}ME")
     if usual % DAY == 0 or usual in (23 * DAY // 24, 25 * DAY // 24):
         days = max(1, round(usual / DAY))
@@ -160,7 +160,7 @@ def infer_frequency(differences: np.ndarray, times: np.ndarray, integer: bool) -
     raise DataError(f"times differ by {usual} ns; give freq: {WAYS_OUT}")
 
 
-def _months(times: np.ndarray) -> np.ndarray:
+def _to_months(times: np.ndarray) -> np.ndarray:
     """Convert times in nanoseconds to months since January 1970."""
     return np.floor_divide(times, DAY).astype("M8[D]").astype("M8[M]").astype(np.int64)
 

@@ -82,10 +82,10 @@ class History:
         states = []
         for model, old in zip(models, self.states, strict=True):
             dims = state_dims(model, old)
-            wide = [_widened(t, d, n_new) for t, d in zip(old, dims, strict=True)]
+            wide = [_pad_series(t, d, n_new) for t, d in zip(old, dims, strict=True)]
             chosen = torch.from_numpy(which)
             part = [t.index_select(d, chosen.to(t.device)) for t, d in zip(wide, dims, strict=True)]
-            moved = walk(model, windows, begin, count, part)
+            moved = run_steps(model, windows, begin, count, part)
             triples = zip(wide, moved, dims, strict=True)
             states.append([w.index_copy(d, chosen.to(w.device), m) for w, m, d in triples])
         stop = K + more.lengths
@@ -126,7 +126,7 @@ def start_history(models: Sequence[nn.Module], windows: PanelWindows, panel: Pan
     parts = [windows.source.cut(series, lengths - K, K)]
     if windows.ahead is not None:
         parts.append(windows.ahead.cut(series, lengths - K, K))
-    states = [walk(model, windows, np.zeros(n, int), lengths - 1, None) for model in models]
+    states = [run_steps(model, windows, np.zeros(n, int), lengths - 1, None) for model in models]
     static = np.zeros((n, 0)) if windows.static is None else windows.static
     meta = None if panel is None else replace(panel, values={}, static={})
     return History(np.concatenate(parts), lengths, static, states, meta)
@@ -137,13 +137,13 @@ def state_dims(model: nn.Module, state: list[Tensor]) -> list[int]:
     return batch_dims(model) or [1] * len(state)
 
 
-def _widened(state: Tensor, dim: int, n: int) -> Tensor:
+def _pad_series(state: Tensor, dim: int, n: int) -> Tensor:
     shape = list(state.shape)
     shape[dim] = n
     return torch.cat([state, state.new_zeros(shape)], dim)
 
 
-def walk(
+def run_steps(
     model: nn.Module, windows: PanelWindows, start: np.ndarray, count: np.ndarray, state: list[Tensor] | None
 ) -> list[Tensor]:
     """Run a network for ``count[n]`` steps of each series from step ``start[n]``, and return its state."""
@@ -155,7 +155,7 @@ def walk(
     dims = predictor.session.batch_dims
     before = predictor.session.state if state is None else state
     if state is None:
-        before = [_widened(t, d, n - t.shape[d]) for t, d in zip(before, dims, strict=True)]
+        before = [_pad_series(t, d, n - t.shape[d]) for t, d in zip(before, dims, strict=True)]
     if not count.any():
         return before
     for _ in predictor:
@@ -211,10 +211,10 @@ def forecasts_along(
     series = np.arange(windows.n_series)
     for out, at in zip(outputs.swapaxes(0, 1), origins.T, strict=True):
         past = windows.past(Segments(series, np.maximum(at, 0), np.ones(len(at), int)), 0, 1)
-        yield denormalised(windows, past, out, n_quantiles)
+        yield denormalise(windows, past, out, n_quantiles)
 
 
-def denormalised(windows: PanelWindows, past: Past, out: np.ndarray, n_quantiles: int) -> np.ndarray:
+def denormalise(windows: PanelWindows, past: Past, out: np.ndarray, n_quantiles: int) -> np.ndarray:
     """Convert outputs (N, outputs) to the units of the series, (N, 1 + quantiles, h); NaN where no value is known."""
     z = past.naive + past.scale[:, :, None] * out.reshape(len(out), 1 + n_quantiles, -1)
     found = windows.features.inverse(z)
@@ -234,4 +234,4 @@ def forecasts(
     past = windows.past(rows, 0, 1)
     pairs = zip(models, states, strict=True)
     out = np.mean([last_outputs(model, windows, at, state) for model, state in pairs], 0)
-    return denormalised(windows, past, out, n_quantiles)
+    return denormalise(windows, past, out, n_quantiles)

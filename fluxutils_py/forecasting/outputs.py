@@ -15,7 +15,7 @@ from fluxutils_py.forecasting.history import History, Steps, forecasts
 from fluxutils_py.forecasting.panel import Panel, read_steps
 
 
-def shape_of(array: Any) -> tuple[int, int] | None:
+def array_shape(array: Any) -> tuple[int, int] | None:
     """Return the numbers of features and series of an array; None for None."""
     return None if array is None else (int(array.shape[0]), int(array.shape[1]))
 
@@ -24,7 +24,7 @@ def column_names(fc: Any) -> list[str]:
     return [fc.alias, *(f"{fc.alias}-q{q:g}" for q in sorted(map(float, fc.quantiles)))]
 
 
-def warn_of_short(fc: Any, lengths: np.ndarray, panel: Panel | None) -> None:
+def warn_short_series(fc: Any, lengths: np.ndarray, panel: Panel | None) -> None:
     """Warn of series that are not longer than a season, and in training of a horizon that no series is longer than."""
     h, longest = fc.features_.h, int(lengths.max())
     if longest <= h and isinstance(fc._origin, tuple):
@@ -75,25 +75,25 @@ def forecast_frame(fc: Any, history: History, shape: tuple[int, int] | None, fut
     if shape is not None:
         arrays = {name: found[:, i].reshape(*shape, -1) for i, name in enumerate(names)}
         return arrays if len(arrays) > 1 else arrays[names[0]]
-    columns, types = _keys(fc, history)
+    columns, types = _key_columns(fc, history)
     columns.update({name: found[:, i].ravel() for i, name in enumerate(names)})
-    return make_frame(columns, types, _panel(history).backend)
+    return make_frame(columns, types, _require_panel(history).backend)
 
 
 def future_frame(fc: Any, history: History) -> Any:
-    columns, types = _keys(fc, history)
-    return make_frame(columns, types, _panel(history).backend)
+    columns, types = _key_columns(fc, history)
+    return make_frame(columns, types, _require_panel(history).backend)
 
 
-def _panel(history: History) -> Panel:
+def _require_panel(history: History) -> Panel:
     if history.panel is None:
         raise DataError("the forecaster was fitted on an array, whose series have no ids and times")
     return history.panel
 
 
-def _keys(fc: Any, history: History) -> tuple[dict[str, Any], dict[str, Any]]:
+def _key_columns(fc: Any, history: History) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the id and time columns of the h steps after the end of each series, and their types."""
-    panel, h = _panel(history), fc.features_.h
+    panel, h = _require_panel(history), fc.features_.h
     series = np.repeat(np.arange(panel.n_series), h)
     steps = panel.lengths[series] + np.tile(np.arange(h), panel.n_series)
     return {fc.id_col: panel.ids[series], fc.time_col: panel.times(series, steps)}, panel.types
@@ -118,7 +118,7 @@ def future_covariates(fc: Any, history: History, futr_df: Any) -> np.ndarray:
             f"futr_exog_list names {', '.join(c.name for c in covariates)}: give their values at the times that are "
             "forecast, predict(futr_df=...); make_future_dataframe() has the rows"
         )
-    panel = _panel(history)
+    panel = _require_panel(history)
     frame = Frame(futr_df, "futr_df")
     frame.require(fc._columns.arguments(False, True, False))
     series, steps = read_steps(frame, fc._columns, panel)
@@ -128,22 +128,22 @@ def future_covariates(fc: Any, history: History, futr_df: Any) -> np.ndarray:
     there[series[use], k[use]] = True
     if not there.all():
         i, step = (int(v) for v in np.argwhere(~there)[0])
-        at = shown(panel.times(np.array([i]), np.array([panel.lengths[i] + step]))[0])
+        at = format_time(panel.times(np.array([i]), np.array([panel.lengths[i] + step]))[0])
         raise DataError(
             f"futr_df has no row of series {panel.ids[i]!r} at {at} (column {fc.time_col!r}); it needs the {h} steps "
             "after the end of each series, see make_future_dataframe()"
         )
     found = np.empty((len(covariates), n, h))
     for channel, covariate in zip(found, covariates, strict=True):
-        channel[series[use], k[use]] = covariate.channel(_column(frame, covariate.name))[use]
+        channel[series[use], k[use]] = covariate.channel(_read_column(frame, covariate.name))[use]
     return found
 
 
-def score_of(fc: Any, df: Any) -> float:
+def score_forecasts(fc: Any, df: Any) -> float:
     """Implement ``Forecaster.score``."""
     check_is_fitted(fc, "models_")
     history = fc._history
-    panel = _panel(history)
+    panel = _require_panel(history)
     h, n = fc.features_.h, history.n_series
     frame = Frame(df, "df")
     frame.require(fc._columns.arguments(True, True, False))
@@ -158,7 +158,7 @@ def score_of(fc: Any, df: Any) -> float:
         )
     ahead = np.zeros((fc.channels_.n_ahead, n, h))
     for channel, covariate in zip(ahead, fc.covariates_.futr, strict=True):
-        channel[series[use], k[use]] = covariate.channel(_column(frame, covariate.name))[use]
+        channel[series[use], k[use]] = covariate.channel(_read_column(frame, covariate.name))[use]
     found = forecast_values(fc, history, ahead)[series[use], 0, k[use]]
     tail = history.tail[0]
     season = min(fc.features_.season, tail.shape[1] - 1)
@@ -169,12 +169,12 @@ def score_of(fc: Any, df: Any) -> float:
     return -float(np.mean(np.abs(found - truth[use]) / scale[series[use]]))
 
 
-def shown(time: Any) -> str:
+def format_time(time: Any) -> str:
     """Return a time of a panel as text for messages."""
     return str(time.astype("M8[s]") if isinstance(time, np.datetime64) else time)
 
 
-def _column(frame: Any, name: str) -> np.ndarray:
+def _read_column(frame: Any, name: str) -> np.ndarray:
     found: np.ndarray = frame.labels(name) if frame.is_category(name) else frame.numbers(name, missing=False)
     return found
 
@@ -184,7 +184,7 @@ def _column(frame: Any, name: str) -> np.ndarray:
 
 def further_steps(fc: Any, panel: Panel) -> Steps:
     """Convert a panel to steps after the end of a forecaster's series."""
-    old = _panel(fc._history)
+    old = _require_panel(fc._history)
     number = {label: i for i, label in enumerate(old.ids)}
     fresh = [label for label in panel.ids if label not in number]
     number.update({label: old.n_series + i for i, label in enumerate(fresh)})
@@ -197,8 +197,8 @@ def further_steps(fc: Any, panel: Panel) -> Steps:
     bad = np.flatnonzero((gap < 0) | ~whole)
     if len(bad):
         i = int(np.flatnonzero(known)[bad[0]])
-        at = shown(panel.times(np.array([i]), np.array([0]))[0])
-        last = shown(old.times(where[bad[:1]], fc._history.lengths[where[bad[:1]]] - 1)[0])
+        at = format_time(panel.times(np.array([i]), np.array([0]))[0])
+        last = format_time(old.times(where[bad[:1]], fc._history.lengths[where[bad[:1]]] - 1)[0])
         raise DataError(
             f"series {panel.ids[i]!r} has a row at {at} (column {fc.time_col!r}), and is known until {last} already; "
             "update takes the rows that follow, predict(df) whole series"
@@ -222,7 +222,7 @@ def further_steps(fc: Any, panel: Panel) -> Steps:
 
 def array_steps(fc: Any, array: Any) -> Steps:
     """Convert an array (F, N, T) to the next steps of all series."""
-    if shape_of(array) != fc._shape:
+    if array_shape(array) != fc._shape:
         raise ShapeError(f"df has shape {tuple(array.shape)}; expected (F, N, T) with {fc._shape} features and series")
     n, length = fc._history.n_series, int(array.shape[2])
     values = np.asarray(array[:, :, :], np.float64).reshape(1, -1)

@@ -78,18 +78,18 @@ class Panel:
     def offsets(self) -> np.ndarray:
         return np.concatenate([[0], np.cumsum(self.lengths)[:-1]]).astype(int)
 
-    def places(self, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
+    def positions(self, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """Return the positions in ``values`` of the steps ``start[n]`` to ``stop[n]`` of each series."""
         count = stop - start
         return np.repeat(self.offsets + start - (np.cumsum(count) - count), count) + np.arange(count.sum())
 
     def cut(self, start: np.ndarray, stop: np.ndarray) -> Panel:
         """Return a copy with the steps ``start[n]`` to ``stop[n]`` of each series, without series that have none."""
-        at, has = self.places(start, stop), stop > start
+        at, has = self.positions(start, stop), stop > start
         return replace(
             self,
             ids=self.ids[has],
-            first=self.frequency.after(self.first, start)[has],
+            first=self.frequency.add_steps(self.first, start)[has],
             lengths=(stop - start)[has],
             values={name: v[at] for name, v in self.values.items()},
             static={name: v[has] for name, v in self.static.items()},
@@ -97,7 +97,7 @@ class Panel:
 
     def times(self, series: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """Return the times of ``steps`` of ``series``, as ``datetime64[ns]`` in UTC, or as integers."""
-        found = self.frequency.after(self.first[series], steps)
+        found = self.frequency.add_steps(self.first[series], steps)
         if self.frequency.kind == "integer":
             return found
         return (to_absolute(found, self.zone) if self.frequency.is_local else found).astype("M8[ns]")
@@ -135,7 +135,7 @@ def read_panel(
     frame.require(columns.arguments(target, True, hist))
     if frame.n_rows == 0:
         raise DataError(f"{name} has no rows")
-    codes, ids = _numbered(frame.labels(columns.id))
+    codes, ids = _number_labels(frame.labels(columns.id))
     at = frame.times(columns.time)
     frequency = freq if isinstance(freq, Frequency) else None
     if frequency is None and freq is not None:
@@ -180,7 +180,7 @@ def _step_columns(columns: Columns, target: bool, hist: bool) -> list[str]:
     return [*([columns.target] if target else []), *(columns.hist if hist else ()), *columns.futr]
 
 
-def _numbered(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _number_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the number of each label among the sorted unique labels, and these labels."""
     numbers: dict[Any, int] = {}
     codes = np.fromiter((numbers.setdefault(label, len(numbers)) for label in labels), int, len(labels))

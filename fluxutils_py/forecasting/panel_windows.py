@@ -62,7 +62,7 @@ class Channels:
         return 2 * self.h * self.n_ahead
 
     @property
-    def places(self) -> list[int]:
+    def positions(self) -> list[int]:
         """Positions of the covariates at the current step: past, static, known ahead, numbers first in each group."""
         number, code, found = self.history, self.numeric, []
         groups = (self.hist, self.hist_categories), (self.stat, self.stat_categories), (self.futr, self.futr_categories)
@@ -99,7 +99,7 @@ class PanelWindows:
     channels: Channels
     static: np.ndarray | None = None
     ahead: PackedSeries | None = None
-    _last: tuple[Any, int, int, np.ndarray, np.ndarray, Past] | None = field(default=None, repr=False)
+    _cached: tuple[Any, int, int, np.ndarray, np.ndarray, Past] | None = field(default=None, repr=False)
 
     @property
     def n_series(self) -> int:
@@ -112,7 +112,7 @@ class PanelWindows:
 
     def inputs(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         """Return inputs (B, S, channels), float32, at steps ``start`` to ``stop`` of each row, from the row's start."""
-        values, _, past = self._cut(rows, start, stop)
+        values, _, past = self._cut_window(rows, start, stop)
         c, features = self.channels, self.features
         n_steps = stop - start
         out = np.empty((len(rows), n_steps, c.total), np.float32)
@@ -132,7 +132,7 @@ class PanelWindows:
                         first = past.steps.start + int(offset)
                         out[:, :, at + k] = channel[:, first : first + n_steps]
                     at += c.h
-        for at, channel in zip(c.places, now, strict=True):
+        for at, channel in zip(c.positions, now, strict=True):
             out[:, :, at] = channel
         if c.base:
             base = past.naive - past.level[:, :, None] if features.log else past.naive
@@ -143,7 +143,7 @@ class PanelWindows:
 
     def targets(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         """Return the targets (B, S, h), float32, of these steps; NaN where a value is not known."""
-        _, z, past = self._cut(rows, start, stop)
+        _, z, past = self._cut_window(rows, start, stop)
         features, n_steps = self.features, stop - start
         out = np.full((len(rows), n_steps, features.h), np.nan, np.float32)
         later = features.forward(self.source.cut(rows.series, rows.start + stop, features.h)[0])
@@ -154,21 +154,21 @@ class PanelWindows:
         return out
 
     def past(self, rows: Segments, start: int, stop: int) -> Past:
-        return self._cut(rows, start, stop)[2]
+        return self._cut_window(rows, start, stop)[2]
 
-    def _cut(self, rows: Segments, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, Past]:
+    def _cut_window(self, rows: Segments, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, Past]:
         """Return values and transformed values of a window with its earlier steps, and the statistics.
 
         Caches the last result, because training reads the targets of a window after its inputs.
         """
-        last = self._last
+        last = self._cached
         if last is not None and last[0] is rows and last[1:3] == (start, stop):
             return last[3:]
         lookback = self.lookback
         values = self.source.cut(rows.series, rows.start + start - lookback, stop - start + lookback)
         z = self.features.forward(values[0])
         past = self.features.past(z, stop - start)
-        self._last = rows, start, stop, values, z, past
+        self._cached = rows, start, stop, values, z, past
         return values, z, past
 
 

@@ -140,8 +140,8 @@ def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> str:
             if t.is_floating_point():  # so that zero heads and fresh batch statistics hide no difference
                 t.add_(0.1 * torch.rand(t.shape, generator=generator).to(t))
         sample = _sample(xs, generator)
-        whole, whole_error = _attempt(lambda: _outputs(reset(trial)(*sample)))
-        steps, steps_error = _attempt(lambda: _stepwise(reset(trial), sample))
+        whole, whole_error = _try_run(lambda: _outputs(reset(trial)(*sample)))
+        steps, steps_error = _try_run(lambda: _stepwise(reset(trial), sample))
     if whole is None and steps is None:
         shapes = ", ".join(str(tuple(x.shape)) for x in xs)
         raise ShapeError(
@@ -150,7 +150,7 @@ def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> str:
         ) from steps_error
     if whole is None or steps is None:
         return "windows" if steps is None else "steps"
-    if _same(whole, steps):
+    if _equal_outputs(whole, steps):
         return "either"
     lost = unwrapped_recurrent(model)
     cause = (
@@ -181,7 +181,7 @@ def _sample(xs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
     return sample
 
 
-def _attempt(run: Callable[[], Outputs]) -> tuple[tuple[Tensor, ...] | None, Exception | None]:
+def _try_run(run: Callable[[], Outputs]) -> tuple[tuple[Tensor, ...] | None, Exception | None]:
     try:
         out = run()
     except Exception as error:  # whatever the user's model raises: the other way may work
@@ -189,11 +189,11 @@ def _attempt(run: Callable[[], Outputs]) -> tuple[tuple[Tensor, ...] | None, Exc
     return ((out,) if isinstance(out, Tensor) else out), None
 
 
-def _same(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
-    return len(a) == len(b) and all(u.shape == v.shape and _close(u, v) for u, v in zip(a, b, strict=True))
+def _equal_outputs(a: tuple[Tensor, ...], b: tuple[Tensor, ...]) -> bool:
+    return len(a) == len(b) and all(u.shape == v.shape and _equal_values(u, v) for u, v in zip(a, b, strict=True))
 
 
-def _close(u: Tensor, v: Tensor) -> bool:
+def _equal_values(u: Tensor, v: Tensor) -> bool:
     """Whether values are equal to rounding, relative to their variation: with a large bias, all values look equal."""
     if not v.is_floating_point():
         return u.equal(v)

@@ -65,11 +65,11 @@ class ThreadedSummaryWriter(Writer):
         self._process.require(self.log_dir)
         values = [tree_map(copy_to_cpu, arg) for arg in args]
         what = repr(args[0]) if isinstance(args[0], str) else method
-        self._thread.submit(self._attempt, what, getattr(self.base_writer, method), *values, **options)
+        self._thread.submit(self._run_and_keep_error, what, getattr(self.base_writer, method), *values, **options)
 
     def flush(self) -> None:
         if self._process:
-            done = self._thread.submit(self._attempt, "flush", self.base_writer.flush)
+            done = self._thread.submit(self._run_and_keep_error, "flush", self.base_writer.flush)
             if self.wait_on_flush:
                 done.result()
             self._raise_failed()
@@ -77,13 +77,13 @@ class ThreadedSummaryWriter(Writer):
     def close(self) -> None:
         if self._process.ends():
             try:
-                self._thread.submit(self._attempt, "close", self.base_writer.close).result()
+                self._thread.submit(self._run_and_keep_error, "close", self.base_writer.close).result()
             except RuntimeError:  # the program is ending: the thread has finished its queue and ended
-                self._attempt("close", self.base_writer.close)
+                self._run_and_keep_error("close", self.base_writer.close)
             self._thread.shutdown()
             self._raise_failed()
 
-    def _attempt(self, what: str, call: Callable[..., Any], *args: Any, **options: Any) -> None:
+    def _run_and_keep_error(self, what: str, call: Callable[..., Any], *args: Any, **options: Any) -> None:
         try:
             call(*args, **options)
         except Exception as error:

@@ -36,11 +36,11 @@ class BestModel:
         """Keep the current parameters if ``value`` is the best so far, and return whether it is."""
         if value is None or value != value or (self.value is not None and not self.is_better(value, self.value)):
             return False
-        self._keep(value)
+        self._store_best(value)
         self.value = value
         return True
 
-    def _keep(self, value: Any) -> None:
+    def _store_best(self, value: Any) -> None:
         self.parameters = copy_state(self.model)
 
     def restore(self) -> nn.Module:

@@ -158,14 +158,14 @@ class Checkpointer:
             return None
         ranks = shared or RankGroup()
         ranks.allgather()  # from here on all ranks know an error or stop request of any rank
-        own = ranks.guard(self._states, not ranks.is_single and ranks.rank > 0)
+        own = ranks.guard(self._local_states, not ranks.is_single and ranks.rank > 0)
         _, *others = [own] if ranks.is_single else ranks.allgather(None if ranks.rank == 0 else own)
         if shared is None:  # rank 0 saves for all
             others = [{}] * (get_communicator("auto").size - 1)
-        path = ranks.guard(self._save, loop, own, others) if ranks.rank == 0 else None
+        path = ranks.guard(self._write_checkpoint, loop, own, others) if ranks.rank == 0 else None
         return ranks.allgather(path)[0]
 
-    def _states(self, by_rank: bool) -> dict[str, Any]:
+    def _local_states(self, by_rank: bool) -> dict[str, Any]:
         return {
             name: to_plain_data(self._without_excluded(name, thing), name)
             for name, thing in self.tracked.items()
@@ -178,7 +178,7 @@ class Checkpointer:
             return state
         return {k: v for k, v in state.items() if not any(fnmatch(f"{name}.{k}", pattern) for pattern in self.exclude)}
 
-    def _save(self, loop: Any, state: dict[str, Any], others: list[dict[str, Any]]) -> Path:
+    def _write_checkpoint(self, loop: Any, state: dict[str, Any], others: list[dict[str, Any]]) -> Path:
         trainable = {
             name: [k for k, p in thing.named_parameters(remove_duplicate=False) if p.requires_grad and k in state[name]]
             for name, thing in self.tracked.items()
@@ -208,17 +208,17 @@ class Checkpointer:
             return False
         before: dict[str, Any] = {}
         try:
-            ranks.guard(self._restore, paths, before, ranks.rank, ranks.size)
+            ranks.guard(self._load_files, paths, before, ranks.rank, ranks.size)
             ranks.allgather()
         except BaseException:
             for name, state in before.items():
-                _load(self.tracked[name], state)
+                _load_state(self.tracked[name], state)
             raise
         return True
 
-    def _restore(self, paths: list[Path], before: dict[str, Any], rank: int, size: int) -> None:
+    def _load_files(self, paths: list[Path], before: dict[str, Any], rank: int, size: int) -> None:
         """Load the checkpoints into the tracked objects; store their previous states in ``before``."""
-        state, others = self._combined(paths)
+        state, others = self._read_files(paths)
         if set(state) != set(self.tracked):
             raise LoadError(f"{self.dir} has checkpoints of {sorted(state)}, tracked are {sorted(self.tracked)}")
         for name, thing in self.tracked.items():
@@ -228,7 +228,7 @@ class Checkpointer:
             try:
                 same = len(others) + 1 == size
                 own = state_of_rank(parts, rank) if same else reshard(thing, parts, rank, size)
-                _load(thing, {**excluded, **own})
+                _load_state(thing, {**excluded, **own})
             except Exception as error:
                 raise LoadError(f"{paths[-1]} does not fit, its {name}: {error}") from error
 
@@ -306,7 +306,7 @@ class Checkpointer:
         versions = {name: installed_version(name) for name in ("fluxutils_py", "torch", "numpy")}
         about = {"step": step, "metrics": dict(metrics or {}), "versions": versions}
         self.dir.mkdir(parents=True, exist_ok=True)
-        self._clean()
+        self._remove_leftovers()
         newest = self.latest()
         number = 1 if newest is None else save_number(newest) + 1
         path = self.dir / f"checkpoint-n{number:07d}-step-{step:08d}.pt"
@@ -329,11 +329,11 @@ class Checkpointer:
             If a file is damaged; a killed process cannot cause this. Delete the file to use the previous checkpoint.
         """
         paths = self._paths_to_read() if path is None else [Path(path)]
-        return self._combined(paths, device)[0] if paths else None
+        return self._read_files(paths, device)[0] if paths else None
 
-    def _combined(self, paths: list[Path], device: Any = "cpu") -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def _read_files(self, paths: list[Path], device: Any = "cpu") -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the state of rank 0, averaged over the files, and the parts that differ on the other ranks."""
-        contents = [self._read(p, device) for p in reversed(paths)]
+        contents = [self._read_file(p, device) for p in reversed(paths)]
         newest = contents[0]["state"]
         for name, keys in contents[0]["trainable"].items() if len(contents) > 1 else ():
             for key in keys:
@@ -341,7 +341,7 @@ class Checkpointer:
                     newest[name][key] = mean([c["state"].get(name, {}).get(key) for c in contents], f"{name}.{key}")
         return newest, contents[0].get("others", [])
 
-    def _read(self, path: Path, device: Any) -> dict[str, Any]:
+    def _read_file(self, path: Path, device: Any) -> dict[str, Any]:
         try:
             content = read_file(path, KIND, device)
         except LoadError as error:
@@ -350,7 +350,7 @@ class Checkpointer:
             raise LoadError(f"{path} has format {content.get('format')}, this version reads {FORMAT}")
         return content
 
-    def _clean(self) -> None:
+    def _remove_leftovers(self) -> None:
         """Remove the files that a process killed during a save left behind."""
         there = {path.stem for path in self.paths()}
         for path in self.dir.iterdir():
@@ -360,7 +360,7 @@ class Checkpointer:
                 path.unlink(missing_ok=True)
 
 
-def _load(thing: Any, state: Any) -> None:
+def _load_state(thing: Any, state: Any) -> None:
     if isinstance(thing, torch.optim.Optimizer):
         load_optimizer_state(thing, state)
     else:

@@ -201,12 +201,12 @@ class Map(_DerivedDataset):
     def skip(self, n: int) -> Iterator[Minibatch]:
         rest = iterate_from(self.source, n)
         if not self.workers:
-            yield from map(self._one, rest)
+            yield from map(self._apply_fn, rest)
             return
-        with BackgroundDataLoader.map(self._one, rest, n=2 * self.workers, workers=self.workers) as ahead:
+        with BackgroundDataLoader.map(self._apply_fn, rest, n=2 * self.workers, workers=self.workers) as ahead:
             yield from ahead
 
-    def _one(self, batch: Minibatch) -> Minibatch:
+    def _apply_fn(self, batch: Minibatch) -> Minibatch:
         return as_minibatch(self.fn(batch), batch.kind)
 
 

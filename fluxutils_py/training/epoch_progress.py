@@ -29,9 +29,9 @@ class EpochProgress:
         self.batches: Any = None
         self._source: Iterator[Any] | None = None  # the rest of the epoch
         self._pending: deque[StepInfo] = deque()  # steps with unread losses, oldest first
-        self._clear()
+        self._reset_sums()
 
-    def _clear(self) -> None:
+    def _reset_sums(self) -> None:
         self.step = self.n_losses = 0
         self.n_live = self.total = self.weighted = self._seconds = 0.0
         self._started: float | None = None
@@ -52,7 +52,7 @@ class EpochProgress:
     def close(self) -> None:
         """Forget the epoch, complete or not."""
         source, batches, self._source, self.batches = self._source, self.batches, None, None
-        self._clear()
+        self._reset_sums()
         close = getattr(source, "close", None)
         if close is not None and source is not batches:  # it may be reading ahead; the caller closes batches
             close()
@@ -64,15 +64,15 @@ class EpochProgress:
             self._pending.append(info)
             self.read_pending(keep=1)
         elif info.batch_loss is not None:
-            self._add(info.batch_loss, info.n_live)
+            self._add_loss(info.batch_loss, info.n_live)
 
     def read_pending(self, keep: int = 0) -> None:
         """Read the losses computed on a GPU, except the ``keep`` newest, which it may still be computing."""
         while len(self._pending) > keep:
             info = self._pending.popleft()
-            self._add(float(info.batch_loss), info.n_live)
+            self._add_loss(float(info.batch_loss), info.n_live)
 
-    def _add(self, batch_loss: float, n_live: float) -> None:
+    def _add_loss(self, batch_loss: float, n_live: float) -> None:
         self.n_losses += 1
         self.n_live += n_live
         self.total += batch_loss

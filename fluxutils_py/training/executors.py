@@ -58,12 +58,12 @@ class Executors:
                     f"kind {kind!r} in mode {mode.value!r} is one more than max_kinds={self.max_kinds}: a kind stands "
                     "for many batches, not for one; use fewer, or raise max_kinds"
                 )
-            executor = self._executors[key] = self._make(kind)
+            executor = self._executors[key] = self._make_executor(kind)
             for handler in self.handlers:
                 handler(executor, mode)
         return self._executors[key]
 
-    def _make(self, kind: Any) -> Executor:
+    def _make_executor(self, kind: Any) -> Executor:
         def run(inputs: tuple[Any, ...]) -> Any:
             return self.model(kind, *inputs) if self.takes_kind else self.model(*inputs)
 

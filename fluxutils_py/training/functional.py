@@ -85,7 +85,7 @@ def train(
         return BatchLoss(loss(*sample), n_observations(sample, axis) or 1)
 
     divide = partial(shard, axis=axis)
-    _run(compute, divide, params, lambda: as_sample(preparesamples()), opt, iterations, **settings)
+    _train(compute, divide, params, lambda: as_sample(preparesamples()), opt, iterations, **settings)
 
 
 def ptrain(
@@ -131,7 +131,7 @@ def ptrain(
     prepare = preparesamples if bs is None else lambda: as_sample(preparesamples())
     with Threads(n) as threads:
         in_threads = ThreadedLoss(compute, as_module(params), as_params(params), threads, parts, replicate=False)
-        _run(in_threads, divide, params, prepare, opt, iterations, **settings, defer=False)
+        _train(in_threads, divide, params, prepare, opt, iterations, **settings, defer=False)
 
 
 def ttrain(
@@ -172,7 +172,7 @@ def ttrain(
 
     with Threads(torch.get_num_threads() if n is None else n) as threads:
         in_threads = ThreadedLoss(compute, as_module(params), as_params(params), threads, parts, replicate=False)
-        _run(in_threads, share_samples, params, prepare, opt, iterations, **settings, defer=False)
+        _train(in_threads, share_samples, params, prepare, opt, iterations, **settings, defer=False)
 
 
 def itrain(
@@ -214,7 +214,7 @@ def itrain(
         return BatchLoss(value, gradients=gradients)
 
     with Threads(torch.get_num_threads()) as threads:
-        _run(compute, lambda samples, rank, size: samples, params, prepare, opt, iterations, **settings, defer=False)
+        _train(compute, lambda samples, rank, size: samples, params, prepare, opt, iterations, **settings, defer=False)
 
 
 def autotrain(
@@ -282,7 +282,7 @@ def share_samples(samples: Sequence[Sample], rank: int, size: int) -> Sequence[S
     return samples[array_split_slice(len(samples), size, rank)] or None
 
 
-def _run(
+def _train(
     compute: Callable[[Any], BatchLoss | None],
     divide: Callable[[Any, int, int], Any],
     params: Params,
@@ -314,10 +314,10 @@ def _run(
     if cby is not None:
         loop.hooks.attach(as_cby(cby))
     loop.hooks.add("epoch", lambda loop: step.flush(), name="flush", collective=True)
-    loop.run_epochs(islice(_samples(prepare), iterations), 1)
+    loop.run_epochs(islice(_prepared_samples(prepare), iterations), 1)
 
 
-def _samples(prepare: Callable[[], Any]) -> Iterator[Any]:
+def _prepared_samples(prepare: Callable[[], Any]) -> Iterator[Any]:
     """Yield the results of a function, call after call, until it raises StopIteration."""
     while True:
         try:

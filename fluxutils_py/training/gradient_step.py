@@ -159,9 +159,9 @@ class GradientStep:
                 layer.reset()
         try:
             if self.ranks.is_single:
-                return self._learn(batch, self._alone(batch))
+                return self._accumulate_or_update(batch, self._local_gradient(batch))
             with self.ranks.step(lambda: self(None)):
-                return self._learn(batch, self._with_ranks(batch))
+                return self._accumulate_or_update(batch, self._gradient_over_ranks(batch))
         finally:
             self._clear_gradients()
             for layer in self._layers:
@@ -173,9 +173,9 @@ class GradientStep:
             return
         self.ranks.allgather()  # the sum of waiting gradients over ranks is outside of a step
         if self._waiting.n:
-            before, norm = self.n_updates, self._update(None)
+            before, norm = self.n_updates, self._update_parameters(None)
             if self.defer:
-                float(self._pending(torch.zeros_like(norm), norm, None, before))
+                float(self._pending_loss(torch.zeros_like(norm), norm, None, before))
             self._clear_gradients()
 
     def finish_epoch(self) -> None:
@@ -191,7 +191,7 @@ class GradientStep:
         self._failed.zero_()
         self._clear_gradients()
 
-    def _learn(self, batch: Any, found: tuple[Any, float] | None) -> StepInfo | None:
+    def _accumulate_or_update(self, batch: Any, found: tuple[Any, float] | None) -> StepInfo | None:
         """Update with the loss and gradient of the whole batch."""
         if found is None:
             return None
@@ -201,29 +201,29 @@ class GradientStep:
         before: int = self.n_updates
         norm: Any = loss
         if self._waiting is not None and self.ranks.is_single:
-            norm = self._norm(batch) if self._scale is None else loss
+            norm = self._gradient_norm(batch) if self._scale is None else loss
             self._waiting.add(n_live, n_live)
         if self._waiting is None or self._waiting.n == self.accumulate:
-            norm = self._update(batch)
-        return StepInfo(self._pending(loss, norm, batch, before) if self.defer else loss, n_live)
+            norm = self._update_parameters(batch)
+        return StepInfo(self._pending_loss(loss, norm, batch, before) if self.defer else loss, n_live)
 
-    def _alone(self, batch: Any) -> tuple[Any, float] | None:
+    def _local_gradient(self, batch: Any) -> tuple[Any, float] | None:
         """Return the loss and the amount of data; write the gradient into the vector."""
         if batch is None:
             return None
-        loss, part = self._backward(batch)
+        loss, part = self._run_backward(batch)
         if part is None:
             return None, 0
         self.vector.pack()
         self.numbers = list(part.numbers)
         return loss, part.n_live
 
-    def _with_ranks(self, batch: Any) -> tuple[Any, float] | None:
-        """Do what ``_alone`` does over all ranks. Every rank calls it, even if it failed or has no batch."""
+    def _gradient_over_ranks(self, batch: Any) -> tuple[Any, float] | None:
+        """Do what ``_local_gradient`` does over all ranks. Every rank calls it, even if it failed or has no batch."""
         ranks, vector = self.ranks, self.vector
         if not self._synchronized:
-            self._synchronize()
-        code, loss, part = (None if ranks.is_leaving else ranks.guard(self._own_part, batch)) or (0, 0.0, None)
+            self._synchronize_parameters()
+        code, loss, part = (None if ranks.is_leaving else ranks.guard(self._loss_of_own_part, batch)) or (0, 0.0, None)
         part = part or BatchLoss(None, 0)
         weight = part.n_live if part.weight is None else part.weight
         at_once = self._waiting is None
@@ -250,25 +250,25 @@ class GradientStep:
         self.numbers = [number / (totals.n_live or 1.0) for number in totals.numbers]
         return totals.loss / divisor, totals.n_live
 
-    def _own_part(self, batch: Any) -> tuple[int, float, BatchLoss | None]:
-        """Return the digest of the batch, and the result of :meth:`_backward` for this rank's part of it."""
+    def _loss_of_own_part(self, batch: Any) -> tuple[int, float, BatchLoss | None]:
+        """Return the digest of the batch, and the result of :meth:`_run_backward` for this rank's part of it."""
         if batch is None or self._shard is None:
-            return 0, *((0.0, None) if batch is None else self._backward(batch))
+            return 0, *((0.0, None) if batch is None else self._run_backward(batch))
         part = self._shard(batch, self.ranks.rank, self.ranks.size)
-        return digest(batch), *((0.0, None) if part is None else self._backward(part))
+        return digest(batch), *((0.0, None) if part is None else self._run_backward(part))
 
-    def _backward(self, batch: Any) -> tuple[Any, BatchLoss | None]:
-        """Compute the parameters' gradients; return the loss, as :meth:`_read` does, and the BatchLoss."""
+    def _run_backward(self, batch: Any) -> tuple[Any, BatchLoss | None]:
+        """Compute the parameters' gradients; return the loss, as :meth:`_read_number` does, and the BatchLoss."""
         part = self._compute(batch)
         if part is None:
             return 0.0, None
         if part.gradients is not None:
-            loss = self._read("loss", part.loss, batch)
+            loss = self._read_number("loss", part.loss, batch)
             for p, g in zip(self.params, part.gradients, strict=True):
                 p.grad = g
             return loss, part
         loss = as_float32(as_scalar(part.loss))
-        value = self._read("loss", loss.detach(), batch)
+        value = self._read_number("loss", loss.detach(), batch)
         require_gradient(loss)
         self.scaled(loss).backward()
         return value, part
@@ -279,20 +279,20 @@ class GradientStep:
 
     # -- the update ----------------------------------------------------------------------------------
 
-    def _update(self, batch: Any) -> Any:
+    def _update_parameters(self, batch: Any) -> Any:
         """Update with the gradient in the vector, or the mean of waiting gradients; return its norm."""
         layouts = self._waiting.take_mean() if self._waiting is not None and self._waiting.n else None
         if self._scale is not None:
             self._scale.unscale_(self.vector.values)
-        norm = self._norm(batch)
+        norm = self._gradient_norm(batch)
         if self._observe is not None:
             self._observe(self.vector.values)
         if self.optimizer is not None:
             self.ranks.guard(self._apply, norm, layouts)
         return norm
 
-    def _norm(self, batch: Any) -> Any:
-        return self._read("gradient norm", torch.linalg.vector_norm(self.vector.values), batch)
+    def _gradient_norm(self, batch: Any) -> Any:
+        return self._read_number("gradient norm", torch.linalg.vector_norm(self.vector.values), batch)
 
     def _apply(self, norm: Any, layouts: Sequence[int] | None) -> None:
         optimizer: Any = self.optimizer
@@ -325,7 +325,7 @@ class GradientStep:
 
     # -- reading numbers -----------------------------------------------------------------------------
 
-    def _read(self, what: str, value: Any, batch: Any) -> Any:
+    def _read_number(self, what: str, value: Any, batch: Any) -> Any:
         """Return a loss or norm as a number, which must be finite; deferred, as the tensor, and note whether it is."""
         if self.defer:
             self._failed.logical_or_(~value.isfinite())
@@ -335,7 +335,7 @@ class GradientStep:
             self._raise_not_finite(what, number, batch)
         return number
 
-    def _pending(self, loss: Tensor, norm: Tensor, batch: Any, n_updates: int) -> PendingLoss:
+    def _pending_loss(self, loss: Tensor, norm: Tensor, batch: Any, n_updates: int) -> PendingLoss:
         """Return the loss of a step that began after ``n_updates``, which raises when it is read if the step failed."""
 
         def check(loss: float, norm: float, n_skipped: float = 0.0) -> None:
@@ -358,7 +358,7 @@ class GradientStep:
 
     # -- ranks, and resuming in another process ------------------------------------------------------
 
-    def _synchronize(self) -> None:
+    def _synchronize_parameters(self) -> None:
         """Copy the parameters and buffers of rank 0 to all ranks."""
         self._synchronized = True
         named = {f"parameter {i}": p for i, p in enumerate(self.params)}

@@ -105,8 +105,8 @@ class Hooks:
             Store the action's return value in it, under ``name``.
         """
         name = name or getattr(action, "__name__", None) or type(action).__name__
-        priority = _attribute(action, "priority", 0) if priority is None else priority
-        collective = _attribute(action, "collective", False) if collective is None else collective
+        priority = _action_attribute(action, "priority", 0) if priority is None else priority
+        collective = _action_attribute(action, "collective", False) if collective is None else collective
         trigger = None if trigger is None else trigger.copy()
         entry = _Entry(priority, self._n, name, action, trigger, collective, results)
         if trigger is not None:
@@ -117,13 +117,13 @@ class Hooks:
             event = trigger.event
             self._register_state(name, entry)
             if trigger.at_end:
-                self._insert("end", entry)
-        self._insert(event, entry)
+                self._insert_entry("end", entry)
+        self._insert_entry(event, entry)
         for other in ("start", "close"):
             if hasattr(action, f"on_{other}"):
                 self.add(other, getattr(action, f"on_{other}"), name=name, priority=priority, collective=False)
 
-    def _insert(self, event: str, entry: _Entry) -> None:
+    def _insert_entry(self, event: str, entry: _Entry) -> None:
         self._n += 1
         self._entries[event].append(entry)
         self._entries[event].sort()
@@ -178,11 +178,11 @@ class Hooks:
                 continue
             try:
                 if is_single:
-                    self._call(entry, event, loop, args, kwargs)
+                    self._call_entry(entry, event, loop, args, kwargs)
                     continue
                 collective = entry.collective and event not in ("start", "close")
                 if collective or ranks.error is None or event == "close":
-                    ranks.guard(self._call, entry, event, loop, args, kwargs, collective=collective)
+                    ranks.guard(self._call_entry, entry, event, loop, args, kwargs, collective=collective)
             except Exception as error:
                 if event != "close":
                     raise
@@ -190,7 +190,7 @@ class Hooks:
         if failed is not None:
             raise failed
 
-    def _call(self, entry: _Entry, event: str, loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _call_entry(self, entry: _Entry, event: str, loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             entry(loop, *args, **kwargs)
         except StopTraining:
@@ -255,7 +255,7 @@ def numbered(name: str) -> Iterator[str]:
         n += 1
 
 
-def _attribute(action: Any, name: str, default: Any) -> Any:
+def _action_attribute(action: Any, name: str, default: Any) -> Any:
     """Return an attribute of an action, or of the object whose method it is."""
     return getattr(action, name, getattr(getattr(action, "__self__", None), name, default))
 

@@ -121,16 +121,16 @@ class InMemory:
 
     def skip(self, n: int) -> Iterator[Minibatch]:
         self._began = start_epoch_order(self.rng, self._began, n)
-        for chosen in islice(self._choices(), n, None):
+        for chosen in islice(self._batch_indices(), n, None):
             yield Minibatch(tuple(v[chosen] for v in self.inputs), tuple(v[chosen] for v in self.labels), self.kind)
 
-    def _choices(self) -> Iterator[Any]:
+    def _batch_indices(self) -> Iterator[Any]:
         """Return an iterator over the examples of each batch, as indices or a slice."""
-        passes = (self._order() for _ in (count() if self.infinite else range(1)))
+        passes = (self._draw_order() for _ in (count() if self.infinite else range(1)))
         cuts = [slice(i * self.batchsize, (i + 1) * self.batchsize) for i in range(self._per_pass())]
         return chain.from_iterable((cut if order is None else order[cut] for cut in cuts) for order in passes)
 
-    def _order(self) -> Tensor | None:
+    def _draw_order(self) -> Tensor | None:
         if not self.shuffle:
             return None
         if self.replacement:

@@ -214,7 +214,7 @@ class Loop:
                 f"the batches are a {type(batches).__name__}, which can be iterated over only once, not in "
                 f"{epochs} epochs; give a list, or an object that can be iterated over again"
             )
-        self._begin(resume=True)
+        self._begin_run(resume=True)
         self.n_epochs, self.steps_per_epoch = epochs, known_length(batches)
         end_epoch = self.start_epoch + epochs
         if self.steps_per_epoch is not None:
@@ -238,16 +238,16 @@ class Loop:
             If there are fewer than ``n`` batches left. The next run starts again at the first batch.
         """
         if n != 0:
-            self._begin(resume=False)
-            self._run_to(batches, self.step + n)
+            self._begin_run(resume=False)
+            self._run_until(batches, self.step + n)
 
     def run_to_step(self, batches: Iterable[Any], step: int) -> None:
         """Take steps until ``loop.step`` is ``step``, as :meth:`run_steps` does. Continue a restored run."""
         if step > self.step or self._resuming:
-            self._begin(resume=True)
-            self._run_to(batches, step)
+            self._begin_run(resume=True)
+            self._run_until(batches, step)
 
-    def _run_to(self, batches: Iterable[Any], step: int) -> None:
+    def _run_until(self, batches: Iterable[Any], step: int) -> None:
         self.n_epochs = self.steps_per_epoch = None
         self.end_step, first = step, self.step
         with self._run_hooks():
@@ -261,7 +261,7 @@ class Loop:
                     )
                 )
 
-    def _begin(self, resume: bool) -> None:
+    def _begin_run(self, resume: bool) -> None:
         self.ranks.clear_stop()
         if self._resuming and resume:
             if self._stop_requested:
@@ -368,7 +368,7 @@ class Loop:
             "stop": self._running and (self._stop_requested or self.stopped),
             "history": [dict(record) for record in [*self.history, *([self.record] if in_hooks else [])]],
             "hooks": self.hooks.state_dict(),
-            "random": self._generators().state_dict(),
+            "random": self._random_generators().state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -387,14 +387,14 @@ class Loop:
         self.start_step, self.start_epoch = state["run"] or (self.start_step, self.start_epoch)
         self._stop_requested = state["stop"]
         self.history = [dict(record) for record in state["history"]]
-        self._generators().load_state_dict(state["random"])
+        self._random_generators().load_state_dict(state["random"])
 
     def reshard_state_dict(self, states: Sequence[Mapping[str, Any]], rank: int, size: int) -> dict[str, Any]:
         """Return the state for one of ``size`` ranks, from the states of the ranks that saved a checkpoint."""
-        parts = {"hooks": self.hooks, "random": self._generators()}
+        parts = {"hooks": self.hooks, "random": self._random_generators()}
         own = {name: reshard(part, [state[name] for state in states], rank, size) for name, part in parts.items()}
         return {**state_of_rank(states, rank), **own}
 
-    def _generators(self) -> RandomGenerators:
+    def _random_generators(self) -> RandomGenerators:
         device = next((p.device for p in self.model.parameters()), None) if self.model is not None else None
         return RandomGenerators(device)

@@ -57,8 +57,8 @@ class Minibatch:
 
     def to(self, device: Any) -> Minibatch:
         """Return the batch with its tensors and modules on a device."""
-        inputs, labels = (tuple(_to(v, device) for v in values) for values in (self.inputs, self.labels))
-        return replace(self, inputs=inputs, labels=labels, weight=_to(self.weight, device))
+        inputs, labels = (tuple(_move_to(v, device) for v in values) for values in (self.inputs, self.labels))
+        return replace(self, inputs=inputs, labels=labels, weight=_move_to(self.weight, device))
 
     def shard(self, rank: int, size: int, axis: int = 0) -> Minibatch | None:
         """Return a rank's share of the examples or series, see :func:`shard`; None if it is empty."""
@@ -118,5 +118,5 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,)
 
 
-def _to(value: Any, device: Any) -> Any:
+def _move_to(value: Any, device: Any) -> Any:
     return value.to(device) if isinstance(value, Tensor | nn.Module) else value

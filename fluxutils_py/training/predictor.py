@@ -67,7 +67,7 @@ class Predictor:
         self.part = slice(0, self.n_series) if part is None else part
         first = next(model.parameters(), torch.empty(0))
         self.dtype, self.device = first.dtype, first.device
-        self.session = InferenceSession(model, self._sample, windows.overlap, precision)
+        self.session = InferenceSession(model, self._sample_inputs, windows.overlap, precision)
         self.session.load(state, self.n_series)  # errors come before the first window
         self._before, self._used = state, False
         self._batch, self._chunk = self._window_size(model)
@@ -79,7 +79,7 @@ class Predictor:
         """Yield predictions, one group of series after the other, forward in time."""
         self._states = []
         for begin in range(self.part.start, self.part.stop, self._batch):
-            yield from self._group(slice(begin, min(begin + self._batch, self.part.stop)))
+            yield from self._predict_group(slice(begin, min(begin + self._batch, self.part.stop)))
 
     def state(self, comm: RankGroup | None = None) -> list[Tensor]:
         """Return the state of each series after its last step in the last iteration, on all ranks of ``comm``."""
@@ -94,7 +94,7 @@ class Predictor:
 
     # -- one group of series -------------------------------------------------------------------------
 
-    def _group(self, series: slice) -> Iterator[Prediction]:
+    def _predict_group(self, series: slice) -> Iterator[Prediction]:
         if self._used or series != slice(0, self.n_series):
             self.session.load(self._before, self.n_series, series)
         self._used = True
@@ -103,25 +103,25 @@ class Predictor:
         if self.keep_state:
             ends = [rows.max_length] if rows.min_length == rows.max_length else np.unique(rows.length).tolist()
         kept: list[Tensor] = []
-        start, stop = 0, self._stop(0, ends)
+        start, stop = 0, self._window_end(0, ends)
         while start < self.n_steps:
             values, _, _, gap, _ = self.windows.cut(rows, start, stop)
-            following = self._stop(stop, ends)
+            following = self._window_end(stop, ends)
             if following > stop:
                 self.windows.prefetch(rows, stop, following)
             with torch.no_grad():
-                outs = self.session.run(tuple(self._tensor(v) for v in values))
+                outs = self.session.run(tuple(self._to_tensor(v) for v in values))
             if stop in ends:
-                kept = self._keep(kept, rows.length < stop)
-            yield Prediction(tuple(self._output(o, gap) for o in outs), series, slice(start, stop))
+                kept = self._merge_states(kept, rows.length < stop)
+            yield Prediction(tuple(self._to_array(o, gap) for o in outs), series, slice(start, stop))
             start, stop = stop, following
         self._states.append(kept)
 
-    def _stop(self, start: int, ends: list[int]) -> int:
+    def _window_end(self, start: int, ends: list[int]) -> int:
         """Return the end of the window that begins at ``start``: no later than the next of ``ends``."""
         return min([start + self._chunk, self.n_steps, *(end for end in ends if end > start)])
 
-    def _keep(self, kept: list[Tensor], over: np.ndarray) -> list[Tensor]:
+    def _merge_states(self, kept: list[Tensor], over: np.ndarray) -> list[Tensor]:
         """Return the current states, but the kept states for series that ended before."""
         now = self.session.state
         if not kept:
@@ -132,14 +132,14 @@ class Predictor:
         dims = self.session.batch_dims
         return [n.index_copy(d, which, k.index_select(d, which)) for n, k, d in zip(now, kept, dims, strict=True)]
 
-    def _output(self, y: Tensor, gap: np.ndarray | None) -> np.ndarray:
+    def _to_array(self, y: Tensor, gap: np.ndarray | None) -> np.ndarray:
         out = y.cpu().numpy()
         return out if gap is None else np.where(gap[:, :, None], np.nan, out).astype(out.dtype)
 
     # -- small matters -------------------------------------------------------------------------------
 
-    def _sample(self) -> list[Tensor]:
-        return [self._tensor(v) for v in self.windows.cut(self.windows.segments[:4], 0, min(3, self.n_steps))[0]]
+    def _sample_inputs(self) -> list[Tensor]:
+        return [self._to_tensor(v) for v in self.windows.cut(self.windows.segments[:4], 0, min(3, self.n_steps))[0]]
 
     def _window_size(self, model: nn.Module) -> tuple[int, int]:
         """Return the numbers of series and steps of a window."""
@@ -161,7 +161,7 @@ class Predictor:
                 f"of at least overlap={self.windows.overlap} steps; the shortest has {lengths.min()}"
             )
 
-    def _tensor(self, values: np.ndarray) -> Tensor:
+    def _to_tensor(self, values: np.ndarray) -> Tensor:
         return to_tensor(values, self.dtype, self.device)
 
 

@@ -52,7 +52,7 @@ class Replicas:
             self._models = [self.model, *(replica(self.model) for _ in range(1, self.threads.n))]
             self._layers = [recurrent_layers(model) for model in self._models]
             self._modules = list(zip(*(model.modules() for model in self._models), strict=True))
-        self._follow()
+        self._copy_settings()
         buffers = [(module, name, b, b._version) for module, name, b in self._buffers()]
         memories = [layer.memory() for layer in self._layers[0]]
 
@@ -78,7 +78,7 @@ class Replicas:
                 reset(model)  # and release the graph
         return found
 
-    def _follow(self) -> None:
+    def _copy_settings(self) -> None:
         """Copy the model's settings to the replicas: a hook may have changed a dropout rate, or frozen a layer."""
         require_no_batch_norm(self.model, "threads", "train with n_jobs=1, or take nn.LayerNorm or nn.GroupNorm")
         for original, *copies in self._modules:

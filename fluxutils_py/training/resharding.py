@@ -57,10 +57,10 @@ def reshard_rows(
     """
     known = [part for part in states if part]
     layers = recurrent_layers(model) if known else []
-    return [_share(layer, [part[i] for part in known], rank, size) for i, layer in enumerate(layers)]
+    return [_state_rows(layer, [part[i] for part in known], rank, size) for i, layer in enumerate(layers)]
 
 
-def _share(layer: Recur, states: list[State | None], rank: int, size: int) -> State | None:
+def _state_rows(layer: Recur, states: list[State | None], rank: int, size: int) -> State | None:
     parts = [s for s in states if s is not None]
     whole = layer.joined(parts) if parts else None
     if whole is None:

@@ -69,9 +69,9 @@ class MeanMetric:
     def measured(self, *values: Any) -> float:
         """Return the value of the measure without adding it."""
         if self.measure is None:
-            return _number(values[0])
+            return _as_number(values[0])
         require_equal_shapes(self.measure, *values[:2])
-        return _number(self.measure(*values))
+        return _as_number(self.measure(*values))
 
     def pretty_print(self, value: float) -> str:
         """Format a value as text; an accuracy as a percentage."""
@@ -156,7 +156,7 @@ class EMAMetric(MeanMetric):
         self.value, self.count = state["value"], state["count"]
 
 
-def _number(value: Any) -> float:
+def _as_number(value: Any) -> float:
     return float(value.detach().double().mean()) if isinstance(value, Tensor) else float(value)
 
 

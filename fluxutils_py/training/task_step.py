@@ -72,14 +72,14 @@ class TaskStep:
         self._threads, self._entered = Threads(n_threads(n_jobs)), False
         self._bound: tuple[Any, ...] = ()
         if state is not None:
-            self._bind(state)
+            self._bind_state(state)
 
-    def _bind(self, state: TrainState) -> None:
+    def _bind_state(self, state: TrainState) -> None:
         self.state, self._bound = state, (state.model, state.opt)
-        compute: Any = self._loss
+        compute: Any = self._compute_loss
         if self._threads.n > 1:
             divide = shares(self.task.shard_batch)
-            compute = ThreadedLoss(self._part_loss, state.model, [], self._threads, divide)
+            compute = ThreadedLoss(self._compute_part_loss, state.model, [], self._threads, divide)
             self._settings["defer"] = False
         self._step = GradientStep(
             compute, state.opt, state.model, comm=self.ranks, shard=self.task.shard_batch, **self._settings
@@ -105,9 +105,9 @@ class TaskStep:
     def __call__(self, state: TrainState, batch: Any, rng: Seed) -> tuple[TrainState, StepInfo]:
         """Take one step, changing the given state in place. See :meth:`BaseTrainTask.make_training_step_fn`."""
         if self._bound != (state.model, state.opt):
-            self._bind(state)
+            self._bind_state(state)
         self.state = state
-        info = self._take(batch, rng)
+        info = self._take_step(batch, rng)
         return state, StepInfo(None, 0) if info is None else info
 
     def train_step(self, batch: Any) -> StepInfo | None:
@@ -118,9 +118,9 @@ class TaskStep:
         StepInfo or None
             None if ranks agreed to stop or no rank has a batch; such a step does not count.
         """
-        return self._take(batch, self.seed)
+        return self._take_step(batch, self.seed)
 
-    def _take(self, batch: Any, rng: Seed) -> StepInfo | None:
+    def _take_step(self, batch: Any, rng: Seed) -> StepInfo | None:
         state, ranks = self.state, self.ranks
         self._rng, self._n_own = rng, 0.0
         self._metrics: dict[str, Any] = {}
@@ -130,15 +130,15 @@ class TaskStep:
             base = as_generator(rng, state.step, ranks.rank)
             self._part_seed, self._parts = draw(base), {}  # type: int, dict[int, tuple[float, Any]]
             with seeded(self._part_seed), nullcontext() if self._entered else self._threads:
-                return self._advance(batch, rng)
-        return self._advance(batch, rng)
+                return self._run_step(batch, rng)
+        return self._run_step(batch, rng)
 
-    def _advance(self, batch: Any, rng: Seed) -> StepInfo | None:
+    def _run_step(self, batch: Any, rng: Seed) -> StepInfo | None:
         state, ranks = self.state, self.ranks
         if ranks.is_single:
             info = self._step(batch)
         else:
-            with ranks.step(lambda: self._take(None, rng)):
+            with ranks.step(lambda: self._take_step(None, rng)):
                 info = self._step(batch)
                 if self._threads.n > 1:
                     self._mean_metrics()  # and the weight of this rank
@@ -151,7 +151,7 @@ class TaskStep:
         state.step += 1
         return replace(info, metrics=self._metrics)
 
-    def _loss(self, batch: Any) -> BatchLoss | None:
+    def _compute_loss(self, batch: Any) -> BatchLoss | None:
         """Return the loss of a batch, with the random numbers of this step and rank."""
         state, n = self.state, self.task.batch_weight(batch)
         if not n:
@@ -168,7 +168,7 @@ class TaskStep:
         self._n_own = n
         return BatchLoss(loss, n)
 
-    def _part_loss(self, part: Any, model: nn.Module, i: int) -> BatchLoss | None:
+    def _compute_part_loss(self, part: Any, model: nn.Module, i: int) -> BatchLoss | None:
         """Return the loss of a thread's part of a batch, with random numbers of its own."""
         n = self.task.batch_weight(part)
         if not n:

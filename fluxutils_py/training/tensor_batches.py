@@ -69,7 +69,7 @@ class TensorBatches:
         indices: Iterator[WindowIndex] = islice(self.windows.indices(), n, None)
         if self.size > 1:
             indices = self._parts(indices)
-        indices = self._prefetched(indices)
+        indices = self._prefetch_ahead(indices)
         if self.device.type == "cpu" and not self.windows.blocking:
             yield from map(self._load, indices)
             return
@@ -107,14 +107,14 @@ class TensorBatches:
             return self.windows.own(rows)
         return rows[array_split_slice(len(rows), self.size, self.rank)]
 
-    def _prefetched(self, indices: Iterator[WindowIndex]) -> Iterator[WindowIndex]:
+    def _prefetch_ahead(self, indices: Iterator[WindowIndex]) -> Iterator[WindowIndex]:
         """Yield each index after starting to fetch the pages of the next."""
-        following = self._prefetch(next(indices, None))
+        following = self._prefetch_pages(next(indices, None))
         while (index := following) is not None:
-            following = self._prefetch(next(indices, None))
+            following = self._prefetch_pages(next(indices, None))
             yield index
 
-    def _prefetch(self, index: WindowIndex | None) -> WindowIndex | None:
+    def _prefetch_pages(self, index: WindowIndex | None) -> WindowIndex | None:
         if index is not None and len(index.segments):
             self.windows.prefetch(index.segments, index.start, index.stop)
         return index

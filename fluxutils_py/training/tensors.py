@@ -39,7 +39,7 @@ def to_tensor(values: np.ndarray, dtype: torch.dtype, device: torch.device, *, b
         return out if device.type == "cpu" else out.to(device, non_blocking=on_gpu)
     scattered = values.strides[-1] != values.itemsize
     if not (scattered and copy_window(out.numpy(), values, threads=1 if background else None)):
-        _copy(out, gathered(values) if scattered else values, background)
+        _copy_values(out, gathered(values) if scattered else values, background)
     # a copy from pinned memory to a GPU does not block; torch keeps the memory until it is done
     return out if device.type == "cpu" else out.to(device, non_blocking=on_gpu)
 
@@ -72,7 +72,7 @@ def copy_window(out: np.ndarray, values: np.ndarray, threads: int | None = None)
     )
 
 
-def _copy(out: Tensor, values: np.ndarray, background: bool) -> None:
+def _copy_values(out: Tensor, values: np.ndarray, background: bool) -> None:
     half = values.dtype == np.float16
     if half and not _torch_takes(values):
         values = np.array(values)

@@ -87,9 +87,9 @@ class ThreadedLoss:
             if len(parts) > 1:
                 require_thread_safe(self.model)
             found = self.threads.map(lambda i: one(i, self.model), range(len(parts)), idempotent=True)
-        return self._joined([one for one in found if one is not None])
+        return self._merge_losses([one for one in found if one is not None])
 
-    def _joined(self, found: Sequence[tuple[BatchLoss, tuple[float, Gradients]]]) -> BatchLoss | None:
+    def _merge_losses(self, found: Sequence[tuple[BatchLoss, tuple[float, Gradients]]]) -> BatchLoss | None:
         if not found:
             return None
         losses = [loss for loss, _ in found]

@@ -260,7 +260,7 @@ class TrainTask(BaseTrainTask):
             )
         state = TrainState(0, model, make_optimizer(opt, [p for p in model.parameters() if p.requires_grad]))
         if checkpoint_path is not None:
-            self._restore(state, Checkpointer(checkpoint_path))
+            self._restore_state(state, Checkpointer(checkpoint_path))
         return state
 
     def _call_once(self, model: nn.Module) -> None:
@@ -268,7 +268,7 @@ class TrainTask(BaseTrainTask):
             reset(model)
             model(*self.example_args, **self.example_kwargs)
 
-    def _restore(self, state: TrainState, checkpoints: Checkpointer) -> None:
+    def _restore_state(self, state: TrainState, checkpoints: Checkpointer) -> None:
         path = checkpoints.latest()
         if path is None:
             return

@@ -160,20 +160,22 @@ class Trainer:
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
         self._means = [m for m in train_metrics if isinstance(m, MeanMetric)]
         self._batches = batches
-        self._threads, self._entered, compute = Threads(n_threads(n_jobs)), False, self._loss  # type: Any, bool, Any
+        self._threads, self._entered, compute = Threads(n_threads(n_jobs)), False, self._compute_loss  # type: Any, bool, Any
         reduction = "sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean"
         if self._threads.n > 1:
             if compile:
                 raise ValueError("a compiled model cannot run in several threads: leave out n_jobs, or compile")
             self._replicated: dict[nn.Module, Executors] = {}
-            compute = ThreadedLoss(self._loss, model, trainable, self._threads, shares(self._shard), reduction)
+            compute = ThreadedLoss(
+                self._compute_loss, model, trainable, self._threads, shares(self._shard_batch), reduction
+            )
         self._step = GradientStep(
             compute,
             self.optimizer,
             model,
             comm=comm,
             batches=batches,
-            shard=self._shard,
+            shard=self._shard_batch,
             clip=clip,
             accumulate=accumulate,
             precision=precision,
@@ -231,20 +233,20 @@ class Trainer:
         self.ranks.guard(self._finish_step, info, self._step.n_updates > before)
         return replace(info, metrics=compute_all(self.train_metrics))
 
-    def _loss(self, batch: Minibatch, model: nn.Module | None = None, thread: int = 0) -> BatchLoss:
-        batch, executors = self._checked(batch, Mode.TRAIN), self._executors
+    def _compute_loss(self, batch: Minibatch, model: nn.Module | None = None, thread: int = 0) -> BatchLoss:
+        batch, executors = self._check_batch(batch, Mode.TRAIN), self._executors
         if model is not None and model is not self.model:
             new = Executors(model, executors.max_kinds, executors.takes_kind, False)
             executors = self._replicated.setdefault(model, new)
         with collected_losses():
             prediction = tree_map(as_float32, executors(batch.kind, Mode.TRAIN)(batch.inputs))
-            total, own = self._losses(prediction, batch)
+            total, own = self._total_loss(prediction, batch)
         self._predicted[thread] = prediction, label = detached(prediction), batch.y
         numbers = [] if own is None else [own]
         numbers += [metric.measured(prediction, label) for metric in self._means]
         return BatchLoss(total, n_elements(prediction, batch.weight), numbers=numbers)
 
-    def _shard(self, batch: Minibatch, rank: int, size: int) -> Minibatch | None:
+    def _shard_batch(self, batch: Minibatch, rank: int, size: int) -> Minibatch | None:
         """Return this rank's share of the examples of a batch."""
         return batch.shard(rank, size, self.axis)
 
@@ -326,12 +328,12 @@ class Trainer:
         return compute_all(self.eval_metrics)
 
     def _eval_step(self, batch: Any) -> dict[str, Any]:
-        batch = self._checked(as_minibatch(batch), Mode.EVAL)
+        batch = self._check_batch(as_minibatch(batch), Mode.EVAL)
         if begins_series(batch, self.stateful):
             reset(self.model)
         with collected_losses(), self._step.autocast:
             prediction = tree_map(as_float32, self._executors(batch.kind, Mode.EVAL)(batch.inputs))
-            total, own = self._losses(prediction, batch)
+            total, own = self._total_loss(prediction, batch)
         n, label = n_elements(prediction, batch.weight), batch.y
         for metric, value in zip(self.eval_metrics[: self._n_own[1]], (total.item(), own), strict=False):
             metric.update(value, weight=n)
@@ -341,7 +343,7 @@ class Trainer:
 
     # -- both ----------------------------------------------------------------------------------------
 
-    def _checked(self, batch: Minibatch, mode: Mode) -> Minibatch:
+    def _check_batch(self, batch: Minibatch, mode: Mode) -> Minibatch:
         """Check a batch against its kind, and move it to the device of the model."""
         index = batch.index
         if index is not None and (index.n_overlap or index.next_start is not None or not index.has_loss):
@@ -360,7 +362,7 @@ class Trainer:
         first = next(self.model.parameters(), None)
         return batch if first is None or first.device.type == "cpu" else batch.to(first.device)
 
-    def _losses(self, prediction: Any, batch: Minibatch) -> tuple[Tensor, float | None]:
+    def _total_loss(self, prediction: Any, batch: Minibatch) -> tuple[Tensor, float | None]:
         """Return the loss, and the part of it that ``loss_fn`` gave."""
         added, own = get_losses(), None
         if self.loss_fn is not None:

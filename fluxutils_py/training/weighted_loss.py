@@ -58,7 +58,7 @@ class WeightedLoss:
     def __call__(self, prediction: Any, labels: Any) -> Tensor:
         target, *extras = labels if isinstance(labels, tuple | list) else (labels,)
         require_equal_shapes(self.loss, prediction, target)
-        share = _shares(extras)
+        share = _weights_times_mask(extras)
         if share is None:
             return unreduced(self.loss)(prediction, target)
         if target.is_floating_point() and target.shape == share.shape:
@@ -72,7 +72,7 @@ class WeightedLoss:
         return torch.where(share != 0, each * share, 0)
 
 
-def _shares(extras: list[Any]) -> Tensor | None:
+def _weights_times_mask(extras: list[Any]) -> Tensor | None:
     """Return weight times mask, from the labels after the first."""
     found: dict[str, Tensor] = {}
     for extra in extras:

@@ -29,7 +29,7 @@ def window_loss(
     for any other loss.
     """
     if n_overlap:
-        before, xs = _steps(xs, slice(0, n_overlap)), _steps(xs, slice(n_overlap, None))
+        before, xs = _slice_steps(xs, slice(0, n_overlap)), _slice_steps(xs, slice(n_overlap, None))
         steps = (before,) if isinstance(before, Tensor) else before
         if needs_context(model, steps):
             with context_steps(model, steps):
@@ -47,5 +47,5 @@ def call_loss(loss: Loss, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None)
     return as_scalar(loss(model, xs, ys) if ws is None else loss(model, xs, ys, ws))
 
 
-def _steps(xs: Any, which: slice) -> Any:
+def _slice_steps(xs: Any, which: slice) -> Any:
     return xs[which] if isinstance(xs, Tensor) else tuple(x[which] for x in xs)

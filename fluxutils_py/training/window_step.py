@@ -71,8 +71,8 @@ class WindowStep:
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self._replicas = None if threads is None or threads.n == 1 else WindowReplicas(model, loss, threads)
-        self._weighted, self._always_weights = takes_weights(loss), needs_weights(loss)
-        self._adds_up = is_sum(loss)
+        self._takes_weights, self._needs_weights = takes_weights(loss), needs_weights(loss)
+        self._loss_is_sum = is_sum(loss)
         self._step = GradientStep(
             self.run_window,
             optimizer,
@@ -83,7 +83,7 @@ class WindowStep:
             clip=clip,
             accumulate=accumulate,
             precision=precision,
-            reduction="sum" if self._adds_up else "mean",
+            reduction="sum" if self._loss_is_sum else "mean",
             defer=defer if self._replicas is None else False,
             describe=describe_window,
             observe=self._add_gradient,
@@ -207,10 +207,10 @@ class WindowStep:
         return found
 
     def _window_loss(self, batch: Minibatch, n_overlap: int) -> BatchLoss:
-        n_live, ws = batch.n_live, self._weights(batch)
+        n_live, ws = batch.n_live, self._window_weights(batch)
         weight = None
         if not self.ranks.is_single:
-            weight = 1.0 if self._adds_up else loss_weight(self.loss, batch, n_live)
+            weight = 1.0 if self._loss_is_sum else loss_weight(self.loss, batch, n_live)
             self._live_part = n_live
         if self._replicas is not None:
             value, gradients = self._replicas.gradient(batch, ws, self._step.scaled)
@@ -218,13 +218,13 @@ class WindowStep:
         loss = window_loss(self.loss, self.model, batch.x, batch.y, ws, n_overlap)
         return BatchLoss(loss, n_live, weight)
 
-    def _weights(self, batch: Minibatch) -> Tensor | None:
-        if batch.weight is not None and not self._weighted:
+    def _window_weights(self, batch: Minibatch) -> Tensor | None:
+        if batch.weight is not None and not self._takes_weights:
             raise ValueError(
                 "y has NaN (steps without a target), but the loss takes no weights: give it a fourth argument, "
                 "loss(model, xs, ys, ws), or use seqloss"
             )
-        if batch.weight is None and self._always_weights:
+        if batch.weight is None and self._needs_weights:
             return self._gradient_sum.new_ones(*batch.labels[0].shape[:2], 1)
         return batch.weight
 

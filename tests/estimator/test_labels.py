@@ -7,7 +7,7 @@ from sklearn.utils import compute_sample_weight
 from fluxutils_py.data import SampleWeight
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError
-from fluxutils_py.estimator.labels import ClassWeightArray, LabelEncoder, check_classes, find_classes, present
+from fluxutils_py.estimator.labels import ClassWeightArray, LabelEncoder, check_classes, find_classes, is_label
 
 N, T = 7, 11
 RNG = np.random.default_rng(3)
@@ -23,7 +23,7 @@ def test_labels_are_their_places_among_the_classes():
     codes = LabelEncoder(WORDS)(objects)
     assert (codes[0, 2, 3:5] == -100).all()
     assert (codes == -100).sum() == 2
-    assert present(objects).sum() == N * T - 2
+    assert is_label(objects).sum() == N * T - 2
     with pytest.raises(ValueError, match=r"^y has labels \['up'\] that are not in the classes \['down', 'level'\]"):
         LabelEncoder(WORDS[:2])(labels)
     assert set(LabelEncoder(WORDS[:2], unknown=-1)(labels).ravel()) == {-1, 0, 1}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.forecasting.feature_choice import choose_features, choose_lag, season_of
+from fluxutils_py.forecasting.feature_choice import choose_features, choose_lag, usual_season
 from fluxutils_py.forecasting.frequency import parse_frequency
 from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
 
@@ -14,8 +14,8 @@ from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
     [("h", 24), ("30min", 48), ("D", 7), ("W", 52), ("MS", 12), ("QE", 4), ("YS", 1), ("B", 5), ("2D", 1), (3, 1)],
 )
 def test_the_season_of_a_frequency_is_the_usual_one(alias, season):
-    assert season_of(parse_frequency(alias, integer=alias == 3, polars=False)) == season
-    assert season_of(None) == 1
+    assert usual_season(parse_frequency(alias, integer=alias == 3, polars=False)) == season
+    assert usual_season(None) == 1
 
 
 @pytest.mark.parametrize("weeks", [2, 3, 5, 7])

@@ -21,7 +21,7 @@ def test_steps_are_those_of_date_ranges_over_leap_years(alias):
     steps, whole = freq.steps_between(first, times)
     assert whole.all()
     assert steps.tolist() == list(range(70))
-    np.testing.assert_array_equal(freq.after(first, np.arange(70)), times)
+    np.testing.assert_array_equal(freq.add_steps(first, np.arange(70)), times)
     off = freq.steps_between(first[1:], times[1:] + 7_000_000_000)[1]
     assert not off.any()
 
@@ -47,7 +47,7 @@ def test_frequencies_as_polars_says_them(freq, same):
 def test_a_day_of_the_month_that_is_missing_is_its_last():
     freq = parse_frequency(pd.DateOffset(months=1), integer=False, polars=False)
     first = nanoseconds(pd.DatetimeIndex(["2024-01-31"]))
-    found = freq.after(np.repeat(first, 4), np.arange(4)).astype("M8[ns]").astype("M8[D]").astype(str)
+    found = freq.add_steps(np.repeat(first, 4), np.arange(4)).astype("M8[ns]").astype("M8[D]").astype(str)
     assert found.tolist() == ["2024-01-31", "2024-02-29", "2024-03-31", "2024-04-30"]
 
 

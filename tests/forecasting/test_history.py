@@ -8,7 +8,7 @@ from torch import nn
 from fluxutils_py import reset, states
 from fluxutils_py.forecasting.direct_model import DirectModel, recurrent_body
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.history import last_outputs, start_history, walk
+from fluxutils_py.forecasting.history import last_outputs, run_steps, start_history
 from fluxutils_py.forecasting.panel_windows import Channels, PanelWindows, WindowArray
 from fluxutils_py.forecasting.sources import PackedSeries
 from fluxutils_py.nn import GRU, LSTM
@@ -47,9 +47,9 @@ def test_each_series_is_walked_through_but_for_its_last_step(windows, cell):
 def test_a_walk_goes_on_where_it_ended(windows):
     model = DirectModel(recurrent_body(LSTM, 1), windows.channels, (), 6).eval()
     zero = np.zeros(5, int)
-    whole = walk(model, windows, zero, LENGTHS, None)
+    whole = run_steps(model, windows, zero, LENGTHS, None)
     half = LENGTHS // 2
-    parts = walk(model, windows, half, LENGTHS - half, walk(model, windows, zero, half, None))
+    parts = run_steps(model, windows, half, LENGTHS - half, run_steps(model, windows, zero, half, None))
     for a, b in zip(whole, parts, strict=True):
         torch.testing.assert_close(a, b)
 

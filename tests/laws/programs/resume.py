@@ -202,7 +202,7 @@ def fails(rank, comm, case):
     trigger = EveryNSeconds(1) if case == "clock" else EveryNSteps(6 if action else 3)
     saves = Checkpointer(FOLDER / ("in the way/folder" if case == "writing" else case), keep=-1, trigger=trigger)
     if case == "reading" and rank == 1:
-        saves._combined = unreadable
+        saves._read_files = unreadable
     est, error = estimator(*hooks, saves, comm=comm, epochs=2), None
     try:
         fit(est)
