@@ -219,7 +219,7 @@ def unshard(tree: Any) -> list[Any]:
     first, size = next(iter(lengths.items()))
     for path, length in lengths.items():
         if length != size:
-            raise ShapeError(f"unshard: {_at(first)} has {size} rows, {_at(path)} has {length}")
+            raise ShapeError(f"unshard: {_path_name(first)} has {size} rows, {_path_name(path)} has {length}")
     return [tree_map(lambda leaf, i=i: None if leaf is None else leaf[i], tree) for i in range(size)]
 
 
@@ -236,7 +236,7 @@ def split_leading_axis(n: int, tree: Any) -> Any:
         raise ValueError(f"split_leading_axis: expected at least 1 group; got {n}")
     for path, leaf in flatten_with_paths(tree):
         if leaf is not None and _leading(path, leaf) % n:
-            raise ShapeError(f"{_at(path)} has {len(leaf)} rows, which do not divide into {n} groups")
+            raise ShapeError(f"{_path_name(path)} has {len(leaf)} rows, which do not divide into {n} groups")
     return tree_map(lambda x: None if x is None else x.reshape((n, len(x) // n, *x.shape[1:])), tree)
 
 
@@ -254,7 +254,7 @@ def flatten_leading_axes(tree: Any, num_leading_axes: int = 2) -> Any:
         shape = _shape(leaf)
         if leaf is not None and (shape is None or len(shape) < num_leading_axes):
             description = f"shape {shape}" if shape is not None else repr(leaf)
-            raise ShapeError(f"{_at(path)} has no {num_leading_axes} leading axes: {description}")
+            raise ShapeError(f"{_path_name(path)} has no {num_leading_axes} leading axes: {description}")
 
     def flat(x: Any) -> Any:
         # not -1: reshape cannot infer the size of an empty array
@@ -268,9 +268,9 @@ def _leading(path: str, leaf: Any) -> int:
     shape = _shape(leaf)
     if not shape:
         description = "shape ()" if shape == () else repr(leaf)
-        raise ShapeError(f"{_at(path)} has no leading axis: {description}")
+        raise ShapeError(f"{_path_name(path)} has no leading axis: {description}")
     return shape[0]
 
 
-def _at(path: str) -> str:
+def _path_name(path: str) -> str:
     return path or "the tree"

@@ -56,7 +56,7 @@ def dump_pytree_json(tree: Any) -> str:
     >>> dump_pytree_json({"x": np.array([1, 2]), "y": None})
     '{"x": {"__array__": true, "dtype": "int64", "data": [1, 2]}, "y": null}'
     """
-    return json.dumps(_encode(tree, ""), allow_nan=False)
+    return json.dumps(_encode_value(tree, ""), allow_nan=False)
 
 
 def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
@@ -92,7 +92,7 @@ def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
         stored = json.loads(text)
     except ValueError as error:
         raise LoadError(f"not JSON: {error}") from error
-    return _fit_template(_decode(stored, ""), template, "")
+    return _fit_template(_decode_value(stored, ""), template, "")
 
 
 def write_pytree_json(path: str | os.PathLike[str], tree: Any) -> None:
@@ -111,26 +111,26 @@ def read_pytree_json(path: str | os.PathLike[str], template: Any = None) -> Any:
         raise LoadError(f"{os.fspath(path)}: {error}") from error
 
 
-def _encode(value: Any, path: str) -> Any:
+def _encode_value(value: Any, path: str) -> Any:
     """Convert a value to JSON data."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
-        number = _data(torch.tensor(value, dtype=torch.float64))
+        number = _tensor_data(torch.tensor(value, dtype=torch.float64))
         return number if isinstance(number, float) else {"__float__": number}
     if type(value) is complex:
-        return {"__complex__": _data(torch.tensor(value, dtype=torch.complex128))}
+        return {"__complex__": _tensor_data(torch.tensor(value, dtype=torch.complex128))}
     if isinstance(value, Tensor | np.ndarray | np.generic):
         return _encode_array(value, path)
     items = children(value)
     if items is None:
         raise TypeError(f"{path or 'the tree'}: JSON cannot hold a value of {type(value)}; leave it out or convert it")
     if is_sequence(value):
-        return [_encode(item, f"{path}/{i}") for i, item in items.items()]
+        return [_encode_value(item, f"{path}/{i}") for i, item in items.items()]
     for key in items:
         if type(key) not in KEYS or (type(key) is float and not np.isfinite(key)):
             raise TypeError(f"{path or 'the tree'}: JSON cannot hold the key {key!r} of {type(key)}; use a string")
-    entries = {key: _encode(item, f"{path}/{key}") for key, item in items.items()}
+    entries = {key: _encode_value(item, f"{path}/{key}") for key, item in items.items()}
     if all(type(key) is str for key in entries) and MARKS.isdisjoint(entries):
         return entries
     return {"__items__": [[key, item] for key, item in entries.items()]}
@@ -143,7 +143,7 @@ def _encode_array(value: Any, path: str) -> dict[str, Any]:
     else:
         try:
             tensor = as_tensor(value)
-            data = None if tensor is None else _data(tensor)
+            data = None if tensor is None else _tensor_data(tensor)
         except (TypeError, RuntimeError):  # torch lacks the dtype or cannot read the memory
             tensor = None
         if tensor is None:
@@ -153,10 +153,10 @@ def _encode_array(value: Any, path: str) -> dict[str, Any]:
     return stored if np.prod(shape) else {**stored, "shape": list(shape)}
 
 
-def _data(tensor: Tensor) -> Any:
+def _tensor_data(tensor: Tensor) -> Any:
     """Return elements as nested lists, with text for values that JSON numbers cannot express."""
     if tensor.is_complex():
-        return _data(torch.view_as_real(tensor.resolve_conj()))
+        return _tensor_data(torch.view_as_real(tensor.resolve_conj()))
     if not tensor.is_floating_point():
         return tensor.tolist()
     values = tensor.resolve_neg().double().numpy()
@@ -165,19 +165,19 @@ def _data(tensor: Tensor) -> Any:
     return data.tolist()
 
 
-def _decode(stored: Any, path: str) -> Any:
+def _decode_value(stored: Any, path: str) -> Any:
     """Convert JSON data to values, with dicts and lists as containers."""
     if isinstance(stored, list):
-        return [_decode(item, f"{path}/{i}") for i, item in enumerate(stored)]
+        return [_decode_value(item, f"{path}/{i}") for i, item in enumerate(stored)]
     if not isinstance(stored, dict):
         return stored
     marks = MARKS & stored.keys()
     if not marks:
-        return {key: _decode(item, f"{path}/{key}") for key, item in stored.items()}
+        return {key: _decode_value(item, f"{path}/{key}") for key, item in stored.items()}
     mark = marks.pop()
     try:
         if mark == "__items__":
-            return {key: _decode(item, f"{path}/{key}") for key, item in stored[mark]}
+            return {key: _decode_value(item, f"{path}/{key}") for key, item in stored[mark]}
         if mark in ARRAYS:
             return _decode_array(mark, stored)
         return _tensor(stored[mark], getattr(torch, {"__float__": "float64", "__complex__": "complex128"}[mark])).item()
@@ -203,7 +203,7 @@ def _decode_array(kind: str, stored: dict[str, Any]) -> Any:
 
 
 def _tensor(data: Any, dtype: Any, shape: list[int] | None = None) -> Tensor:
-    """Invert :func:`_data`."""
+    """Invert :func:`_tensor_data`."""
     if not isinstance(dtype, torch.dtype):
         raise TypeError("not a dtype of torch")
     if dtype.is_complex:

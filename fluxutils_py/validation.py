@@ -1,10 +1,22 @@
-"""Check arguments."""
+"""Check arguments, and import optional packages."""
 
 from __future__ import annotations
 
+import importlib
 import numbers
 import operator
 from typing import Any
+
+
+def require_package(name: str, extra: str, purpose: str) -> Any:
+    """Import a module of an optional package, or raise ImportError that names the extra to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise ImportError(
+            f"{purpose} needs {package}, which is not installed: pip install 'fluxutils_py[{extra}]'"
+        ) from error
 
 
 def check_integer(

@@ -1,5 +1,6 @@
 """Checks of arguments: what passes, and the whole message of what does not."""
 
+import json
 import math
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from fluxutils_py.errors import SpecError
-from fluxutils_py.validation import check_integer, check_positive
+from fluxutils_py.validation import check_integer, check_positive, require_package
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3), np.array(3), torch.tensor(3)])
@@ -60,3 +61,12 @@ def test_what_is_no_positive_number(value):
     with pytest.raises(SpecError) as caught:
         check_positive("lr", value, error=SpecError)
     assert str(caught.value) == f"lr must be a positive number, got {value!r}"
+
+
+def test_an_optional_package_or_the_extra_that_has_it():
+    assert require_package("json.decoder", "plot", "reading").JSONDecoder is json.JSONDecoder
+    with pytest.raises(ImportError) as caught:
+        require_package("no_such_package.part", "plot", "drawing")
+    assert str(caught.value) == (
+        "drawing needs no_such_package, which is not installed: pip install 'fluxutils_py[plot]'"
+    )

@@ -74,7 +74,7 @@ class BackgroundDataLoader(Generic[T]):
     """
 
     def __init__(self, loadfun: Callable[[], T], n: int, workers: int | None = None, *, ordered: bool = True) -> None:
-        self._start(loadfun, repeat(()), n, workers, ordered)
+        self._start_workers(loadfun, repeat(()), n, workers, ordered)
 
     @classmethod
     def map(
@@ -102,10 +102,12 @@ class BackgroundDataLoader(Generic[T]):
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
         self = cls.__new__(cls)
-        self._start(partial(_without_stop, fn), map(_one_argument, items), n, workers, ordered)
+        self._start_workers(partial(_without_stop, fn), map(_one_argument, items), n, workers, ordered)
         return self
 
-    def _start(self, fn: Callable[..., T], items: Iterator[tuple], n: int, workers: int | None, ordered: bool) -> None:
+    def _start_workers(
+        self, fn: Callable[..., T], items: Iterator[tuple], n: int, workers: int | None, ordered: bool
+    ) -> None:
         if not callable(fn):
             raise TypeError(f"loadfun must be callable, got {type(fn).__name__}")
         self._n = check_integer("n", n, 1)
@@ -124,18 +126,18 @@ class BackgroundDataLoader(Generic[T]):
         requests: Requests = SimpleQueue()
         self._requests = requests
         count = self._workers
-        ref = weakref.ref(self, lambda _: _dismiss(requests, count))
+        ref = weakref.ref(self, lambda _: _stop_workers(requests, count))
         self._threads: list[threading.Thread] = []
         try:
             for i in range(count):
-                worker = _Worker(target=_work, args=(requests, ref), name=f"BackgroundDataLoader-{i}", daemon=True)
+                worker = _Worker(target=_work_loop, args=(requests, ref), name=f"BackgroundDataLoader-{i}", daemon=True)
                 worker.start()
                 self._threads.append(worker)
         except BaseException:  # no more threads to be had
-            _dismiss(requests, count)
+            _stop_workers(requests, count)
             raise
         _open_loaders.add(self)
-        self._refill()
+        self._fill_queue()
 
     # -- taking --------------------------------------------------------------------------------------
 
@@ -161,9 +163,9 @@ class BackgroundDataLoader(Generic[T]):
         """
         self._check_caller()
         deadline = None if timeout is None else time.monotonic() + timeout
-        self._refill()  # makes good for a refill that Ctrl-C cut short; else there is no room
+        self._fill_queue()  # makes good for a refill that Ctrl-C cut short; else there is no room
         with self._changed:
-            while (outcome := self._pop()) is None:
+            while (outcome := self._pop_next()) is None:
                 if self._ended and self._taken == self._drawn:
                     raise StopIteration
                 if self._closed:
@@ -172,7 +174,7 @@ class BackgroundDataLoader(Generic[T]):
                 if remaining <= 0:
                     raise TimeoutError(f"no item was ready within {timeout} s; the next take may get it")
                 self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
-        self._refill()
+        self._fill_queue()
         value, error = outcome
         if error is None:
             return value
@@ -191,7 +193,7 @@ class BackgroundDataLoader(Generic[T]):
     def __next__(self) -> T:
         return self.take()
 
-    def _pop(self) -> Outcome | None:
+    def _pop_next(self) -> Outcome | None:
         """Remove and return the outcome whose turn it is, or None if it is not there. Call it under the lock."""
         while self._ready:
             number = self._taken if self._ordered else next(iter(self._ready))
@@ -209,27 +211,27 @@ class BackgroundDataLoader(Generic[T]):
         with self._changed:
             return not (self._closed or self._ended) and self._drawn - self._taken < self._n
 
-    def _refill(self) -> None:
+    def _fill_queue(self) -> None:
         """Start calls until there are ``n`` items; in the thread that takes, without holding the lock."""
         while self._has_room():
             if not self._drawing.acquire(blocking=False):
                 return  # another thread is drawing, and looks for room again when it is done
             try:
                 if self._has_room():
-                    self._draw()
+                    self._draw_item()
             finally:
                 self._drawing.release()
 
-    def _draw(self) -> None:
+    def _draw_item(self) -> None:
         try:
             args = next(self._items)
         except StopIteration:
             with self._changed:
-                self._end()
+                self._end_items()
         except Exception as error:
             with self._changed:
                 self._drawn += 1
-                self._put(self._drawn - 1, (None, error))
+                self._put_outcome(self._drawn - 1, (None, error))
         else:
             with self._changed:
                 if not (self._closed or self._ended):  # else nobody would answer
@@ -238,25 +240,25 @@ class BackgroundDataLoader(Generic[T]):
 
     # -- called by the workers -----------------------------------------------------------------------
 
-    def _wants(self) -> bool:
+    def _is_open(self) -> bool:
         with self._changed:
             return not (self._closed or self._stopped)
 
-    def _store(self, number: int, outcome: Outcome, stop: bool) -> None:
+    def _store_outcome(self, number: int, outcome: Outcome, stop: bool) -> None:
         with self._changed:
             if stop:
                 self._stopped = True
-                self._end()
-            self._put(number, outcome)
+                self._end_items()
+            self._put_outcome(number, outcome)
 
-    def _put(self, number: int, outcome: Outcome) -> None:
+    def _put_outcome(self, number: int, outcome: Outcome) -> None:
         if not self._closed:
             self._ready[number] = outcome
             self._changed.notify_all()  # all of them: in order, those after it may be there already
 
-    def _end(self) -> None:
+    def _end_items(self) -> None:
         self._ended = True
-        _dismiss(self._requests, self._workers)
+        _stop_workers(self._requests, self._workers)
         self._changed.notify_all()
 
     # -- ending --------------------------------------------------------------------------------------
@@ -275,7 +277,7 @@ class BackgroundDataLoader(Generic[T]):
         with self._changed:
             self._closed = True
             dropped, self._ready = self._ready, {}
-            _dismiss(self._requests, self._workers)
+            _stop_workers(self._requests, self._workers)
             self._changed.notify_all()
         del dropped  # without the lock: deleting an item may run any code
         if wait and threading.current_thread() not in self._threads:
@@ -302,14 +304,14 @@ class _Worker(threading.Thread):
     """A thread of a loader; a separate class, so that the exit handler finds it."""
 
 
-def _work(requests: Requests, ref: weakref.ref[BackgroundDataLoader]) -> None:
+def _work_loop(requests: Requests, ref: weakref.ref[BackgroundDataLoader]) -> None:
     # This frame forgets everything before it waits: an item lives no longer than it must. And it calls the function
     # itself: the traceback of an error refers to the frames of all callers, which must not hold the loader.
     while (request := requests.get()) is not None:
         number, args = request
         outcome, stop = NOTHING, False
         loader = ref()
-        if loader is not None and loader._wants():
+        if loader is not None and loader._is_open():
             fn = loader._fn
             del loader
             try:
@@ -321,11 +323,11 @@ def _work(requests: Requests, ref: weakref.ref[BackgroundDataLoader]) -> None:
             del fn
             loader = ref()
         if loader is not None:  # else the queue ends with None
-            loader._store(number, outcome, stop)
+            loader._store_outcome(number, outcome, stop)
         del loader, outcome, request, args
 
 
-def _dismiss(requests: Requests, workers: int) -> None:
+def _stop_workers(requests: Requests, workers: int) -> None:
     for _ in range(workers):
         requests.put(None)
 

@@ -155,7 +155,7 @@ def initbatchprovider(
                 f"data of shape {tuple(a.shape)} must have the {n_samples} samples of targets along axis {axis}"
             )
     if indices:
-        keep = _mask(indices[0], n_samples)
+        keep = _chosen_mask(indices[0], n_samples)
         ci = {c: i[keep[i]] for c, i in ci.items()}
     per_class = _per_class(ci, n)
     shape = arrays[0].shape
@@ -166,8 +166,8 @@ def initbatchprovider(
     def provider() -> tuple[Any, Any]:
         with lock:  # the draws of one minibatch follow each other
             ii = balanced_sample(ci, n, rng)
-        x = tuple(_take(a, ii, axis) for a in arrays)
-        return x if isinstance(data, tuple) else x[0], _like(arrays[0], onehot.T if first else onehot)
+        x = tuple(_take_along(a, ii, axis) for a in arrays)
+        return x if isinstance(data, tuple) else x[0], _like_input(arrays[0], onehot.T if first else onehot)
 
     return provider
 
@@ -183,7 +183,7 @@ def _per_class(ci: Mapping[Any, Any], n: int) -> int:
     return min(n // len(ci), min(len(i) for i in ci.values()))
 
 
-def _mask(indices: Any, n: int) -> np.ndarray:
+def _chosen_mask(indices: Any, n: int) -> np.ndarray:
     """Return a mask of the chosen ones among ``n`` samples."""
     indices = np.asarray(indices)
     if indices.dtype.kind == "b" and indices.shape == (n,):
@@ -195,14 +195,14 @@ def _mask(indices: Any, n: int) -> np.ndarray:
     return mask
 
 
-def _take(a: Any, ii: np.ndarray, axis: int) -> Any:
+def _take_along(a: Any, ii: np.ndarray, axis: int) -> Any:
     axis %= len(a.shape)
     if isinstance(a, np.ndarray) or is_tensor(a):
         return a[(*(slice(None),) * axis, ii)]
     return read_block(a, *(ii if i == axis else range(n) for i, n in enumerate(a.shape)))
 
 
-def _like(a: Any, onehot: np.ndarray) -> Any:
+def _like_input(a: Any, onehot: np.ndarray) -> Any:
     """Copy ``onehot`` to the kind, dtype and device of ``a``."""
     if is_tensor(a):
         copy = a.new_tensor(onehot)

@@ -28,7 +28,7 @@ def digest_series(s: SeriesArray, rows: Segments) -> str | None:
     n_bytes = s.F * s.N * s.T * s.dtype.itemsize
     if not (s.in_memory or getattr(array, "nonblocking", False) or n_bytes <= WHOLE):
         return None
-    return _digest(s.F, _reader(s), block_slices(s.N, s.T, s.F), rows)
+    return _digest_blocks(_block_reader(s), block_slices(s.N, s.T, s.F), rows)
 
 
 def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
@@ -39,7 +39,7 @@ def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
     series = np.unique(np.linspace(0, s.N - 1, places).astype(int))
     steps = np.unique(np.linspace(0, max(0, s.T - STEPS), places).astype(int))
     rectangles = [(slice(n, n + 1), slice(t, min(t + STEPS, s.T))) for n in series.tolist() for t in steps.tolist()]
-    return _digest(s.F, _reader(s), rectangles, rows)
+    return _digest_blocks(_block_reader(s), rectangles, rows)
 
 
 def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:
@@ -50,7 +50,7 @@ def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:
     def read(series: slice, steps: slice) -> np.ndarray:
         return np.asarray(weight.block(series, steps), float)[None]
 
-    return _digest(1, read, block_slices(weight.n_series, weight.n_steps), rows)
+    return _digest_blocks(read, block_slices(weight.n_series, weight.n_steps), rows)
 
 
 def digest_arrays(*arrays: np.ndarray) -> str:
@@ -62,13 +62,11 @@ def digest_arrays(*arrays: np.ndarray) -> str:
     return digest.hexdigest()[:12]
 
 
-def _reader(s: SeriesArray) -> Callable[[slice, slice], np.ndarray]:
+def _block_reader(s: SeriesArray) -> Callable[[slice, slice], np.ndarray]:
     return lambda series, steps: np.asarray(s.array[:, series, steps])
 
 
-def _digest(
-    n_features: int, read: Callable[[slice, slice], np.ndarray], rectangles: Iterable[Rectangle], rows: Segments
-) -> str:
+def _digest_blocks(read: Callable[[slice, slice], np.ndarray], rectangles: Iterable[Rectangle], rows: Segments) -> str:
     digest = hashlib.sha256()
     for series, steps in rectangles:
         live = rows.coverage_mask(series, steps)

@@ -47,21 +47,21 @@ class ForwardFilled(DerivedArray):
             return np.empty([len(i) for i in index], self.dtype)
         t = np.asarray(steps)
         span = range(int(t.min()), int(t.max()) + 1)
-        return self._filled(series, span)[:, :, t - span.start][as_key(features)]
+        return self._read_filled(series, span)[:, :, t - span.start][as_key(features)]
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_last": None}
 
-    def _filled(self, series: Any, steps: range) -> np.ndarray:
+    def _read_filled(self, series: Any, steps: range) -> np.ndarray:
         """Read a block of consecutive steps, filled in."""
         block = self.convert(read_block(self.source, range(self.shape[0]), series, steps))
-        state = self._before(series, steps.start, np.isnan(block[:, :, 0]))
+        state = self._values_before(series, steps.start, np.isnan(block[:, :, 0]))
         last = forward_fill(block, state, self.start)
         if isinstance(series, range):  # the next window most often goes on here
             self._last = series, steps.stop, last
         return block
 
-    def _before(self, series: Any, stop: int, missing: np.ndarray) -> np.ndarray:
+    def _values_before(self, series: Any, stop: int, missing: np.ndarray) -> np.ndarray:
         """Return the last values before a step where ``missing`` is true; NaN elsewhere and where there is none."""
         known = self._last  # once: other threads read too
         if known is not None and isinstance(series, range) and known[:2] == (series, stop):

@@ -69,14 +69,14 @@ def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
         return x.fold(batchsize)
     batchsize = check_integer("batchsize", batchsize, 1)
     if not isinstance(x, tuple):
-        return _fold(x, batchsize, fill)
+        return _fold_array(x, batchsize, fill)
     arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in x]
     if len({tuple(a.shape[-2:]) for a in arrays}) > 1:
         shapes = " and ".join(str(tuple(a.shape)) for a in arrays)
         raise ShapeError(
             f"arrays of shapes {shapes} cannot be folded together: they must be (F, N, T) with equal N and T"
         )
-    return tuple(_fold(a, batchsize, fill) for a in arrays)
+    return tuple(_fold_array(a, batchsize, fill) for a in arrays)
 
 
 class FoldedArray(DerivedArray):
@@ -121,7 +121,7 @@ class FoldedArray(DerivedArray):
         return block[as_key(features)]
 
 
-def _fold(x: Any, batchsize: int, fill: float | None) -> Any:
+def _fold_array(x: Any, batchsize: int, fill: float | None) -> Any:
     x = x if hasattr(x, "shape") else np.asarray(x)
     shape = tuple(int(n) for n in x.shape)
     if len(shape) not in (2, 3):

@@ -72,7 +72,7 @@ class LazyArray(DerivedArray):
         self.source, self.functions = source, functions
         self.series: Index = range(source.shape[1]) if series is None else series
         self.steps: Index = range(source.shape[2]) if steps is None else steps
-        trial = self._apply(np.zeros((source.shape[0], 1, 1), source.dtype))
+        trial = self._apply_all(np.zeros((source.shape[0], 1, 1), source.dtype))
         self.shape = (trial.shape[0], len(self.series), len(self.steps))
         self.dtype = trial.dtype
 
@@ -83,9 +83,9 @@ class LazyArray(DerivedArray):
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = index
         series, steps = compose_index(self.series, series), compose_index(self.steps, steps)
-        return self._apply(read_block(self.source, range(self.source.shape[0]), series, steps))[as_key(features)]
+        return self._apply_all(read_block(self.source, range(self.source.shape[0]), series, steps))[as_key(features)]
 
-    def _apply(self, block: np.ndarray) -> np.ndarray:
+    def _apply_all(self, block: np.ndarray) -> np.ndarray:
         for f in self.functions:
             block = f(block)
         return block

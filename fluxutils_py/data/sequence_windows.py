@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,8 +12,6 @@ from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.data.series_shards import SeriesShards
 from fluxutils_py.data.weights import SampleWeight, block_slices, live_steps
 from fluxutils_py.errors import DataError
-
-Cut = tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], np.ndarray | None, np.ndarray | None, float]
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,8 @@ class Window:
         Without targets: the steps that have no input, whose prediction means nothing.
     n_live : float
         Steps that count; a step of which some outputs are missing counts for the share that is there.
-    index : WindowIndex
+    index : WindowIndex or None
+        Its position; None of other pieces.
     """
 
     x: tuple[np.ndarray, ...]
@@ -68,7 +67,7 @@ class Window:
     w: np.ndarray | None
     missing_steps: np.ndarray | None
     n_live: float
-    index: WindowIndex
+    index: WindowIndex | None = None
 
 
 class SequenceWindows:
@@ -167,7 +166,7 @@ class SequenceWindows:
                 self._checked.add(id(s))
         arrays = (*self.x, *self.y)
         if all(s.in_memory for s in arrays) and any(id(s) not in self._checked for s in arrays):
-            spans = self._spanned()  # some value is not finite: is it where it may be?
+            spans = self._spanning_rows()  # some value is not finite: is it where it may be?
             for series, steps in block_slices(self.x[0].N, spans.max_length, self.x[0].F):
                 self.cut(spans[series], steps.start, steps.stop)
 
@@ -220,7 +219,7 @@ class SequenceWindows:
 
     def read(self, index: WindowIndex) -> Window:
         """Read the window at a position; any thread may call this."""
-        return Window(*self.cut(index.segments, index.start, index.stop, index.n_overlap), index)
+        return replace(self.cut(index.segments, index.start, index.stop, index.n_overlap), index=index)
 
     # -- which windows there are ---------------------------------------------------------------------
 
@@ -242,7 +241,7 @@ class SequenceWindows:
             for start in range(begin, end, self.seqsize)
         ]
 
-    def _spanned(self) -> Segments:
+    def _spanning_rows(self) -> Segments:
         """Return one row per series, from the first to the last of its steps that is in any row."""
         n_series, n_steps = self.x[0].N, self.x[0].T
         starts, stops, rows = np.full(n_series, n_steps), np.zeros(n_series, int), self.own(self.segments)
@@ -253,11 +252,8 @@ class SequenceWindows:
 
     # -- what is in a window -------------------------------------------------------------------------
 
-    def cut(self, rows: Segments, start: int, stop: int, n_overlap: int = 0) -> Cut:
-        """Read steps ``start`` to ``stop`` of some rows.
-
-        Returns the fields ``x, y, w, missing_steps, n_live`` of ``Window``.
-        """
+    def cut(self, rows: Segments, start: int, stop: int, n_overlap: int = 0) -> Window:
+        """Read steps ``start`` to ``stop`` of some rows, as a window without index."""
         x = [s.read(rows, start, stop) for s in self.x]
         y = [s.read(rows, start, stop) for s in self.y]
         live = exists = rows.step_mask(start, stop)  # (S, B), None: all
@@ -270,29 +266,31 @@ class SequenceWindows:
             present = np.concatenate(
                 [np.ones(v.shape, bool) if g is None else ~g for v, g in zip(y, missing, strict=True)], -1
             )  # (S, B, outputs)
-            live = _both(live, np.asarray(present.any(-1)))
+            live = _both_masks(live, np.asarray(present.any(-1)))
         else:
             for g in missing:
-                live = live if g is None else _both(live, np.asarray(~g.any(-1)))
+                live = live if g is None else _both_masks(live, np.asarray(~g.any(-1)))
         w = None
         if self.weight is not None:
             w = self.weight.read(rows, start, stop)
-            live = _both(live, w > 0)
+            live = _both_masks(live, w > 0)
         missing_steps = None
         if not self.y:  # no targets: a step without any input is a gap, a step with some is an error
             for s, v in zip(self.x, x, strict=True):
                 if id(s) not in self._checked and s.kind == "float":
-                    live = _both(live, ~np.isnan(v).all(-1))
+                    live = _both_masks(live, ~np.isnan(v).all(-1))
             missing_steps = None if live is None else ~live
         if single and live is not None:
             present &= live[:, :, None]
         single = single and not (present.any(-1) == present.all(-1)).all()  # else whole steps are missing
         steps = None if live is None else live[:, :, None]
         for i, s in enumerate(self.x):
-            x[i] = self._clean(s, x[i], rows, start, steps, exists)
+            x[i] = self._clean_values(s, x[i], rows, start, steps, exists)
         column = 0
         for i, s in enumerate(self.y):
-            y[i] = self._clean(s, y[i], rows, start, present[:, :, column : column + s.F] if single else steps, exists)
+            y[i] = self._clean_values(
+                s, y[i], rows, start, present[:, :, column : column + s.F] if single else steps, exists
+            )
             column += s.F
         mask = present if single else steps
         w = None if w is None else w[n_overlap:, :, None]
@@ -301,9 +299,9 @@ class SequenceWindows:
             mask = mask[n_overlap:]
             n_live = live_steps(mask, [s.F for s in self.y] if single else [1])
             w = mask if w is None else np.where(mask, w, 0)
-        return tuple(x), tuple(v[n_overlap:] for v in y), w, missing_steps, n_live
+        return Window(tuple(x), tuple(v[n_overlap:] for v in y), w, missing_steps, n_live)
 
-    def _clean(
+    def _clean_values(
         self,
         s: SeriesArray,
         v: np.ndarray,
@@ -338,7 +336,7 @@ class SequenceWindows:
         return np.where(nonfinite, v.dtype.type(0), v)
 
 
-def _both(a: np.ndarray | None, b: np.ndarray) -> np.ndarray | None:
+def _both_masks(a: np.ndarray | None, b: np.ndarray) -> np.ndarray | None:
     b_or_none = None if b.all() else b
     if a is None or b_or_none is None:
         return a if b_or_none is None else b_or_none

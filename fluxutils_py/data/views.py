@@ -76,9 +76,9 @@ class SequenceView(DuckArray):
     def __getitem__(self, key: Any) -> Any:
         which, columns = parse_index(key, self.shape)
         if isinstance(which, int):
-            row = np.asarray(self._with(self.index[which : which + 1]))[0]
+            row = np.asarray(self._with_index(self.index[which : which + 1]))[0]
             return row[columns if isinstance(columns, int) else np.asarray(columns, dtype=np.intp)]
-        rows = self._with(compose_index(self.index, which))
+        rows = self._with_index(compose_index(self.index, which))
         if isinstance(columns, range) and columns == range(self.shape[1]):
             return rows
         return np.asarray(rows)[:, columns if isinstance(columns, int) else np.asarray(columns, dtype=np.intp)]
@@ -112,7 +112,7 @@ class SequenceView(DuckArray):
         features stay if it is a ufunc of NumPy, or has an attribute ``keeps_features = True``. For several processes it
         must be picklable.
         """
-        return self._rebuilt(self.index, (*self.functions, function))
+        return self._rebuild_view(self.index, (*self.functions, function))
 
     def replace(self, make: Callable[[Any], Any]) -> Self:
         """Return the same rows of another array of the same series and steps, computed by ``make``.
@@ -121,12 +121,12 @@ class SequenceView(DuckArray):
         behind the view, and returns an array that reads lazily.
         """
         array = LazyArray(self.array, functions=self.functions) if self.functions else self.array
-        return self._rebuilt(self.index, (), make(array))
+        return self._rebuild_view(self.index, (), make(array))
 
-    def _with(self, index: Index) -> Self:
-        return self._rebuilt(index, self.functions)
+    def _with_index(self, index: Index) -> Self:
+        return self._rebuild_view(index, self.functions)
 
-    def _rebuilt(self, index: Index, functions: tuple[Function, ...], array: Any = None) -> Self:
+    def _rebuild_view(self, index: Index, functions: tuple[Function, ...], array: Any = None) -> Self:
         return type(self)(self.array if array is None else array, index, functions, self._names, self.context)
 
     def _native(self, index: Index) -> Any:

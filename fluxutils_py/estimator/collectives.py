@@ -77,10 +77,10 @@ def require_same_inputs(ranks: RankGroup, inputs: Any) -> None:
     )
 
 
-def gather_rows(values: np.ndarray | None, n: int, ranks: RankGroup) -> np.ndarray:
-    """Gather an array of ``n`` rows, of which each rank has filled its part, on every rank.
+def gather_rows(values: np.ndarray | None, ranks: RankGroup) -> np.ndarray:
+    """Gather an array, of whose rows each rank has filled its part, on every rank.
 
-    A rank without rows may give None; it then takes shape and dtype from rank 0.
+    A rank without rows may pass None; it then takes shape and dtype from rank 0.
     """
     shape, dtype = ranks.allgather(None if values is None else (values.shape, values.dtype))[0]
     values = np.zeros(shape, dtype) if values is None else values

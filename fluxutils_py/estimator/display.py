@@ -9,6 +9,8 @@ from typing import Any, Self
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
+from fluxutils_py.validation import require_package
+
 
 class LossCurveDisplay:
     """A plot of the loss per epoch: training as a line, validation dashed in the same colour.
@@ -123,15 +125,8 @@ class LossCurveDisplay:
         ImportError
             Without matplotlib.
         """
-        try:
-            from matplotlib import pyplot as plt  # an extra
-            from matplotlib.cbook import normalize_kwargs
-            from matplotlib.lines import Line2D
-            from matplotlib.ticker import MaxNLocator
-        except ImportError as error:
-            raise ImportError(
-                "LossCurveDisplay needs matplotlib, which is not installed: pip install 'fluxutils_py[plot]'"
-            ) from error
+        modules = ("pyplot", "cbook", "lines", "ticker")
+        plt, cbook, lines, ticker = (require_package(f"matplotlib.{n}", "plot", "LossCurveDisplay") for n in modules)
         several = len(self.loss_curve) > 0 and isinstance(self.loss_curve[0], Sequence | np.ndarray)
         training = self.loss_curve if several else [self.loss_curve]
         validation = self.validation_loss_curve if several else [self.validation_loss_curve]
@@ -149,7 +144,7 @@ class LossCurveDisplay:
         dashed: list[Any] = []
         for curve, valid, style, label in zip(training, validation, styles, names, strict=True):
             kind = "" if several else "training" if label is None else ", training"
-            style = {"label": f"{label or ''}{kind}", **normalize_kwargs(style, Line2D)}
+            style = {"label": f"{label or ''}{kind}", **cbook.normalize_kwargs(style, lines.Line2D)}
             line += _draw_curve(ax, curve, style)
             if valid is None:
                 dashed.append(None)
@@ -160,7 +155,7 @@ class LossCurveDisplay:
         if several and any(dashed):
             ax.plot([], [], color="0.4", linestyle="--", label="validation")  # one entry for all that are dashed
         ax.set(xlabel="epoch", ylabel="loss")
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
         ax.legend(frameon=False)
         self.ax_, self.figure_ = ax, ax.figure
         self.line_: Any = line if several else line[0]

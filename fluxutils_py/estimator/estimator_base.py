@@ -36,25 +36,24 @@ class EstimatorBase(HtmlReprMixin, BaseEstimator):
     def stream(
         self, n_series: int = 1, state: list[Tensor] | None = None, *, method: str = "predict"
     ) -> EstimatorStream:
-        """Run step by step, as data come in.
+        """Run step by step, as data arrive.
 
         Parameters
         ----------
         n_series : int
-            N: how many series there are at each step.
+            N, the number of series at each step.
         state : list of Tensor, optional
-            Where to go on: the ``state`` of an earlier stream, also from ``torch.save``, or one that :meth:`predict` or
-            :func:`fluxutils_py.states` returned. None: from zero.
+            State to continue from: the ``state`` of an earlier stream, also from ``torch.save``, or one that
+            :meth:`predict` or :func:`fluxutils_py.states` returned. None: the zero state.
         method : str
-            What each step returns: "predict", and of classifiers "predict_proba", "predict_log_proba",
+            Output of each step: "predict"; for classifiers also "predict_proba", "predict_log_proba" and
             "decision_function".
 
         Returns
         -------
         EstimatorStream
-            ``step(x)`` takes ``(F, N)`` and returns what ``method`` gives for that step of the whole series, ``(G,
-            N)``; ``state``; ``reset(series=None)``. It goes on with the model of now, whatever is fitted later. See
-            :func:`fluxutils_py.stream` for pipelines.
+            ``step(x)`` takes ``(F, N)`` and returns what ``method`` returns for that step of the series, ``(G, N)``. It
+            keeps the current model if the estimator is fitted again. For pipelines, see :func:`fluxutils_py.stream`.
 
         Raises
         ------
@@ -75,11 +74,11 @@ class EstimatorBase(HtmlReprMixin, BaseEstimator):
         starts: Any = None,
         sharded: bool = False,
     ) -> float:
-        """How good predictions are, pooled over all live steps of all series; higher is better.
+        """Return a score of the predictions, pooled over all live steps of all series; higher is better.
 
-        The coefficient of determination R2 (1 is perfect, 0 as good as each feature's mean); of classifiers, or with a
-        cross-entropy loss and integer targets, the share of steps whose label is right. Steps without a target do not
-        count. Parameters as in :meth:`fit`.
+        The score is the coefficient of determination R2 (1 is perfect, 0 is as good as each feature's mean); for
+        classifiers, or with a cross-entropy loss and integer targets, the accuracy. Steps without a target do not
+        count. For the parameters see :meth:`fit`.
         """
         return run_score(self, x, y, sample_weight, lengths, starts, sharded)
 
@@ -94,10 +93,10 @@ class EstimatorBase(HtmlReprMixin, BaseEstimator):
         starts: Any = None,
         sharded: bool = False,
     ) -> Any:
-        """The loss on data, and its gradient, without learning from them.
+        """Return the loss on data, and optionally its gradient, without training.
 
-        Data are cut into the windows that :meth:`fit` would train on, and the state is carried from each to the next.
-        The model is in evaluation mode and is left as it is. Parameters as in :meth:`fit`, and:
+        The data are cut into the windows that :meth:`fit` would train on; the state is carried from each to the next.
+        The model is in evaluation mode and does not change. Other parameters are those of :meth:`fit`.
 
         Parameters
         ----------
@@ -107,7 +106,7 @@ class EstimatorBase(HtmlReprMixin, BaseEstimator):
         Returns
         -------
         float, or (float, Tensor of shape (P,))
-            The mean over live steps; and the mean over windows of the gradient, in the order of
+            The mean over live steps, and the mean gradient over windows, in the order of
             :func:`fluxutils_py.net2vec`, as in ``grad_``.
 
         Notes
@@ -118,12 +117,12 @@ class EstimatorBase(HtmlReprMixin, BaseEstimator):
         return run_evaluate(self, x, y, sample_weight, gradient=gradient, **how)
 
     def save(self, path: Any) -> None:
-        """Write the fitted estimator to one file, aside and then moved into place; see :meth:`load`.
+        """Write the fitted estimator to one file, which is never half-written; see :meth:`load`.
 
-        The file holds parameters, optimizer and history, the settings, and the structure of models that are made of
-        modules of torch and of this package. Code is not stored: a model or loss of your own is named only. Of several
-        ranks only rank 0 writes; the others return at once, and call ``get_communicator("auto").barrier()`` with
-        rank 0 before they read the file.
+        The file holds parameters, optimizer, history, settings, and the structure of models built from modules of torch
+        and of this package. It does not hold code: your own model or loss is only named. On several ranks, only rank 0
+        writes; the others return at once, and call ``get_communicator("auto").barrier()`` with rank 0 before they read
+        the file.
 
         Raises
         ------
@@ -143,20 +142,19 @@ class EstimatorBase(HtmlReprMixin, BaseEstimator):
 
     @classmethod
     def load(cls, path: Any, **arguments: Any) -> Self:
-        """Read an estimator that :meth:`save` wrote. No code from the file is run: it is safe with files of strangers.
+        """Read an estimator that :meth:`save` wrote. It runs no code from the file, so files from strangers are safe.
 
         Parameters
         ----------
         path : str or path-like
         **arguments
-            Constructor arguments in place of those in the file: ``device`` to load it elsewhere, ``model`` and
-            ``loss`` where these are code of your own (an unfitted instance, a class or a function, as for the
-            constructor).
+            Constructor arguments to use instead of those in the file: ``device`` to load it elsewhere; ``model`` and
+            ``loss`` if they are your own code (an unfitted instance, a class or a function, as for the constructor).
 
         Raises
         ------
         LoadError
-            If the file is no estimator, or its parameters do not fit the model; each mismatch is named.
+            If the file holds no estimator, or its parameters do not fit the model; names each mismatch.
         """
         estimator: Self = load_estimator(cls, path, arguments)
         return estimator
@@ -164,11 +162,11 @@ class EstimatorBase(HtmlReprMixin, BaseEstimator):
     # -- inside ----------------------------------------------------------------------------------------
 
     def _resolved_params(self) -> Settings:
-        """The constructor's arguments, with defaults in place of None."""
+        """Return the constructor's arguments, with defaults in place of None."""
         return Settings.from_estimator(self)
 
     def _input_schema(self, fitted: bool = True) -> InputSchema:
-        """What inputs must look like."""
+        """Return the requirements on inputs; after a fit, also its layout."""
         return InputSchema(
             type(self).__name__, getattr(self, "n_timesteps", None), fitted=self._layout if fitted else None
         )
@@ -188,24 +186,24 @@ class EstimatorBase(HtmlReprMixin, BaseEstimator):
 
 
 def load(path: Any, **arguments: Any) -> Any:
-    """Read an estimator that ``est.save(path)`` wrote, of whichever class of this package it is.
+    """Read an estimator of any class of this package that ``est.save(path)`` wrote.
 
     Parameters
     ----------
     path : str or path-like
     **arguments
-        As in :meth:`Estimator.load`: constructor arguments in place of those in the file.
+        Constructor arguments to use instead of those in the file; see :meth:`Estimator.load`.
 
     Returns
     -------
     Estimator
-        Of the class that was saved, such as :class:`SequenceClassifier`.
+        An instance of the class that was saved, such as :class:`SequenceClassifier`.
 
     Raises
     ------
     FileNotFoundError
     LoadError
-        If the file is no estimator, or one of a class of your own, which is named: use its own ``load``. As with
+        If the file holds no estimator, or one of your own classes, which the message names: call its ``load``. As with
         :meth:`Estimator.load`, no code from the file runs.
 
     Examples

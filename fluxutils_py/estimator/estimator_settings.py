@@ -15,9 +15,9 @@ from fluxutils_py.training.make_optimizer import adamw
 
 @dataclass(frozen=True)
 class Settings:
-    """The constructor's arguments of an estimator, with its own defaults in place of None.
+    """Constructor arguments of an estimator, with defaults in place of None.
 
-    What kinds of estimators differ in, beyond the arguments that they share:
+    These attributes are not arguments of every estimator:
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class Settings:
     scale_target : bool
         Whether to train on targets of mean 0 and variance 1.
     early_stopping : bool
-        Whether to hold out ``validation_fraction`` of the training data, where no validation data are given.
+        Whether to hold out ``validation_fraction`` of the training data if no validation data are given.
     """
 
     model: Any = None
@@ -54,20 +54,20 @@ class Settings:
 
     @classmethod
     def from_estimator(cls, est: Any, **own: Any) -> Settings:
-        """The arguments of an estimator by name, but for those that are given here."""
+        """Return the settings of an estimator; ``own`` replaces its arguments of these names."""
         arguments = {f.name: getattr(est, f.name) for f in fields(cls) if hasattr(est, f.name)} | own
         if arguments.get("spec") is None:
             arguments["spec"] = Spec(epochs=100)
         model = arguments.get("model")
         if arguments.get("opt") is None and (model is None or getattr(model, "func", None) is default_model):
             arguments["opt"] = partial(adamw, lr=0.01)
-        if is_active():  # the fit of what a search has found, on fits of one process each
+        if is_active():  # the refit of a search, whose candidates were each fitted by one process
             arguments["scaling"] = "strong"
         return cls(**arguments)
 
 
 def as_callbacks(callbacks: Any) -> list[Any]:
-    """The callbacks that an estimator's argument holds, each checked to be one."""
+    """Return the ``callbacks`` argument of an estimator as a list, after checking each callback."""
     if callbacks is None:
         return []
     as_list = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]

@@ -245,7 +245,7 @@ def tensor_batches(
     windows, first = data.windows, next(model.parameters())
     some = windows.own(windows.segments)[:4]
     rows = some if len(some) else Segments.from_lengths(1, windows.x[0].T)
-    values = windows.cut(rows, 0, min(3, windows.segments.max_length))[0]
+    values = windows.cut(rows, 0, min(3, windows.segments.max_length)).x
     try:
         with seeded(0):  # restores the generators; the lock keeps other fits out
             takes_windows(model, [to_tensor(v, first.dtype, first.device) for v in values])

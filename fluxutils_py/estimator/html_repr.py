@@ -14,11 +14,11 @@ from fluxutils_py.estimator.spec import Spec
 
 
 class HtmlReprMixin(NestedParamsMixin, HtmlTables):
-    """Makes scikit-learn's tables of parameters and fitted attributes readable for estimators of networks.
+    """Mixin that makes scikit-learn's tables of parameters and fitted attributes readable for neural networks.
 
-    A cell holds 30 characters, so modules, optimizers and partials are shown by a short name. A nested parameter comes
-    after its argument, and counts as set by the user only if it differs from the default of the class or function
-    there; scikit-learn would list all of them first, as set.
+    A cell holds 30 characters, so it shows modules, optimizers and partials by a short name. A nested parameter comes
+    after its argument, and counts as set by the user only if it differs from the default of its class or function;
+    scikit-learn would list all of them first, as set.
     """
 
     def _edit_params_table(self, table: Any) -> Any:
@@ -38,7 +38,7 @@ class HtmlReprMixin(NestedParamsMixin, HtmlTables):
         return table
 
     def _default_values(self, argument: str) -> dict[str, Any]:
-        """What the parameters inside an argument are where the user has not set them."""
+        """Return the default values of the parameters inside an argument."""
         value = getattr(self, argument)
         if value is None:
             return self._view_argument(argument).values
@@ -64,7 +64,7 @@ class Unquoted:
 
 
 def short_repr(value: Any) -> Any:
-    """A value, or words for it where it is long by nature."""
+    """Return a value, or a short text for one with a long ``repr``."""
     if isinstance(value, functools.partial):
         settings = [*map(repr, value.args), *(f"{k}={short_repr(v)!r}" for k, v in value.keywords.items())]
         return Unquoted(f"{short_repr(value.func)!r}({', '.join(settings)})")

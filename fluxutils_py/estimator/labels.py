@@ -19,15 +19,15 @@ from fluxutils_py.estimator.targets import MISSING_LABEL
 
 
 class LabelEncoder:
-    """Makes integers of labels: their places among ``classes``, ``MISSING_LABEL`` where there is none (NaN, None).
+    """Encode labels as integers: their positions in ``classes``, ``MISSING_LABEL`` for missing ones (NaN, None).
 
     Parameters
     ----------
     classes : ndarray, sorted
     unknown : int or None
-        What a label becomes that is none of the classes. None: that is an error.
+        Code of labels outside ``classes``. None: they raise a ValueError.
     name : str
-        What an error calls the labels.
+        Name of the labels in error messages.
     """
 
     def __init__(self, classes: np.ndarray, unknown: int | None = None, name: str = "y") -> None:
@@ -53,9 +53,9 @@ class LabelEncoder:
 
 
 def find_classes(labels: Any, weight: SampleWeight | None, rows: Segments | None = None) -> np.ndarray:
-    """The labels that occur in an array (1, N, T) where the weight is not 0, sorted. One pass in blocks.
+    """Return the sorted labels in an array (1, N, T) at steps of nonzero weight, in one pass over blocks.
 
-    ``rows`` say which steps of the series there are. The result may be empty; see :func:`check_classes`.
+    ``rows`` holds the existing steps of each series. The result may be empty; see :func:`check_classes`.
     """
     labels_of_blocks: list[np.ndarray] = []
     for series, steps in block_slices(labels.shape[1], labels.shape[2]):
@@ -75,7 +75,7 @@ def check_classes(classes: np.ndarray) -> np.ndarray:
     Raises
     ------
     DataError, ValueError
-        If there are none, or they are no labels, such as numbers with fractions.
+        If there are none, or they are not labels, such as fractions.
     """
     if len(classes) == 0:
         raise DataError("there is nothing to learn from: no step of y that counts has a label")
@@ -84,19 +84,19 @@ def check_classes(classes: np.ndarray) -> np.ndarray:
 
 
 class ClassWeightArray(DuckArray):
-    """The weights of steps times those of their classes, as an array (1, N, T) that is computed when it is read.
+    """Weights of steps times weights of their classes, as an array (1, N, T) that is computed when it is read.
 
     Parameters
     ----------
     class_weight : "balanced" or dict of class to weight
-        "balanced": inversely proportional to how often a class occurs, counted with the weights of the steps.
+        "balanced": inversely proportional to the frequency of the class, which counts steps by their weights.
     classes : ndarray
     codes : array of int, shape (1, N, T)
     weight : SampleWeight, optional
     rows : Segments
-        The steps that there are of each series: what lies around them is not counted.
+        The existing steps of each series; padding does not count.
     add_up : callable, optional
-        Adds the counts of other series to the counts of these: of ranks that have series of their own.
+        Adds the counts of the other ranks, if each rank has its own series.
     """
 
     dtype = np.dtype(float)
@@ -134,7 +134,7 @@ class ClassWeightArray(DuckArray):
 
 
 def unique_labels(labels: np.ndarray) -> np.ndarray:
-    """The labels that occur, sorted; DataError if they have no order."""
+    """Return the distinct labels, sorted; DataError if they cannot be sorted."""
     try:
         return np.unique(labels)
     except TypeError:
@@ -147,7 +147,7 @@ def _unordered_labels(labels: np.ndarray) -> DataError:
 
 
 def is_label(labels: np.ndarray) -> np.ndarray:
-    """Where there is a label: neither NaN nor, among objects, None or what pandas takes for missing."""
+    """Return a mask of labels that are not missing: not NaN and, among objects, not None or pandas' NA or NaT."""
     if labels.dtype.kind == "f":
         return ~np.isnan(labels)
     if labels.dtype.kind != "O":

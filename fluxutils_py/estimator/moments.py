@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-CONSTANT = 10 * np.finfo(float).eps  # a spread of so much of the mean is rounding
+CONSTANT = 10 * np.finfo(float).eps  # a standard deviation below this share of the mean is rounding error
 
 
 class Standardize:
-    """What is done to blocks of shape (F, n, t): a function that can be pickled."""
+    """Standardise blocks (F, n, t), or undo it; unlike a closure, it can be pickled."""
 
     keeps_features = True
 
@@ -20,7 +20,7 @@ class Standardize:
 
     def __call__(self, block: np.ndarray) -> np.ndarray:
         out = empty_result(block)
-        # NumPy computes in float64 and rounds to float32: a large mean takes no digits from what is left
+        # NumPy computes in float64 and rounds to float32, so a large mean costs no digits
         if self.inverse:
             return np.add(np.multiply(block, self.scale, dtype=float), self.mean, out=out, casting="same_kind")
         np.subtract(block, self.mean, out=out, casting="same_kind")
@@ -28,31 +28,31 @@ class Standardize:
 
 
 def safe_scale(mean: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """What to divide each feature by: its standard deviation; 1 if it is constant, or as good as."""
+    """Return the divisor of each feature: its standard deviation, or 1 if it is constant up to rounding."""
     scale = np.sqrt(variance)
     return np.where(scale <= CONSTANT * abs(mean), 1.0, scale)
 
 
 def moments(blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: int) -> tuple[Any, Any, Any]:
-    """Number (or weight), mean, and sum of squared distances from it, of each feature, shape (F,).
+    """Return the count (or total weight), the mean, and the sum of squared deviations of each feature, (F,).
 
     Parameters
     ----------
     blocks : iterable of (values, weights)
-        Values (F, B, S), of which NaN does not count, and weights (B, S) or (F, B, S), or None.
+        Values (F, B, S), where NaN does not count, and weights (B, S) or (F, B, S), or None.
     n_features : int
     """
     origin = np.full((n_features, 1), np.nan)  # of each feature, a value that occurs
     totals: tuple[Any, Any, Any] = (np.zeros(n_features, int), np.zeros(n_features), np.zeros(n_features))
     for block, weight in blocks:
-        # in C order, so that sums are added up alike whatever the memory order of the data
+        # C order makes the sums independent of the memory order of the data
         values = np.array(block, float, order="C").reshape(n_features, -1)
         w = ~np.isnan(values)
         if weight is not None:
             w = w * weight.reshape(-1, values.shape[1]).astype(float)
         total = w.sum(1)
         origin = np.where(np.isnan(origin), np.fmax.reduce(np.where(w > 0, values, np.nan), 1, keepdims=True), origin)
-        # small numbers, of which a sum loses no digits; of a constant, exactly 0
+        # differences are small, so their sums lose no digits; for a constant they are exactly 0
         distance = np.where(w > 0, values - origin, 0)
         mean = (w * distance).sum(1) / np.where(total > 0, total, 1)
         totals = merge_moments(*totals, total, mean, (w * (distance - mean[:, None]) ** 2).sum(1))
@@ -61,9 +61,10 @@ def moments(blocks: Iterable[tuple[np.ndarray, np.ndarray | None]], n_features: 
 
 
 def merge_moments(n: Any, mean: Any, squares: Any, m: Any, other_mean: Any, other_squares: Any) -> tuple[Any, Any, Any]:
-    """Weight, mean, and sum of squared distances from it, of two parts together; no digits are lost.
+    """Merge the weights, means and sums of squared deviations of two parts, without cancellation.
 
-    Numbers or arrays, one value per feature. Source: Chan, Golub & LeVeque (1983), The American Statistician 37(3).
+    Arguments are numbers, or arrays with one value per feature. Source: Chan, Golub & LeVeque (1983), The American
+    Statistician 37(3).
     """
     both = n + m
     share = m / np.where(both > 0, both, 1)
@@ -72,6 +73,6 @@ def merge_moments(n: Any, mean: Any, squares: Any, m: Any, other_mean: Any, othe
 
 
 def empty_result(block: np.ndarray) -> np.ndarray:
-    """A fresh array for a function of a block, in the same memory order: float32 of short floats, else float64."""
+    """Return an uninitialised array like a block, in its memory order: float32 for short floats, else float64."""
     is_short = block.dtype.kind == "f" and block.dtype.itemsize <= 4
     return np.empty_like(block, np.float32 if is_short else np.float64, subok=False)

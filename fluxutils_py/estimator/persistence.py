@@ -128,10 +128,7 @@ def _stored_arguments(c: dict[str, Any]) -> dict[str, Any]:
 
 def read_estimator(path: Any) -> dict[str, Any]:
     """Return the content of a file that :func:`save_estimator` wrote."""
-    content = read_file(path, KIND)
-    if content.get("format") != FORMAT:
-        raise LoadError(f"{path} has format {content.get('format')}, this version reads {FORMAT}; update fluxutils_py")
-    return content
+    return read_file(path, KIND, format=FORMAT)
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ def pooled_scorer(name: str, **kwargs: Any) -> Callable[..., float]:
     >>> sorted(found)
     ['fit_time', 'score_time', 'test_neg_mean_absolute_error', 'test_r2']
     """
-    from sklearn.metrics import get_scorer, get_scorer_names, make_scorer  # loaded when it is wanted: 30 ms
+    from sklearn.metrics import get_scorer, get_scorer_names, make_scorer  # deferred: importing it takes 30 ms
 
     if name not in get_scorer_names():
         near = difflib.get_close_matches(str(name), get_scorer_names(), 1)
@@ -173,7 +173,7 @@ def _reshape_predictions(y_pred: Any, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _pooled_r2(y_true: np.ndarray, y_pred: np.ndarray, sample_weight: SampleWeight | None = None) -> float:
-    """Of arrays (G, N, T)."""
+    """Return the pooled R2 of arrays (G, N, T)."""
     _, n_series, n_steps = y_true.shape
     whole = Prediction((y_pred.transpose(2, 1, 0),), slice(0, n_series), slice(0, n_steps))
     return pooled_r2([whole], (SeriesArray(y_true, "y"),), Segments.from_lengths(n_series, n_steps), sample_weight)

@@ -50,7 +50,7 @@ def run_predict(
     settings = est._resolved_params()
     with ranks_of_call(settings.comm, "predict", sharded) as ranks:
         check_is_fitted(est, "model_")
-        if sharded and not ranks.is_single:  # each rank predicts by itself, and hears of errors of others
+        if sharded and not ranks.is_single:  # each rank predicts alone, but errors reach all
             alone = {"state": state, "lengths": lengths, "starts": starts, "return_state": return_state}
             nothing = (None, None) if return_state else None
             own = nothing if is_empty(x) else run_predict(est, x, out, method, **alone)
@@ -119,8 +119,8 @@ class BlockPredictor:
         self._runs = inputs.contiguous_runs()
         if state is not None and len(self._runs) > 1:
             raise ValueError(
-                f"state is where one stretch of time goes on, but the steps of x have {len(self._runs) - 1} gaps; "
-                "predict each stretch by itself"
+                f"state continues one run of steps, but the steps of x have {len(self._runs) - 1} gaps; predict each "
+                "run separately"
             )
         self._last, self._n_context = self._make_predictor(self._runs[0], state)  # errors come before the first block
 
@@ -147,7 +147,7 @@ class BlockPredictor:
             at = last[p.series] - p.steps.start
             here = np.flatnonzero((at >= 0) & (at < len(y)))
             outputs[p.series.start + here] = y[at[here], here]
-        return gather_rows(outputs, n, self.ranks)
+        return gather_rows(outputs, self.ranks)
 
     def _make_predictor(self, run: slice, state: Any) -> tuple[Predictor, int]:
         """Return a predictor for a run of steps, and its number of context steps: 0 where a state is given."""
@@ -245,15 +245,17 @@ class PredictionWriter:
         if ranks.is_single:
             return
         files = [None] if self.out is None else [memmap_location(target) for _, target in self._named_outputs()]
-        told = ranks.allgather(
+        answers = ranks.allgather(
             (files, None if self._targets is None else [(t.shape[0], t.dtype) for t in self._targets])
         )
-        kinds = [kind for _, kind in told if kind is not None]
+        kinds = [kind for _, kind in answers if kind is not None]
         if any(kind != kinds[0] for kind in kinds):
             ranks.raise_on_all(
-                RankError(f"out differs: {describe_by_rank([str(k) for _, k in told])}; give every rank one of a kind")
+                RankError(
+                    f"out differs: {describe_by_rank([str(k) for _, k in answers])}; give all ranks one of a kind"
+                )
             )
-        if None not in files and all(f == files for f, _ in told):
+        if None not in files and all(f == files for f, _ in answers):
             for _, target in self._named_outputs():
                 target.flush()
             ranks.allgather()

@@ -81,12 +81,12 @@ class _Fit:
 
     def __init__(self, training: Any, attributes: Any) -> None:
         self.est, self.loop, self.device = attributes.est, training.loop, training.batches.device
-        self.of, self.data = requested_identity(training), data_digests(training.data)
+        self.identity, self.data = requested_identity(training), data_digests(training.data)
         self.size = training.size
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "of": self.of,
+            "of": self.identity,
             "data": self.data,
             "size": self.size.state_dict(),
             "hooks": list(self.loop.hooks.state_dict()),
@@ -97,7 +97,7 @@ class _Fit:
         return states[rank] if rank < len(states) else {**states[0], "hooks": []}  # rank 0 may have hooks of its own
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        changed = changed_settings(state["of"], self.of) or changed_data(state["data"], self.data)
+        changed = changed_settings(state["of"], self.identity) or changed_data(state["data"], self.data)
         if dealt := [text for text in changed if text.startswith(SERIES_OF_RANKS)]:
             raise LoadError(
                 f"{dealt[0]}; the order of the series and their states belong to the ranks that have them, so go on "
@@ -113,5 +113,5 @@ class _Fit:
             self.data[name] = self.data[name][0] or whole, self.data[name][1]
         missing = [name for name in state["hooks"] if name not in self.loop.hooks.state_dict()]
         if missing:
-            raise LoadError(f"it had the hooks {', '.join(map(repr, missing))}, which remember things; add them")
+            raise LoadError(f"it had the hooks {', '.join(map(repr, missing))}, which this fit lacks; add them")
         self.est.grad_ = state["grad"].to(self.device)

@@ -112,11 +112,11 @@ class SeriesPool:
 
     def _agree_on(self, own: Any, name: str) -> Any:
         """Return what the ranks have in common; None stands for a rank without series, which takes what others have."""
-        told = self.ranks.allgather(own)
-        first = next((form for form in told if form is not None), None)
+        forms = self.ranks.allgather(own)
+        first = next((form for form in forms if form is not None), None)
         if first is None:
             self.ranks.raise_on_all(DataError(f"no rank has any series: {name} is None, or without series, everywhere"))
-        of_ranks = [first.texts() if form is None else form.texts() for form in told]
+        of_ranks = [first.texts() if form is None else form.texts() for form in forms]
         for what in first.texts():
             values = [texts[what] for texts in of_ranks]
             if len(set(values)) > 1:

@@ -12,7 +12,7 @@ from fluxutils_py.errors import SingleStepWarning
 from fluxutils_py.estimator.inputs import Inputs
 from fluxutils_py.nn import Recur
 
-MANY = 1000  # rows: of so many, some follow others
+MANY = 1000  # rows; a larger frame probably holds steps in time
 TIMES = ("date", "datetime", "day", "hour", "month", "period", "step", "t", "time", "timestamp", "week", "year")
 
 

@@ -12,12 +12,12 @@ from sklearn.utils._set_output import _wrap_data_with_container
 
 
 def as_configured(transformed: Any, x: Any, transformer: Any) -> Any:
-    """The output of ``transform(x)`` as the container that ``set_output`` has asked for."""
+    """Return the output of ``transform(x)`` in the container that ``set_output`` chose."""
     return _wrap_data_with_container("transform", transformed, x, transformer)
 
 
 class Scorer(NamedTuple):
-    """What one of scikit-learn's scorers is made of, as arguments of ``make_scorer``."""
+    """Parts of one of scikit-learn's scorers, as arguments of ``make_scorer``."""
 
     score_func: Callable[..., float]
     greater_is_better: bool

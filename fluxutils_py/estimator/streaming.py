@@ -167,7 +167,7 @@ class EstimatorStream:
 
     @property
     def state(self) -> list[Tensor]:
-        """What the next outputs depend on, copied: as :func:`fluxutils_py.states`; see ``Estimator.predict``."""
+        """Copy of the state that the next outputs depend on, as of :func:`fluxutils_py.states`."""
         return self._session.state
 
     def reset(self, series: Any = None) -> None:
@@ -212,7 +212,7 @@ class PipelineStream:
 
     @property
     def state(self) -> list[Tensor]:
-        """What the next outputs depend on, copied: of the transformers that look back, then of the estimator."""
+        """Copy of the state that the next outputs depend on: of the transformers, then of the estimator."""
         return [t.clone() for each in self._steps for t in each.state] + self._last.state
 
     def reset(self, series: Any = None) -> None:

@@ -104,12 +104,12 @@ class _TransformMixin:
     def _block_function(self) -> Any:
         """Return the function that transforms blocks of shape (F, n, t); it can be pickled.
 
-        A function that uses earlier steps gets whole series, and has
+        A function that uses earlier steps gets whole series, and has these methods:
 
-        - ``over(array)``: the result for an array that is read lazily;
-        - ``empty_state(F, N)``; ``step(block, state)``, which returns the result for the next step (F, N, 1) and the
-        new
-          state, a list of Tensor; and ``forget(state, series)``.
+        - ``over(array)`` returns the result for an array, lazily;
+        - ``step(block, state)`` returns the result for the next step (F, N, 1) and the new state, a list of Tensor;
+        - ``empty_state(F, N)`` returns the initial state, ``forget(state, series)`` a state that is initial for some
+          series.
         """
         raise NotImplementedError
 
@@ -225,7 +225,7 @@ class TransformerStream:
     Parameters
     ----------
     function : callable
-        The result of a transformer's ``_function``.
+        The result of a transformer's ``_block_function``.
     shape : (F, N)
     state : list of Tensor, optional
 

@@ -68,10 +68,12 @@ def eval_datasets(
     """
     with RankGroup.from_comm(comm, "eval_datasets") as ranks:
         ranks.require_equal({"the datasets": list(datasets)})
-        return {name: _evaluate(task, name, batches, args, kwargs, ranks) for name, batches in datasets.items()}
+        return {
+            name: _evaluate_and_merge(task, name, batches, args, kwargs, ranks) for name, batches in datasets.items()
+        }
 
 
-def _evaluate(
+def _evaluate_and_merge(
     task: Any, name: str, batches: Batches, args: tuple[Any, ...], kwargs: dict[str, Any], ranks: RankGroup
 ) -> EvalResults:
     """Return the merged result of all ranks, on every rank."""
@@ -86,8 +88,8 @@ def _evaluate(
     def reduce_all(results: list[Any]) -> EvalResults:
         total, *others = results if ranks.is_single else map(pickle.loads, results)
         for other in others:
-            total = _reduce(total, other)
-        return _checked(task.finalize_eval_results(total), EvalResults, "finalize_eval_results")
+            total = _reduce_results(total, other)
+        return _check_type(task.finalize_eval_results(total), EvalResults, "finalize_eval_results")
 
     gathered = ranks.allgather(ranks.guard(evaluate_own))
     wrong = [error if ranks.is_single else f"rank {rank}: {error}" for rank, (_, error) in enumerate(gathered) if error]
@@ -103,7 +105,7 @@ def _evaluate_batches(
     task: Any, name: str, batches: Batches, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> EvalResults:
     """Return the result of the batches of this rank."""
-    total = _checked(task.create_eval_results(name), EvalResults, "create_eval_results")
+    total = _check_type(task.create_eval_results(name), EvalResults, "create_eval_results")
     kind, model = type(total), _model_of(args)
     with evaluation_mode(model):
         dataset = batches() if callable(batches) else batches
@@ -112,7 +114,7 @@ def _evaluate_batches(
         for batch in dataset:
             if model is not None and begins_series(batch):
                 reset(model)
-            total = _reduce(total, _checked(task.evaluate(batch, *args, **kwargs), kind, "evaluate"))
+            total = _reduce_results(total, _check_type(task.evaluate(batch, *args, **kwargs), kind, "evaluate"))
         return tree_map(lambda v: v.detach().cpu() if isinstance(v, torch.Tensor) else v, total)
 
 
@@ -120,14 +122,14 @@ class _WrongTypeError(TypeError):
     pass
 
 
-def _checked(value: Any, kind: type[EvalResults], method: str) -> Any:
+def _check_type(value: Any, kind: type[EvalResults], method: str) -> Any:
     if isinstance(value, kind):
         return value
     raise _WrongTypeError(f"{method} returned {type(value).__name__}; it must return {kind.__name__}")
 
 
-def _reduce(one: EvalResults, other: EvalResults) -> EvalResults:
-    return _checked(one.reduce(other), type(one), f"{type(one).__name__}.reduce")
+def _reduce_results(one: EvalResults, other: EvalResults) -> EvalResults:
+    return _check_type(one.reduce(other), type(one), f"{type(one).__name__}.reduce")
 
 
 def _model_of(args: tuple[Any, ...]) -> nn.Module | None:

@@ -78,7 +78,7 @@ class EvalResults:
 
     def to_log_message(self) -> str:
         """Return a line for the log; by default the fields, with shapes instead of arrays."""
-        return ", ".join(f"{f.name} {_shown(getattr(self, f.name))}" for f in fields(self))
+        return ", ".join(f"{f.name} {_format_value(getattr(self, f.name))}" for f in fields(self))
 
     def write_to_tensorboard(self, state: Any, writer: Any) -> None:
         """Write the results to a summary writer, at step ``state.step``."""
@@ -90,7 +90,7 @@ def raise_undefined(thing: Any, method: str, what: str) -> NoReturn:
     raise NotImplementedError(f"{type(thing).__name__} does not define {method}, which {what}")
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     numbers = as_tensor(value)
     if numbers is None:
         return str(value)

@@ -124,11 +124,11 @@ class RunEval:
     def run(self, loop: Any, ranks: RankGroup) -> dict[str, EvalResults]:
         """Evaluate on the given ranks and call the result processors; return the results by name."""
         results = eval_datasets(self.task, self.datasets, loop, comm=ranks)
-        ranks.guard(self._process, results, loop, ranks.rank)
+        ranks.guard(self._process_results, results, loop, ranks.rank)
         ranks.allgather()
         return results
 
-    def _process(self, results: dict[str, EvalResults], loop: Any, rank: int) -> None:
+    def _process_results(self, results: dict[str, EvalResults], loop: Any, rank: int) -> None:
         if rank == 0:
             for name, result in results.items():
                 logger.info("step %d, %s: %s", loop.step, name, result.to_log_message())
@@ -242,7 +242,7 @@ class _BestCheckpoint(BestModel):
     def save_if_better(self, result: EvalResults, loop: Any) -> tuple[Path | None, EvalResults]:
         """Save the model if it is the best so far; return its checkpoint or None, and the best result."""
         if self.value is None:
-            self.value = self._read(result)
+            self.value = self._read_best(result)
         self.model = loop
         return self.path if self.update(result) else None, self.value
 
@@ -254,7 +254,7 @@ class _BestCheckpoint(BestModel):
         self.path = Checkpointer(self.dest).write(states, self.model.step)
         write_pytree_json(self.dest / "results.json", value)
 
-    def _read(self, like: EvalResults) -> EvalResults | None:
+    def _read_best(self, like: EvalResults) -> EvalResults | None:
         """Return the best result of an earlier process, or None."""
         try:
             return read_pytree_json(self.dest / "results.json", like)

@@ -35,13 +35,13 @@ def baseline_forecasts(values: np.ndarray, h: int, season: int) -> dict[str, np.
     {'Naive': [4.0, 4.0], 'SeasonalNaive': [3.0, 4.0], 'Drift': [5.0, 6.0], 'WindowAverage': [3.5, 3.5]}
     """
     n, k = values.shape
-    there = ~np.isnan(values)
-    any_there = there.any(1)
+    known = ~np.isnan(values)
+    any_known = known.any(1)
     rows, steps = np.arange(n), np.arange(1, h + 1)
-    last_at = k - 1 - there[:, ::-1].argmax(1)
-    first_at = there.argmax(1)
-    last = np.where(any_there, values[rows, last_at], np.nan)
-    first = np.where(any_there, values[rows, first_at], np.nan)
+    last_at = k - 1 - known[:, ::-1].argmax(1)
+    first_at = known.argmax(1)
+    last = np.where(any_known, values[rows, last_at], np.nan)
+    first = np.where(any_known, values[rows, first_at], np.nan)
     slope = (last - first) / np.maximum(last_at - first_at, 1)
     seasonal = np.full((n, h), np.nan)
     for turn in range(1, 1 + k // season):

@@ -37,11 +37,11 @@ class Covariate:
         if values.dtype == object:
             different = {v for v in values if v is not None}
             return cls(name, categories=tuple(sorted(different, key=str)))
-        there = values[~np.isnan(values)]
-        if not len(there):
+        known = values[~np.isnan(values)]
+        if not len(known):
             return cls(name)
-        scale = float(there.std())
-        return cls(name, float(there.mean()), scale if scale > 1e-12 * abs(float(there.mean())) else 1.0)
+        mean, scale = float(known.mean()), float(known.std())
+        return cls(name, mean, scale if scale > 1e-12 * abs(mean) else 1.0)
 
     def channel(self, values: np.ndarray) -> np.ndarray:
         """Return standardised numbers, or codes: (total,), NaN where missing.

@@ -20,7 +20,6 @@ POSITIVE_INTEGERS = ("h", "hidden_size", "num_layers", "n_models", "max_steps", 
 SAMPLED = 256, 2048  # number of series and of last steps to sample
 MOST_SEASONS = 8  # largest long season, in seasons
 LEAST_SHARE = 0.02  # share of the variance of errors that a long season must explain
-HOUR = DAY // 24
 
 
 def check_settings(fc: Any) -> None:
@@ -73,8 +72,8 @@ def sample(source: PackedSeries | ArraySource) -> np.ndarray:
 
 def all_positive(source: PackedSeries | ArraySource, some: np.ndarray) -> bool:
     values = source.values[0] if isinstance(source, PackedSeries) else some
-    there = values[~np.isnan(values)]
-    return bool(len(there)) and bool((there > 0).all())
+    known = values[~np.isnan(values)]
+    return bool(len(known)) and bool((known > 0).all())
 
 
 def choose_features(

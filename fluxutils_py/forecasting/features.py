@@ -221,8 +221,8 @@ def _rolling_sum(values: np.ndarray, n: int) -> np.ndarray:
 def _mean_change(z: np.ndarray, back: int, n: int) -> np.ndarray:
     change = np.full(z.shape, np.nan)
     np.abs(z[:, back:] - z[:, :-back], out=change[:, back:])
-    there = ~np.isnan(change)
-    return rolling_mean(np.where(there, change, 0.0), there, n)
+    known = ~np.isnan(change)
+    return rolling_mean(np.where(known, change, 0.0), known, n)
 
 
 def _gather_steps(filled: np.ndarray, steps: slice, ahead: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.forecast_step import ForecastStep
 from fluxutils_py.forecasting.history import forecasts_along
 from fluxutils_py.forecasting.outputs import column_names
+from fluxutils_py.forecasting.panel import series_name
 from fluxutils_py.forecasting.panel_windows import PanelWindows
 from fluxutils_py.versions import installed_version
 
@@ -67,11 +68,10 @@ def check_forecaster_export(fc: Any, path: Any, df: Any, tolerance: float) -> fl
         worst = float(np.nan_to_num(away, nan=np.inf).max())
         if worst > tolerance:
             n, i, k = np.unravel_index(np.nan_to_num(away, nan=np.inf).argmax(), away.shape)
-            name = repr(panel.ids[n]) if panel is not None else f"number {n}"
             raise ExportError(
-                f"{path}: {column_names(fc)[i]} of series {name} is {got[n, i, k]:.7g} {k + 1} steps after step "
-                f"{at[n]}, that of the forecaster is {want[n, i, k]:.7g}: a relative difference of {worst:.1e}, above "
-                f"{tolerance:.1e}"
+                f"{path}: {column_names(fc)[i]} of series {series_name(panel, int(n))} is {got[n, i, k]:.7g} {k + 1} "
+                f"steps after step {at[n]}, that of the forecaster is {want[n, i, k]:.7g}: a relative difference of "
+                f"{worst:.1e}, above {tolerance:.1e}"
             )
         largest = max(largest, worst)
     return largest

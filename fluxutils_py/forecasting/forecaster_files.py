@@ -54,10 +54,7 @@ def save_forecaster(fc: Any, path: Any) -> None:
 
 def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
     """Read a forecaster; see ``Forecaster.load``."""
-    c = read_file(path, KIND)
-    if c.get("format") != FORMAT:
-        way_out = "update fluxutils_py" if (c.get("format") or 0) > FORMAT else "fit and save the forecaster again"
-        raise LoadError(f"{path} has format {c.get('format')}, this version reads {FORMAT}: {way_out}")
+    c = read_file(path, KIND, format=FORMAT)
     missing = [k for k in c["code"] if k not in arguments]
     if missing:
         raise LoadError(

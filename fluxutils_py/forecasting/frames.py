@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from fluxutils_py.errors import DataError
+from fluxutils_py.validation import require_package
 
 
 def require(name: str, extra: str = "forecast") -> Any:
     """Import a library that forecasting needs, or raise ImportError that says what to install."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        package = name.partition(".")[0]
-        raise ImportError(f'forecasting needs {package} here: pip install "fluxutils_py[{extra}]"') from None
+    return require_package(name, extra, "forecasting")
 
 
 def is_frame(value: Any) -> bool:
@@ -53,17 +49,14 @@ class Frame:
 
     def require(self, columns: dict[str, str]) -> None:
         """Raise DataError unless the columns are there; ``columns`` maps each to the argument that names it."""
-        there = list(map(str, self.frame.columns))
+        names = list(map(str, self.frame.columns))
         for column, argument in columns.items():
-            if column not in there:
-                near = difflib.get_close_matches(str(column), there, 1)
+            if column not in names:
+                near = difflib.get_close_matches(str(column), names, 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise DataError(
-                    f"{self.name} has no column {column!r} (columns: {', '.join(there)}), which {argument} names{hint}"
+                    f"{self.name} has no column {column!r} (columns: {', '.join(names)}), which {argument} names{hint}"
                 )
-
-    def has(self, column: str) -> bool:
-        return column in self.frame.columns
 
     def dtype(self, column: str) -> Any:
         """Return the narwhals type of a column.

@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.forecasting.frames import Frame, make_frame
 from fluxutils_py.forecasting.history import History, Steps, forecasts
-from fluxutils_py.forecasting.panel import Panel, read_steps
+from fluxutils_py.forecasting.panel import Panel, read_steps, series_name
 
 
 def array_shape(array: Any) -> tuple[int, int] | None:
@@ -37,11 +37,10 @@ def warn_short_series(fc: Any, lengths: np.ndarray, panel: Panel | None) -> None
     short = np.flatnonzero(lengths <= season)
     if len(short):
         first = short[0]
-        name = repr(panel.ids[first]) if panel is not None else f"number {first}"
         warnings.warn(
-            f"{len(short)} of {len(lengths)} series have no more steps than a season of {season} (series {name} "
-            f"has {lengths[first]}): where the season before is not known, they are forecast from their last "
-            "value",
+            f"{len(short)} of {len(lengths)} series have no more steps than a season of {season} (series "
+            f"{series_name(panel, first)} has {lengths[first]}): where the season before is not known, they are "
+            "forecast from their last value",
             stacklevel=3,
         )
 
@@ -57,8 +56,7 @@ def forecast_values(fc: Any, history: History, ahead: np.ndarray) -> np.ndarray:
     found = forecasts(fc.models_, windows, at, history.states, len(fc.quantiles))
     unknown = np.flatnonzero(np.isnan(found).any((1, 2)))
     if len(unknown):
-        first = unknown[0]
-        name = repr(history.panel.ids[first]) if history.panel is not None else f"number {first}"
+        name = series_name(history.panel, unknown[0])
         warnings.warn(
             f"{len(unknown)} series have no value in their last {fc.features_.memory} steps (the first is {name}): "
             "their forecasts are missing",
@@ -120,14 +118,12 @@ def future_covariates(fc: Any, history: History, futr_df: Any) -> np.ndarray:
         )
     panel = _require_panel(history)
     frame = Frame(futr_df, "futr_df")
-    frame.require(fc._columns.arguments(False, True, False))
-    series, steps = read_steps(frame, fc._columns, panel)
-    k = steps - panel.lengths[np.maximum(series, 0)]
-    use = (series >= 0) & (k >= 0) & (k < h)
-    there = np.zeros((n, h), bool)
-    there[series[use], k[use]] = True
-    if not there.all():
-        i, step = (int(v) for v in np.argwhere(~there)[0])
+    frame.require(fc._columns.arguments(target=False, hist=False))
+    series, k, use = _rows_ahead(fc, frame, panel)
+    has_row = np.zeros((n, h), bool)
+    has_row[series[use], k[use]] = True
+    if not has_row.all():
+        i, step = (int(v) for v in np.argwhere(~has_row)[0])
         at = format_time(panel.times(np.array([i]), np.array([panel.lengths[i] + step]))[0])
         raise DataError(
             f"futr_df has no row of series {panel.ids[i]!r} at {at} (column {fc.time_col!r}); it needs the {h} steps "
@@ -139,6 +135,13 @@ def future_covariates(fc: Any, history: History, futr_df: Any) -> np.ndarray:
     return found
 
 
+def _rows_ahead(fc: Any, frame: Frame, panel: Panel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return for each row its series, its step after the end of the series from 0, and whether this is forecast."""
+    series, steps = read_steps(frame, fc._columns, panel)
+    k = steps - panel.lengths[np.maximum(series, 0)]
+    return series, k, (series >= 0) & (k >= 0) & (k < fc.features_.h)
+
+
 def score_forecasts(fc: Any, df: Any) -> float:
     """Implement ``Forecaster.score``."""
     check_is_fitted(fc, "models_")
@@ -146,10 +149,8 @@ def score_forecasts(fc: Any, df: Any) -> float:
     panel = _require_panel(history)
     h, n = fc.features_.h, history.n_series
     frame = Frame(df, "df")
-    frame.require(fc._columns.arguments(True, True, False))
-    series, steps = read_steps(frame, fc._columns, panel)
-    k = steps - panel.lengths[np.maximum(series, 0)]
-    use = (series >= 0) & (k >= 0) & (k < h)
+    frame.require(fc._columns.arguments(hist=False))
+    series, k, use = _rows_ahead(fc, frame, panel)
     truth = frame.numbers(fc.target_col, missing=True)
     use &= ~np.isnan(truth)
     if not use.any():
@@ -163,8 +164,8 @@ def score_forecasts(fc: Any, df: Any) -> float:
     tail = history.tail[0]
     season = min(fc.features_.season, tail.shape[1] - 1)
     change = np.abs(tail[:, season:] - tail[:, :-season])
-    there = ~np.isnan(change)
-    scale = np.where(there, change, 0).sum(1) / np.maximum(there.sum(1), 1)
+    known = ~np.isnan(change)
+    scale = np.where(known, change, 0).sum(1) / np.maximum(known.sum(1), 1)
     scale = np.maximum(scale, 1e-6 * max(fc.features_.unit, 1e-12))
     return -float(np.mean(np.abs(found - truth[use]) / scale[series[use]]))
 

@@ -23,16 +23,15 @@ class Columns:
     futr: tuple[str, ...] = ()
     stat: tuple[str, ...] = ()
 
-    def arguments(self, target: bool, futr: bool, hist: bool) -> dict[str, str]:
+    def arguments(self, *, target: bool = True, hist: bool = True) -> dict[str, str]:
         """Map each column that a frame must have to the argument that names it."""
-        found = {self.id: "id_col", self.time: "time_col"}
-        if target:
-            found[self.target] = "target_col"
-        if hist:
-            found.update(dict.fromkeys(self.hist, "hist_exog_list"))
-        if futr:
-            found.update(dict.fromkeys(self.futr, "futr_exog_list"))
-        return found
+        return {
+            self.id: "id_col",
+            self.time: "time_col",
+            **({self.target: "target_col"} if target else {}),
+            **(dict.fromkeys(self.hist, "hist_exog_list") if hist else {}),
+            **dict.fromkeys(self.futr, "futr_exog_list"),
+        }
 
 
 @dataclass(frozen=True)
@@ -103,15 +102,17 @@ class Panel:
         return (to_absolute(found, self.zone) if self.frequency.is_local else found).astype("M8[ns]")
 
 
+def series_name(panel: Panel | None, series: int) -> str:
+    """Name a series in messages: by its id, or by its number if there are no ids."""
+    return f"number {series}" if panel is None else repr(panel.ids[series])
+
+
 def read_panel(
     df: Any,
     columns: Columns,
     freq: Any = None,
     *,
     static_df: Any = None,
-    target: bool = True,
-    hist: bool = True,
-    name: str = "df",
 ) -> Panel:
     """Read a long frame, whose rows may be in any order.
 
@@ -123,18 +124,16 @@ def read_panel(
         None: inferred from the times.
     static_df : data frame, optional
         One row per series with the static covariates. None: ``df`` holds them.
-    target, hist : bool
-        Whether to read the target, and the past covariates.
 
     Raises
     ------
     DataError
         If the data cannot be used. The message names column and row.
     """
-    frame = Frame(df, name)
-    frame.require(columns.arguments(target, True, hist))
+    frame = Frame(df, "df")
+    frame.require(columns.arguments())
     if frame.n_rows == 0:
-        raise DataError(f"{name} has no rows")
+        raise DataError("df has no rows")
     codes, ids = _number_labels(frame.labels(columns.id))
     at = frame.times(columns.time)
     frequency = freq if isinstance(freq, Frequency) else None
@@ -148,7 +147,7 @@ def read_panel(
         frequency = infer_frequency(steps, local, at.is_integer)
     if (frequency.kind == "integer") != at.is_integer:
         kinds = ("dates", "integers") if at.is_integer else ("integers", "dates")
-        raise DataError(f"column {columns.time!r} of {name} holds {kinds[1]}, the forecaster was fitted on {kinds[0]}")
+        raise DataError(f"column {columns.time!r} of df holds {kinds[1]}, the forecaster was fitted on {kinds[0]}")
     times = at.on(frequency.is_local)
     order = np.lexsort((times, codes))
     first = np.full(len(ids), np.iinfo(np.int64).max)
@@ -162,7 +161,7 @@ def read_panel(
     place = offsets[codes] + steps
     total = int(lengths.sum())
     values = {}
-    for column in _step_columns(columns, target, hist):
+    for column in (columns.target, *columns.hist, *columns.futr):
         if column != columns.target and frame.is_category(column):
             labels = np.full(total, None, dtype=object)
             labels[place] = frame.labels(column, missing=column not in columns.futr)
@@ -174,10 +173,6 @@ def read_panel(
     types = {c: frame.dtype(c) for c in (columns.id, columns.time)}
     static = _read_static(frame, static_df, columns, codes, ids) if columns.stat else {}
     return Panel(ids, first, lengths, values, static, frequency, at.zone, types, frame.backend)
-
-
-def _step_columns(columns: Columns, target: bool, hist: bool) -> list[str]:
-    return [*([columns.target] if target else []), *(columns.hist if hist else ()), *columns.futr]
 
 
 def _number_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -229,9 +224,9 @@ def _read_static(
         frame.require({columns.id: "id_col", **dict.fromkeys(columns.stat, "stat_exog_list")})
         number = {label: i for i, label in enumerate(ids)}
         codes = np.array([number.get(label, -1) for label in frame.labels(columns.id)])
-        there = np.isin(np.arange(len(ids)), codes)
-        if not there.all():
-            raise DataError(f"static_df has no row of series {ids[int((~there).argmax())]!r}")
+        has_row = np.isin(np.arange(len(ids)), codes)
+        if not has_row.all():
+            raise DataError(f"static_df has no row of series {ids[int((~has_row).argmax())]!r}")
     else:
         frame.require(dict.fromkeys(columns.stat, "stat_exog_list"))
     found: dict[str, np.ndarray] = {}

@@ -18,7 +18,7 @@ class PackedSeries:
 
     Attributes
     ----------
-    n_channels, n_series : int
+    n_series : int
     offsets : ndarray of int, shape (N,)
     is_complete : bool
         Whether the first channel has a value at every step.
@@ -29,7 +29,7 @@ class PackedSeries:
     def __init__(self, values: np.ndarray, lengths: np.ndarray) -> None:
         self.values, self.lengths = values, np.asarray(lengths)
         self.offsets = np.concatenate([[0], np.cumsum(self.lengths)[:-1]]).astype(int)
-        self.n_channels, self.n_series = len(values), len(self.lengths)
+        self.n_series = len(self.lengths)
         self.is_complete = not np.isnan(values[0]).any()
 
     def cut(self, series: np.ndarray, start: np.ndarray, n_steps: int) -> np.ndarray:
@@ -58,7 +58,7 @@ class ArraySource:
         A NumPy array, a memory map, an h5py dataset, or any object that takes three slices. Reads only what is cut.
     """
 
-    n_channels, is_complete = 1, False
+    is_complete = False
 
     def __init__(self, array: Any) -> None:
         self.array = array

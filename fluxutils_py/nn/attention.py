@@ -46,10 +46,10 @@ class _WindowedAttention(nn.Module):
             state = past, past, past[..., 0]
         k, v = torch.cat([state[0], k]), torch.cat([state[1], v])  # (window - 1 + S, B, H)
         exists = torch.cat([state[2], state[2].new_ones(S, B)])
-        y = self.out(self._attend(q, k, v, exists != 0))
+        y = self.out(self._attend_in_blocks(q, k, v, exists != 0))
         return y, (k[S:].clone(), v[S:].clone(), exists[S:].clone())
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, exists: Tensor) -> Tensor:
+    def _attend_in_blocks(self, q: Tensor, k: Tensor, v: Tensor, exists: Tensor) -> Tensor:
         """Attend in blocks of queries, each with the keys that it sees: cost and memory are linear in S."""
         S, B, H = q.shape
         past = self.window - 1
@@ -66,7 +66,7 @@ class _WindowedAttention(nn.Module):
 
         queries = q.view(n_blocks, size, B, *shape[1:]).permute(0, 2, 3, 1, 4).flatten(0, 1)
         cos, sin = rotary_table(n_keys, shape[2] // 2, q.dtype, q.device)
-        queries, keys = _rotate(queries, cos[past:], sin[past:]), _rotate(windows(k), cos, sin)
+        queries, keys = _rotate_pairs(queries, cos[past:], sin[past:]), _rotate_pairs(windows(k), cos, sin)
         steps = torch.arange(n_keys, device=q.device)
         ahead = steps - steps[past:, None]  # (size, n_keys), from query to key
         seen = exists.unfold(0, n_keys, size).flatten(0, 1)  # (n_blocks * B, n_keys)
@@ -87,7 +87,7 @@ def rotary_table(n_steps: int, n_pairs: int, dtype: torch.dtype, device: torch.d
         return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the pairs (i, i + n_pairs) of features by their angles; an odd last feature stays unchanged."""
     n = cos.shape[1]
     first, second = x[..., :n], x[..., n : 2 * n]

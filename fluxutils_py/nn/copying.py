@@ -51,10 +51,10 @@ def shallow_copy(model: nn.Module, training: bool | None = None) -> nn.Module | 
     mode, or attributes other than numbers, texts, functions, and lists, tuples, sets and dicts of them. ``training`` is
     the mode of the copy; None keeps that of the model.
     """
-    return _shallow(model, training, {})
+    return _copy_shallow(model, training, {})
 
 
-def _shallow(module: nn.Module, training: bool | None, made: dict[int, nn.Module]) -> nn.Module | None:
+def _copy_shallow(module: nn.Module, training: bool | None, made: dict[int, nn.Module]) -> nn.Module | None:
     existing = made.get(id(module))  # a module that stands in several places
     if existing is not None:
         return existing
@@ -71,14 +71,14 @@ def _shallow(module: nn.Module, training: bool | None, made: dict[int, nn.Module
             content[name] = value.copy() if isinstance(value, dict | list | set) else value
         elif type(value) in IMMUTABLE or (isinstance(module, Recur) and name in MEMORY):
             content[name] = value
-        elif (copied := _collection(value)) is not None:
+        elif (copied := _copy_collection(value)) is not None:
             content[name] = copied
         else:
             return None
     twin = made[id(module)] = object.__new__(type(module))
     for name, child in module._modules.items():
         if child is not None:
-            copied = _shallow(child, training, made)
+            copied = _copy_shallow(child, training, made)
             if copied is None:
                 return None
             content["_modules"][name] = copied
@@ -90,14 +90,14 @@ def _shallow(module: nn.Module, training: bool | None, made: dict[int, nn.Module
     return twin
 
 
-def _collection(value: Any) -> Any:
+def _copy_collection(value: Any) -> Any:
     """Copy a collection of immutable values or of such collections; return None for anything else."""
     if type(value) is dict:
-        items = _collection(list(value.items()))
+        items = _copy_collection(list(value.items()))
         return None if items is None else dict(items)
     if type(value) not in (list, tuple, set, frozenset):
         return None
-    copied = [v if type(v) in IMMUTABLE else _collection(v) for v in value]
+    copied = [v if type(v) in IMMUTABLE else _copy_collection(v) for v in value]
     same = all(v is not None or given is None for v, given in zip(copied, value, strict=True))
     return type(value)(copied) if same else None
 

@@ -81,16 +81,16 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     a = a.expand(-1, -1, H)
     if is_transformed():
         return _chunked(a, b, h0)
-    library = kernels.library() if all(map(_plain, (a, b, h0))) else None
-    result: Tensor = _LinearRecurrence.apply(library, *(t if t is None else _resolved(t) for t in (a, b, h0)))
+    library = kernels.library() if all(map(_is_plain, (a, b, h0))) else None
+    result: Tensor = _LinearRecurrence.apply(library, *(t if t is None else _resolve_lazy(t) for t in (a, b, h0)))
     return result
 
 
-def _plain(t: Tensor | None) -> bool:
+def _is_plain(t: Tensor | None) -> bool:
     return t is None or (type(t) in PLAIN and t.dtype in TYPES and t.is_cpu and t.layout is torch.strided)
 
 
-def _resolved(t: Tensor) -> Tensor:
+def _resolve_lazy(t: Tensor) -> Tensor:
     """Return a contiguous tensor without lazy conjugation or negation."""
     return t.resolve_conj().resolve_neg().contiguous()
 
@@ -132,7 +132,7 @@ class _LinearRecurrence(Function):
             h = _chunked(a, b, h0)
         else:
             h = torch.empty_like(b)
-            _run(library.linear_forward, library, a, h0, h, b=b)
+            _call_lib(library.linear_forward, library, a, h0, h, b=b)
         ctx.save_for_backward(a, h0, h)
         return h
 
@@ -145,11 +145,11 @@ class _LinearRecurrence(Function):
         da = torch.empty_like(a) if of_a else None
         db = torch.empty_like(h)
         dh0 = torch.empty_like(h[0]) if of_h0 else None
-        _run(ctx.library.linear_backward, ctx.library, a, h0, h, dh=_resolved(dh), da=da, db=db, dh0=dh0)
+        _call_lib(ctx.library.linear_backward, ctx.library, a, h0, h, dh=_resolve_lazy(dh), da=da, db=db, dh0=dh0)
         return None, da, db, dh0
 
 
-def _run(function: Any, library: kernels.Library, a: Tensor, h0: Tensor | None, h: Tensor, **others: Any) -> None:
+def _call_lib(function: Any, library: kernels.Library, a: Tensor, h0: Tensor | None, h: Tensor, **others: Any) -> None:
     S, B, H = h.shape
     head = kernels.VERSION, TYPES[h.dtype], library.isa, kernels.n_threads(), S, B, H
     apart = len(a) == S and a.shape[1] * H, a.shape[1] == B and H  # strides of a between steps and between series

@@ -37,11 +37,11 @@ class SeqLoss:
 
     def __init__(self, criterion: Callable[..., Tensor]) -> None:
         self.criterion = criterion
-        core = _core(criterion)
+        core = _innermost_function(criterion)
         self.classes = isinstance(core, _CLASS_LOSSES) or core in _CLASS_FUNCTIONS
         self._same_shape = needs_equal_shapes(criterion)
-        self._reduction = _setting(criterion, "reduction", "mean")
-        self.ignore_index: int = _setting(criterion, "ignore_index", -100)
+        self._reduction = _criterion_setting(criterion, "reduction", "mean")
+        self.ignore_index: int = _criterion_setting(criterion, "ignore_index", -100)
 
     @property
     def is_mean(self) -> bool:
@@ -57,7 +57,7 @@ class SeqLoss:
         if self._reduction in ("sum", "batchmean"):
             return None
         targets = (ys,) if isinstance(ys, Tensor) else ys
-        weights = _columns(targets, ws)
+        weights = _weight_columns(targets, ws)
         divisors = [self._divisor(y, w) for y, w in zip(targets, weights, strict=True)]
         if divisors and weights[0] is not ws:  # single outputs are missing: divide all by the same number
             divisors = [sum(divisors) / len(divisors)] * len(divisors)
@@ -94,8 +94,8 @@ class SeqLoss:
         targets = (ys,) if isinstance(ys, Tensor) else tuple(ys)
         if len(outs) != len(targets):
             raise ShapeError(f"the model gives {len(outs)} outputs for {len(targets)} targets")
-        weights = _columns(targets, ws)
-        losses = [self._one(out, y, w) for out, y, w in zip(outs, targets, weights, strict=True)]
+        weights = _weight_columns(targets, ws)
+        losses = [self._output_loss(out, y, w) for out, y, w in zip(outs, targets, weights, strict=True)]
         if len(losses) > 1 and weights[0] is not ws and (common := self.divisors(ys, ws)):
             own = [self._divisor(y, w) for y, w in zip(targets, weights, strict=True)]
             losses = [one * (n / (common[0] or 1.0)) for one, n in zip(losses, own, strict=True)]
@@ -108,7 +108,7 @@ class SeqLoss:
 
     # -- one output ----------------------------------------------------------------------------------
 
-    def _one(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
+    def _output_loss(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
         n_steps = y.shape[0]
         if self.classes:
             out, y = self._class_scores(out, y)
@@ -122,7 +122,7 @@ class SeqLoss:
                 )
             if self._same_shape and not y.is_floating_point():
                 y = y.to(out.dtype)
-        criterion = _follow(self.criterion, out)
+        criterion = _match_output(self.criterion, out)
         if ws is None and not self.classes:
             loss = criterion(out, y)
             if self._reduction == "sum":
@@ -138,7 +138,7 @@ class SeqLoss:
                 f"labels must be 0 to {out.shape[-1] - 1}, or {self.ignore_index} for steps that do not count"
             ) from None
         if self._reduction in ("sum", "batchmean"):
-            return (each if ws is None else _broadcast(each, ws) * each).sum() / n_steps
+            return (each if ws is None else _expand_weights(each, ws) * each).sum() / n_steps
         if self.classes:
             return self._class_mean(each, y, ws)
         assert ws is not None
@@ -170,7 +170,7 @@ class SeqLoss:
         if not y.is_floating_point():
             live = y != self.ignore_index
             share = share * live
-            weight = _setting(self.criterion, "weight", None)
+            weight = _criterion_setting(self.criterion, "weight", None)
             if weight is not None:  # the clamp: the criterion itself reports labels out of range
                 share = share * weight.to(y.device)[torch.where(live, y, 0).clamp(0, len(weight) - 1)]
         return share
@@ -188,7 +188,7 @@ class SeqLoss:
 
 def needs_equal_shapes(f: Any) -> bool:
     """Whether a callable is a criterion of torch that compares outputs and targets one by one."""
-    core = _core(f)
+    core = _innermost_function(f)
     return isinstance(core, _SAME_SHAPE) or core in _SAME_SHAPE_FUNCTIONS
 
 
@@ -290,11 +290,11 @@ def live_steps(ys: Any, ws: Tensor | None) -> float:
     targets = (ys,) if isinstance(ys, Tensor) else ys
     if ws is None:
         return float(targets[0].shape[0] * targets[0].shape[1])
-    shares = [float(w.count_nonzero()) / w.shape[-1] for w in _columns(targets, ws) if w is not None]
+    shares = [float(w.count_nonzero()) / w.shape[-1] for w in _weight_columns(targets, ws) if w is not None]
     return sum(shares) / len(shares)
 
 
-def _columns(targets: Sequence[Tensor], ws: Tensor | None) -> Sequence[Tensor | None]:
+def _weight_columns(targets: Sequence[Tensor], ws: Tensor | None) -> Sequence[Tensor | None]:
     """Return the weights of each target: all of them, or its own columns where single outputs are missing."""
     if ws is None or ws.dim() < 3 or ws.shape[-1] == 1:
         return [ws] * len(targets)
@@ -309,7 +309,7 @@ def _columns(targets: Sequence[Tensor], ws: Tensor | None) -> Sequence[Tensor | 
 def positional_arguments(f: Callable[..., Any]) -> tuple[int, float]:
     """Return how many positional arguments a callable needs, and how many it takes at most."""
     required, most = 0, 0.0
-    for p in _parameters(f.forward if isinstance(f, nn.Module) else f).values():
+    for p in _signature_parameters(f.forward if isinstance(f, nn.Module) else f).values():
         if p.kind is p.VAR_POSITIONAL:
             most = float("inf")
         elif p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
@@ -318,30 +318,30 @@ def positional_arguments(f: Callable[..., Any]) -> tuple[int, float]:
     return required, most
 
 
-def _parameters(f: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def _signature_parameters(f: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(f).parameters)
     except (TypeError, ValueError):  # some built-in functions have no signature
         return {}
 
 
-def _core(f: Any) -> Any:
+def _innermost_function(f: Any) -> Any:
     while isinstance(f, functools.partial):
         f = f.func
     return f
 
 
-def _setting(f: Any, name: str, default: Any) -> Any:
+def _criterion_setting(f: Any, name: str, default: Any) -> Any:
     """Return a setting of a criterion: a module's attribute, a partial's keyword, or a function's default."""
     if isinstance(f, functools.partial):
         return f.keywords.get(name, default)
     if isinstance(f, nn.Module):
         return getattr(f, name, default)
-    parameter = _parameters(f).get(name)
+    parameter = _signature_parameters(f).get(name)
     return default if parameter is None or parameter.default is parameter.empty else parameter.default
 
 
-def _follow(f: Any, out: Tensor) -> Any:
+def _match_output(f: Any, out: Tensor) -> Any:
     """Return the criterion with its tensors, such as class weights, in the dtype and on the device of the output."""
     is_partial = isinstance(f, functools.partial)
     tensors = f.keywords if is_partial else dict(f.named_buffers()) if isinstance(f, nn.Module) else {}
@@ -364,8 +364,8 @@ def unreduced(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
         other: Any = copy.copy(f)
         other.reduction = "none"
         return other
-    return functools.partial(f, reduction="none") if "reduction" in _parameters(f) else f
+    return functools.partial(f, reduction="none") if "reduction" in _signature_parameters(f) else f
 
 
-def _broadcast(each: Tensor, ws: Tensor) -> Tensor:
+def _expand_weights(each: Tensor, ws: Tensor) -> Tensor:
     return ws.reshape(ws.shape[: min(ws.dim(), each.dim())] + (1,) * (each.dim() - ws.dim()))

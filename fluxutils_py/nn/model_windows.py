@@ -37,8 +37,8 @@ def run_window(model: nn.Module, xs: Tensor | Sequence[Tensor]) -> Outputs:
     """
     inputs = (xs,) if isinstance(xs, Tensor) else tuple(xs)
     if takes_windows(model, inputs):
-        return _outputs(model(*inputs))
-    return _stepwise(model, inputs)
+        return _check_outputs(model(*inputs))
+    return _run_stepwise(model, inputs)
 
 
 def takes_windows(model: nn.Module, xs: Sequence[Tensor]) -> bool:
@@ -139,9 +139,9 @@ def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> str:
         for t in [*trial.parameters(), *trial.buffers()]:
             if t.is_floating_point():  # so that zero heads and fresh batch statistics hide no difference
                 t.add_(0.1 * torch.rand(t.shape, generator=generator).to(t))
-        sample = _sample(xs, generator)
-        whole, whole_error = _try_run(lambda: _outputs(reset(trial)(*sample)))
-        steps, steps_error = _try_run(lambda: _stepwise(reset(trial), sample))
+        sample = _sample_steps(xs, generator)
+        whole, whole_error = _try_run(lambda: _check_outputs(reset(trial)(*sample)))
+        steps, steps_error = _try_run(lambda: _run_stepwise(reset(trial), sample))
     if whole is None and steps is None:
         shapes = ", ".join(str(tuple(x.shape)) for x in xs)
         raise ShapeError(
@@ -166,7 +166,7 @@ def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> str:
     )
 
 
-def _sample(xs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
+def _sample_steps(xs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
     """Return three steps of a few series; the number of series differs from that of features, to tell axes apart."""
     n_series, n_features = min(xs[0].shape[1], 4), {x.shape[2] for x in xs}
     fitting = [n for n in range(n_series, 0, -1) if n not in n_features]
@@ -201,14 +201,14 @@ def _equal_values(u: Tensor, v: Tensor) -> bool:
     return torch.allclose(u, v, rtol=0, atol=1e-3 * float((v - v.mean(0)).abs().max()) + rounding)
 
 
-def _stepwise(model: nn.Module, inputs: Sequence[Tensor]) -> Outputs:
-    outs = [_outputs(model(*step)) for step in zip(*inputs, strict=True)]
+def _run_stepwise(model: nn.Module, inputs: Sequence[Tensor]) -> Outputs:
+    outs = [_check_outputs(model(*step)) for step in zip(*inputs, strict=True)]
     if isinstance(outs[0], Tensor):
         return torch.stack(outs)  # type: ignore[arg-type]  # all are tensors if the first is
     return tuple(torch.stack(parts) for parts in zip(*outs, strict=True))
 
 
-def _outputs(out: object) -> Outputs:
+def _check_outputs(out: object) -> Outputs:
     if isinstance(out, Tensor):
         return out
     if isinstance(out, tuple | list) and out and all(isinstance(o, Tensor) for o in out):

@@ -54,8 +54,8 @@ def bmm(A: Any, B: Any, *, batch_first: bool = False) -> Any:
     >>> bmm(A, B)[:, :, 0].equal(A[:, :, 0] @ B[:, :, 0])
     True
     """
-    product = _multiply("bmm", _tensor(A), _tensor(B), batch_first=batch_first)
-    return _like(product if batch_first else product.permute(1, 2, 0), A, B)
+    product = _multiply_batches("bmm", _to_tensor(A), _to_tensor(B), batch_first=batch_first)
+    return _match_type(product if batch_first else product.permute(1, 2, 0), A, B)
 
 
 def batched_gemm(transA: Trans, transB: Trans, *operands: Any) -> Any:
@@ -100,8 +100,8 @@ def batched_gemm(transA: Trans, transB: Trans, *operands: Any) -> Any:
             f"batched_gemm: expected (alpha, A, B) or (A, B) after the letters, got {len(operands)} operands"
         )
     alpha, A, B = operands if len(operands) == 3 else (1, *operands)
-    product = _multiply("batched_gemm", _tensor(A), _tensor(B), transA, transB)
-    return _like(alpha * product.permute(1, 2, 0), A, B)
+    product = _multiply_batches("batched_gemm", _to_tensor(A), _to_tensor(B), transA, transB)
+    return _match_type(alpha * product.permute(1, 2, 0), A, B)
 
 
 def batched_gemm_(transA: Trans, transB: Trans, alpha: Any, A: Any, B: Any, beta: Any, C: Any) -> Any:
@@ -143,7 +143,7 @@ def batched_gemm_(transA: Trans, transB: Trans, alpha: Any, A: Any, B: Any, beta
     [13.0]
     """
     out = C if isinstance(C, Tensor) else torch.from_numpy(C)
-    product = _multiply("batched_gemm_", _tensor(A), _tensor(B), transA, transB).permute(1, 2, 0)
+    product = _multiply_batches("batched_gemm_", _to_tensor(A), _to_tensor(B), transA, transB).permute(1, 2, 0)
     if out.shape != product.shape:
         raise ShapeError(
             f"batched_gemm_: C has shape {tuple(out.shape)}, the product has shape {tuple(product.shape)}; "
@@ -191,7 +191,7 @@ def contract(A: Any, B: Any) -> Any:
     >>> contract(torch.ones(2, 3, 4), torch.ones(4, 5)).shape
     torch.Size([2, 3, 5])
     """
-    left, right = _tensor(A), _tensor(B)
+    left, right = _to_tensor(A), _to_tensor(B)
     for name, X in (("A", left), ("B", right)):
         if X.ndim == 0:
             raise ShapeError(f"contract: {name} has no axes, expected at least one; multiply by a scalar with *")
@@ -200,10 +200,10 @@ def contract(A: Any, B: Any) -> Any:
             f"contract: A has shape {tuple(left.shape)}, B has shape {tuple(right.shape)}: the last axis of A has "
             f"length {left.shape[-1]}, the first of B {right.shape[0]}; bring the axes to sum over there with movedim"
         )
-    return _like(torch.tensordot(left, right, dims=1), A, B)
+    return _match_type(torch.tensordot(left, right, dims=1), A, B)
 
 
-def _multiply(
+def _multiply_batches(
     caller: str, A: Tensor, B: Tensor, transA: Trans = "N", transB: Trans = "N", batch_first: bool = False
 ) -> Tensor:
     """``op(A) @ op(B)`` of shape (b, m, n), after checks."""
@@ -230,10 +230,10 @@ def _multiply(
     return torch.bmm(left, right)
 
 
-def _tensor(X: Any) -> Tensor:
+def _to_tensor(X: Any) -> Tensor:
     return X if isinstance(X, Tensor) else torch.from_numpy(np.array(X))  # a copy: torch takes no reversed axes
 
 
-def _like(result: Tensor, *arguments: Any) -> Any:
+def _match_type(result: Tensor, *arguments: Any) -> Any:
     """A NumPy array if no argument is a tensor."""
     return result if any(isinstance(X, Tensor) for X in arguments) else result.resolve_conj().numpy()

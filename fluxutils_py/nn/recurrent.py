@@ -115,7 +115,7 @@ class Recur(nn.Module):
         return int(getattr(m, "batch_dim", 0))
 
     @property
-    def _windowed(self) -> bool:
+    def _is_windowed(self) -> bool:
         """Whether the inner module gets whole windows ``(S, B, F)`` rather than single steps."""
         m = self.module
         if isinstance(m, TORCH_LAYERS):
@@ -150,7 +150,7 @@ class Recur(nn.Module):
 
     # -- state ---------------------------------------------------------------------------------------
 
-    def _start(self, n_series: int) -> None:
+    def _set_initial_state(self, n_series: int) -> None:
         """Set the state to the trained initial one, which gradients then reach."""
         d = self.batch_dim
         tensors = [p.expand(*p.shape[:d], n_series, *p.shape[d + 1 :]) for p in self.initial_state]
@@ -228,19 +228,19 @@ class Recur(nn.Module):
         if self.state is not None:
             self._check_batch(self.state, x.size(-2))
         elif self.trainable_init:
-            self._start(x.size(-2))
+            self._set_initial_state(x.size(-2))
         if self._mark is None:
-            return self._advance(x)
+            return self._run_module(x)
         n_steps = x.shape[0] if x.dim() == 3 else 1
         cut, self._mark = self._mark, self._mark - n_steps
         if not 0 < cut <= n_steps:
-            return self._advance(x)
-        y = self._advance(x[:cut] if x.dim() == 3 else x)
+            return self._run_module(x)
+        y = self._run_module(x[:cut] if x.dim() == 3 else x)
         assert self.state is not None
         self._marked = map_state(Tensor.detach, self.state)
-        return y if cut == n_steps else torch.cat([y, self._advance(x[cut:])])
+        return y if cut == n_steps else torch.cat([y, self._run_module(x[cut:])])
 
-    def _advance(self, x: Tensor) -> Tensor:
+    def _run_module(self, x: Tensor) -> Tensor:
         result = native_layers.run(self.module, x, self.state)
         if result is not None:
             y, state = result
@@ -249,12 +249,12 @@ class Recur(nn.Module):
         if torch.is_autocast_enabled("cpu") and not computes_recurrences(x):
             self.state = None if self.state is None else map_state(as_float32, self.state)
             with without_autocast(x.device):
-                return self._advance(as_float32(x))
+                return self._run_module(as_float32(x))
         if x.dim() == 2:
-            return self._call(x.unsqueeze(0)).squeeze(0) if self._windowed else self._call(x)
-        return self._call(x) if self._windowed else torch.stack([self._call(step) for step in x])
+            return self._call_module(x.unsqueeze(0)).squeeze(0) if self._is_windowed else self._call_module(x)
+        return self._call_module(x) if self._is_windowed else torch.stack([self._call_module(step) for step in x])
 
-    def _call(self, x: Tensor) -> Tensor:
+    def _call_module(self, x: Tensor) -> Tensor:
         """Call the inner module once and keep its state; return its output."""
         module = self.module
         if isinstance(module, nn.RNNCellBase):

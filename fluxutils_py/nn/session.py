@@ -96,7 +96,7 @@ class InferenceSession:
 
     @property
     def state(self) -> list[Tensor]:
-        """What the next outputs depend on, copied: as :func:`states`, or the last inputs (k, B, F) of each input.
+        """Copy of the state behind the next outputs: :func:`states`, or the last inputs (k, B, F) of each input.
 
         Inputs that a series has not seen, where others have seen more, are NaN.
         """
@@ -134,16 +134,16 @@ class InferenceSession:
             self._context, self._ages = (), None
             return
         if self.needs_context:
-            self._load_context(self._some(self._check_context(state), [1] * len(self._empty), n_series, series))
+            self._load_context(self._some_series(self._check_context(state), [1] * len(self._empty), n_series, series))
             return
         matched = match_states(self._layers, state, self.model)
         dims = [layer.batch_dim for layer, part in matched for _ in part]
-        tensors = iter(self._some([t for _, part in matched for t in part], dims, n_series, series))
+        tensors = iter(self._some_series([t for _, part in matched for t in part], dims, n_series, series))
         for layer, part in matched:
             assign_state(layer, [next(tensors) for _ in part])
 
     @staticmethod
-    def _some(tensors: list[Tensor], dims: list[int], n_series: int, series: slice | None) -> list[Tensor]:
+    def _some_series(tensors: list[Tensor], dims: list[int], n_series: int, series: slice | None) -> list[Tensor]:
         """Return the state of some series, as views."""
         for i, (t, d) in enumerate(zip(tensors, dims, strict=True)):
             if t.shape[d] not in (0, n_series):

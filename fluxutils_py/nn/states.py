@@ -105,7 +105,7 @@ def assign_state(layer: Recur, part: Sequence[Tensor]) -> None:
     layer.reset()
     if part and all(t.shape[layer.batch_dim] for t in part):
         like = next(layer.parameters(), None)
-        copied = [_copied(t, like) for t in part]
+        copied = [_copy_like(t, like) for t in part]
         layer.state = copied[0] if len(copied) == 1 and not layer.form else tuple(copied)
 
 
@@ -115,9 +115,9 @@ def match_states(layers: list[Recur], s: Sequence[Tensor], m: Any) -> list[tuple
     matched: list[tuple[Recur, list[Tensor]]] = []
     empty = [layer.empty_state() for layer in layers]
     at = 0
-    for layer, expected, n in zip(layers, empty, _counts(layers, empty, len(tensors)), strict=True):
+    for layer, expected, n in zip(layers, empty, _tensor_counts(layers, empty, len(tensors)), strict=True):
         part = tensors[at : at + n]
-        _check(layer, expected, part, at, m)
+        _check_shapes(layer, expected, part, at, m)
         matched.append((layer, part))
         at += n
     return matched
@@ -136,10 +136,10 @@ def read_states(s: Any) -> list[Tensor]:
             "state must be a list of tensors, as states(model) and predict(..., return_state=True) return it; "
             f"got {type(s).__name__}"
         )
-    return [_read(value, i) for i, value in enumerate(s)]
+    return [_state_tensor(value, i) for i, value in enumerate(s)]
 
 
-def _read(value: Any, i: int) -> Tensor:
+def _state_tensor(value: Any, i: int) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
     dtype: Any = getattr(value, "dtype", None)
@@ -209,7 +209,7 @@ def _tensors(r: Recur) -> list[Tensor]:
     return [t.detach().clone() for t in ((r.state,) if isinstance(r.state, Tensor) else r.state)]
 
 
-def _counts(layers: list[Recur], empty: list[tuple[Tensor, ...] | None], n: int) -> list[int]:
+def _tensor_counts(layers: list[Recur], empty: list[tuple[Tensor, ...] | None], n: int) -> list[int]:
     """Return how many of ``n`` tensors belong to each layer."""
     fresh = [len(e or ()) for e in empty]
     if n == sum(fresh):  # no module of the user's own had a state
@@ -233,14 +233,14 @@ def _n_tensors(r: Recur) -> int | None:
     return len(_tensors(r))
 
 
-def _copied(t: Tensor, like: Tensor | None) -> Tensor:
+def _copy_like(t: Tensor, like: Tensor | None) -> Tensor:
     """Copy a tensor to the type and device of ``like``; integers, which your own modules may keep, stay integers."""
     if like is None:
         return t.clone()
     return t.to(like.device, like.dtype if t.is_floating_point() else t.dtype, copy=True)
 
 
-def _check(r: Recur, expected: tuple[Tensor, ...] | None, part: list[Tensor], at: int, m: Any) -> None:
+def _check_shapes(r: Recur, expected: tuple[Tensor, ...] | None, part: list[Tensor], at: int, m: Any) -> None:
     for i, (got, want) in enumerate(zip(part, part if expected is None else expected, strict=True)):
         shape = list(want.shape)
         if got.ndim == want.ndim > r.batch_dim:

@@ -39,7 +39,7 @@ def net2vec(m: Any, dtype: torch.dtype | None = None) -> Tensor:
     >>> net2vec(nn.Linear(2, 3)).shape
     torch.Size([9])
     """
-    return _flat((p.detach() for p in module_of(m).parameters()), dtype)
+    return _flatten_tensors((p.detach() for p in module_of(m).parameters()), dtype)
 
 
 def vec2net(m: M, v: Any) -> M:
@@ -59,7 +59,7 @@ def vec2net(m: M, v: Any) -> M:
     ``torch.nn.utils.vector_to_parameters``, which also lets the model share memory with the vector.
     """
     with torch.no_grad():
-        for p, part in _split("vec2net", m, v):
+        for p, part in _split_vector("vec2net", m, v):
             p.copy_(part)
     return m
 
@@ -103,7 +103,7 @@ def net2grad(m: Any, dtype: torch.dtype | None = None) -> Tensor:
     ``m`` is a module or an estimator. The vector is a detached copy of shape ``(P,)``. Source: ``net2grad`` of
     FluxUtils.jl.
     """
-    return _flat((g.detach() for g in dense_gradients(module_of(m).parameters())), dtype)
+    return _flatten_tensors((g.detach() for g in dense_gradients(module_of(m).parameters())), dtype)
 
 
 def grad2net(m: M, v: Any) -> M:
@@ -123,7 +123,7 @@ def grad2net(m: M, v: Any) -> M:
     >>> grad2net(model, [1.0, 2.0, 3.0]).weight.grad
     tensor([[1., 2.]])
     """
-    for p, part in _split("grad2net", m, v):
+    for p, part in _split_vector("grad2net", m, v):
         p.grad = part.to(p, copy=True)
     return m
 
@@ -139,7 +139,7 @@ def flatten_into(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
     return torch.cat([t.reshape(-1) for t in tensors], out=out)
 
 
-def _split(caller: str, m: Any, v: Any) -> list[tuple[nn.Parameter, Tensor]]:
+def _split_vector(caller: str, m: Any, v: Any) -> list[tuple[nn.Parameter, Tensor]]:
     """Each parameter of a model with its part of the vector, in its shape."""
     params = list(module_of(m).parameters())
     v = torch.as_tensor(v)
@@ -152,7 +152,7 @@ def _split(caller: str, m: Any, v: Any) -> list[tuple[nn.Parameter, Tensor]]:
     return [(p, part.view_as(p)) for p, part in zip(params, parts, strict=True)]
 
 
-def _flat(tensors: Iterable[Tensor], dtype: torch.dtype | None) -> Tensor:
+def _flatten_tensors(tensors: Iterable[Tensor], dtype: torch.dtype | None) -> Tensor:
     parts = [t.reshape(-1) for t in tensors]
     v = torch.cat(parts) if parts else torch.empty(0)
     return v if dtype is None else v.to(dtype)

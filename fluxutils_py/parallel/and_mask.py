@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,14 +21,14 @@ __all__ = ["igradient", "maskedgrad", "signalign"]
 
 
 def signalign(xs: Sequence[Any], tau: float) -> Tensor | None:
-    """The mean of tensors, with zeros where their signs do not agree enough.
+    """Return the mean of tensors, zero where their signs do not agree enough.
 
     Parameters
     ----------
     xs : sequence of Tensor, array or None
         All of one shape. None is left out; if all are None, so is the result.
     tau : float
-        The least absolute value of the mean of the signs, from 0 (the plain mean) to 1 (all signs agree).
+        Smallest absolute mean of the signs that counts as agreement: from 0 (plain mean) to 1 (all signs equal).
 
     Returns
     -------
@@ -73,14 +72,14 @@ def igradient(
     *,
     threads: Threads | None = None,
 ) -> tuple[float, Gradients]:
-    """Mean of a loss over several environments, and that part of its gradient which they agree on.
+    """Return the mean of a loss over several environments, and the part of its gradient that they agree on.
 
     Parameters
     ----------
     loss, params, threads
         As for :func:`fluxutils_py.parallel.gradients.pgradient`.
     samples : sequence of tuples
-        One per environment; they weigh alike, whatever their sizes.
+        One per environment; all have equal weight, whatever their sizes.
     tau : float
         See :func:`signalign`.
 
@@ -91,7 +90,7 @@ def igradient(
     tensors, samples = as_params(params), list(samples)
     if len(samples) > 1:
         require_thread_safe(params)
-    with nullcontext(threads) if threads else Threads(max(1, len(samples))) as at_work:
+    with threads or Threads(max(1, len(samples))) as at_work:
         parts = at_work.map(lambda sample: value_and_gradient(loss(*sample), tensors), samples, idempotent=True)
     gradients = maskedgrad([gradient for _, gradient in parts], tau)
     return tree_reduce([value for value, _ in parts], float.__add__) / len(parts), gradients

@@ -1,4 +1,4 @@
-"""The interface of communicators, the single process, and the words for ranks."""
+"""The interface of communicators, the single process, and names of ranks for messages."""
 
 from __future__ import annotations
 
@@ -62,20 +62,20 @@ class SingleProcessComm:
 
 @dataclasses.dataclass
 class Link:
-    """What all calls over one communicator have in common."""
+    """State that all calls over one communicator share."""
 
     registry: ClassVar[dict[int, Link]] = {}
 
     comm: Communicator
-    group: Any = None  # the RankGroup whose training steps a loop of the user's own took last
-    take_part: Callable[[], Any] | None = None  # in further such steps, without a batch; None if no rank has a batch
+    group: Any = None  # RankGroup of the last training step in a user-written loop
+    take_part: Callable[[], Any] | None = None  # take such a step without a batch; None if no rank has one
     ended: Sequence[int] = ()  # ranks that have ended the program
     is_used: bool = False
     is_broken: bool = False
 
     @classmethod
     def of(cls, comm: Communicator) -> Link:
-        """The link of a communicator; one process alone needs none that is kept."""
+        """Return the link of a communicator, the same for every call; a new one for a single process."""
         return cls(comm) if comm.size == 1 else cls.registry.setdefault(id(comm), cls(comm))
 
     def leave_steps(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -171,7 +170,7 @@ def pgradient(
 
     if len(samples) > 1:
         require_thread_safe(params_or_model)
-    with nullcontext(threads) if threads else Threads(len(samples)) as at_work:
+    with threads or Threads(len(samples)) as at_work:
         return sum_gradients(at_work.map(leaf, list(zip(samples, shares, strict=True)), idempotent=True))
 
 
@@ -190,7 +189,7 @@ def tgradient(
     from a NumPy generator that the threads share are not. Source: ``tgradient`` of PrayTools.jl.
     """
     n = (threads.n if threads else torch.get_num_threads()) if n is None else n
-    with nullcontext(threads) if threads else Threads(n) as at_work:
+    with threads or Threads(n) as at_work:
         return pgradient(loss, params, at_work.map(lambda _: preparesamples(), range(n)), threads=at_work)
 
 

@@ -189,10 +189,10 @@ def _dumps_error(error: BaseException) -> bytes:
         pickle.loads(content)  # an error with a constructor of its own may not come back
         return content
     except Exception:
-        told = RemoteError(f"{type(error).__name__}: {error}")
+        substitute = RemoteError(f"{type(error).__name__}: {error}")
         for note in error.__notes__:
-            told.add_note(note)
-        return _dumps(told)
+            substitute.add_note(note)
+        return _dumps(substitute)
 
 
 def _require_same_tasks(ranks: RankGroup, tasks: Sequence[Any]) -> None:

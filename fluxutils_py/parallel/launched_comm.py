@@ -22,16 +22,16 @@ from fluxutils_py.parallel.communicator import SingleProcessComm, name_ranks
 from fluxutils_py.parallel.launcher import detect_launcher
 
 PATIENCE, ABORT_AFTER = "FLUXUTILS_PATIENCE", "FLUXUTILS_ABORT_AFTER"  # environment variables
-LOOKS = 50  # at a request in a row, before the processor is offered to other programs between looks
-YIELDING = 1e-3  # seconds of that, before the rank sleeps between looks
+LOOKS = 50  # polls in a row, before the rank yields the processor between polls
+YIELDING = 1e-3  # seconds of waiting, before the rank sleeps between polls
 LONGEST_PAUSE = 0.02  # seconds
 ANNOUNCED_AFTER = 1.0  # seconds of waiting after which a rank tells the others where it waits
 FRAME = 512  # bytes; smaller objects of all ranks travel in one collective
 GATHERED_AT_ONCE = 1 << 26  # bytes; larger objects travel one by one
 STATUS = 75  # exit status of a job that abort_after ended: "temporary failure, try again" in sysexits.h
 
-Request = Callable[[], bool]  # whether a collective is complete; it keeps the memory of the collective alive
-_abandoned: list[Request] = []  # by an error while waiting: they still write into that memory
+Request = Callable[[], bool]  # polls whether a collective is complete; keeps the memory of the collective alive
+_abandoned: list[Request] = []  # after an error while waiting: they may still write into that memory
 
 
 class Place(NamedTuple):
@@ -47,10 +47,9 @@ class Place(NamedTuple):
 class LaunchedComm(ABC):
     """The ranks that a launcher started, waiting in collectives.
 
-    Collectives are requests that a rank looks at until they are complete: some times in a row, then offering the
-    processor to other programs in between, then sleeping for a twentieth of the time waited so far. A rank that waits
-    for ``patience`` seconds warns which ranks are missing, and again after each further ``patience`` seconds. After
-    ``abort_after`` seconds it ends the job.
+    A rank polls each collective until it is complete: first in a tight loop, then yielding the processor between polls,
+    then sleeping for a twentieth of the time waited so far. After every ``patience`` seconds of waiting it warns which
+    ranks are missing. After ``abort_after`` seconds it ends the job.
 
     Parameters
     ----------
@@ -197,7 +196,7 @@ class LaunchedComm(ABC):
         print(f"fluxutils_py ends the job: {text} (abort_after={self.abort_after:g})", file=sys.stderr, flush=True)
         self._abort([self.places[r] for r in missing or () if self.places])
 
-    # -- what a library does -------------------------------------------------------------------------
+    # -- to be defined by subclasses -----------------------------------------------------------------
 
     @abstractmethod
     def is_open(self) -> bool:

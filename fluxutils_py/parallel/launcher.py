@@ -20,10 +20,9 @@ LOCAL_RANKS = (
 
 
 def detect_launcher() -> str | None:
-    """Which launcher started the ranks that this process is one of: ``"mpi"``, ``"torch"``, or None.
+    """Return the launcher that started this process as one of several ranks: ``"mpi"``, ``"torch"``, or None.
 
-    None in child processes and in threads other than the main one, since the variables there are those of the parent;
-    and inside :func:`alone`.
+    None inside :func:`alone`, and in child processes and threads other than the main one, which inherit the variables.
     """
     is_child = multiprocessing.parent_process() is not None
     if _is_alone or is_child or threading.current_thread() is not threading.main_thread():
@@ -32,7 +31,7 @@ def detect_launcher() -> str | None:
 
 
 def launched() -> tuple[str | None, int, int]:
-    """The launcher of this process or of its parent, its rank, and the number of ranks; ``(None, 0, 1)`` without."""
+    """Return the launcher of this process or its parent, the rank, and the number of ranks, or ``(None, 0, 1)``."""
     size = int(os.environ.get("WORLD_SIZE", 1))
     if "TORCHELASTIC_RUN_ID" in os.environ and size > 1:  # also if srun or mpirun started one torchrun on each node
         return "torch", _first_number(("RANK",)), size
@@ -49,7 +48,7 @@ _is_alone = False  # in the main thread: others are alone anyway
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Inside the block, ``comm="auto"`` means this process alone: it does a task that is not for all ranks."""
+    """Inside the block, ``comm="auto"`` means this process alone, for a task that ranks do not share."""
     global _is_alone
     before, _is_alone = _is_alone, True
     try:
@@ -64,10 +63,10 @@ def is_alone() -> bool:
 
 
 def local_rank() -> int:
-    """The number of this rank among those on the same machine, as the launcher says; 0 without a launcher."""
+    """Return the index of this rank on its machine, as the launcher sets it; 0 without a launcher."""
     return _first_number(LOCAL_RANKS)
 
 
 def _first_number(names: tuple[str, ...]) -> int:
-    """The first of these variables that is set to a number; 0 if none is."""
+    """Return the first of these variables that is set to a number; 0 if none is."""
     return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), 0)

@@ -37,7 +37,7 @@ class RankGroup:
     Every collective carries errors. :meth:`guard` and the end of the ``with`` block keep an error of one rank until the
     next collective, where all ranks raise in the same step: the failed rank raises the original error, the others raise
     :class:`RemoteError`, or ``FloatingPointError`` if the error is one. SIGINT and SIGTERM are kept in the same way. So
-    every rank takes part in every collective, whatever happens on it, and no rank waits forever.
+    every rank takes part in every collective, even after an error, and no rank waits forever.
 
     There are two kinds of collectives: the sum over ranks in a training step, and all others, which begin with an
     ``allgather``. So a failed rank knows which collective comes next. Entering a group again inside its ``with`` block
@@ -95,7 +95,7 @@ class RankGroup:
             )
         return cls(SingleProcessComm(), call)
 
-    # -- from beginning to end -----------------------------------------------------------------------
+    # -- entering, leaving, stopping -----------------------------------------------------------------
 
     def __enter__(self) -> RankGroup:
         if self.is_single:

@@ -50,13 +50,13 @@ def assert_replica_integrity(tree: Any, *, atol: float = 1e-5, rtol: float = 1e-
             return
         found = [(path, value, as_tensor(value)) for path, value in named_leaves(tree)]
         outline = [(p, repr(v) if t is None else f"shape {tuple(t.shape)} of {t.dtype}") for p, v, t in found]
-        for told in _first_difference(ranks.allgather(outline)):
-            ranks.raise_on_all(AssertionError(f"ranks hold different things: {told}"))
-        apart: list[tuple[str, str, float] | None] = [None]
+        for difference in _first_difference(ranks.allgather(outline)):
+            ranks.raise_on_all(AssertionError(f"ranks hold different things: {difference}"))
+        worst: tuple[str, str, float] | None = None
         for path, _, t in found:
             if t is not None and t.numel() and (far := _distance(t, ranks, atol, rtol)) is not None:
-                apart[0] = apart[0] or (path, f"shape {tuple(t.shape)}", far)
-        differing = {rank: told for rank, (told,) in enumerate(ranks.allgather(apart)) if told is not None}
+                worst = worst or (path, f"shape {tuple(t.shape)}", far)
+        differing = {rank: answer for rank, answer in enumerate(ranks.allgather(worst)) if answer is not None}
         if differing:
             text = "; ".join(f"rank {r}: {path} ({shape}) by {far:.3g}" for r, (path, shape, far) in differing.items())
             ranks.raise_on_all(AssertionError(f"replicas differ from rank 0, {text}"))
@@ -87,10 +87,10 @@ def gather_from_processes(tree: Any, *, comm: Any = "auto") -> list[Any]:
 gather_from_jax_processes = gather_from_processes
 
 
-def _first_difference(told: list[list[tuple[str, str]]]) -> list[str]:
+def _first_difference(outlines: list[list[tuple[str, str]]]) -> list[str]:
     """Describe the first entry that differs between ranks; empty if all are equal."""
-    for i in range(max(map(len, told))):
-        entries = [f"{given[i][0]}, {given[i][1]}" if i < len(given) else "nothing" for given in told]
+    for i in range(max(map(len, outlines))):
+        entries = [f"{o[i][0]}, {o[i][1]}" if i < len(o) else "nothing" for o in outlines]
         if len(set(entries)) > 1:
             return [describe_by_rank(entries)]
     return []

@@ -50,6 +50,7 @@ class Threads:
     Within the block torch uses one core in each thread, the calling one included. Otherwise torch's thread pool keeps
     spinning after its work on cores that the workers need (on two cores, two threads took as long as one). At the end,
     even after an error, the workers stop and torch gets its number of threads back. ``n=1`` starts and sets nothing.
+    Entering it again inside its ``with`` block changes nothing.
 
     Parameters
     ----------
@@ -66,18 +67,21 @@ class Threads:
         if n < 1:
             raise ValueError(f"there must be at least 1 thread, got {n}")
         self.n = n
+        self._depth = 0  # with blocks in progress
         self._pool: ThreadPoolExecutor | None = None
         self._own_generators = False  # whether each call draws from a separate generator
 
     def __enter__(self) -> Threads:
-        self._torch_threads = torch.get_num_threads()
-        if self.n > 1:
+        self._depth += 1
+        if self.n > 1 and self._depth == 1:
+            self._torch_threads = torch.get_num_threads()
             torch.set_num_threads(1)  # for this thread; new threads take the number set last
             self._pool = ThreadPoolExecutor(self.n - 1, "fluxutils", torch.set_num_threads, (1,))
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pool is None:
+        self._depth = max(0, self._depth - 1)  # a hook may close what it has not started
+        if self._pool is None or self._depth:
             return
         pool, self._pool = self._pool, None
         try:

@@ -106,10 +106,10 @@ class MultiDirectorySummaryWriter(Writer):
             if self._closed:
                 raise ValueError(f"the writer of {self.log_dir} is closed; open another to write more")
             if key not in self._writers:
-                self._writers[key] = NullSummaryWriter() if self.disabled else self._opened(key)
+                self._writers[key] = NullSummaryWriter() if self.disabled else self._open_writer(key)
             return self._writers[key]
 
-    def _opened(self, key: str) -> Writer:
+    def _open_writer(self, key: str) -> Writer:
         opened = ThreadedSummaryWriter.open if self.use_threaded_writer else SummaryWriter
         return opened(self.log_dir / self.dirname(key), auto_flush=self.auto_flush)
 
@@ -145,13 +145,13 @@ class MultiDirectorySummaryWriter(Writer):
         return write_results
 
     def flush(self) -> None:
-        self._each(lambda writer: writer.flush())
+        self._for_each_writer(lambda writer: writer.flush())
 
     def close(self) -> None:
         self._closed = True
-        self._each(lambda writer: writer.close())
+        self._for_each_writer(lambda writer: writer.close())
 
-    def _each(self, call: Callable[[Writer], None]) -> None:
+    def _for_each_writer(self, call: Callable[[Writer], None]) -> None:
         """Apply ``call`` to every writer, then raise the first error."""
         failed: Exception | None = None
         for writer in self._writers.values():

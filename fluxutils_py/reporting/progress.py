@@ -46,14 +46,14 @@ class EpochLog:
         self.insist = insist
 
     def on_epoch(self, loop: Any) -> None:
-        self._say(epoch_line(loop.record), self.insist)
+        self._write_line(epoch_line(loop.record), self.insist)
 
     def say_once(self, line: str) -> None:
         """Show a line, on stderr if the log does not, unless this process has shown it before."""
         if is_new(line):
-            self._say(line, insist=True)
+            self._write_line(line, insist=True)
 
-    def _say(self, line: str, insist: bool) -> None:
+    def _write_line(self, line: str, insist: bool) -> None:
         if LOG.isEnabledFor(logging.INFO) and LOG.hasHandlers():
             LOG.info(line)
         elif insist and sys.stderr is not None:
@@ -101,9 +101,9 @@ class ProgressBar:
 
     def on_step(self, loop: Any) -> None:
         if self._bar.update():  # true when tqdm redraws the bar; format numbers only then
-            self._show(loop)
+            self._show_epoch(loop)
 
-    def _show(self, loop: Any) -> None:
+    def _show_epoch(self, loop: Any) -> None:
         epoch = [] if loop.n_epochs is None else [f"epoch {loop.epoch + 1}"]
         self._bar.set_postfix_str(", ".join(epoch + [f"{name} {text}" for name, text in _metrics(loop).items()]))
 
@@ -115,7 +115,7 @@ class ProgressBar:
 
     def on_end(self, loop: Any) -> None:
         if loop.n_epochs is None:  # else on_epoch has shown it
-            self._show(loop)
+            self._show_epoch(loop)
 
     def on_close(self, loop: Any) -> None:
         if self._bar is not None:

@@ -193,10 +193,10 @@ class SummaryWriter(Writer):
         self, log_dir: Any, *, purge_step: int | None = None, auto_flush: bool = False, filename_suffix: str = ""
     ) -> None:
         self.log_dir, self.auto_flush = Path(log_dir).absolute(), auto_flush  # the file is opened by a thread, later
-        self._torch = self._opened(purge_step=purge_step, flush_secs=self.flush_s, filename_suffix=filename_suffix)
+        self._torch = self._open_torch(purge_step=purge_step, flush_secs=self.flush_s, filename_suffix=filename_suffix)
         self._process = OpenInProcess(self.close)
 
-    def _opened(self, **options: Any) -> Any:
+    def _open_torch(self, **options: Any) -> Any:
         """Open torch's writer with a file whose name sorts after the others.
 
         Names begin with the second and end in an increasing number, but "10" sorts before "9".

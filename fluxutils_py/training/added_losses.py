@@ -42,7 +42,7 @@ def add_loss(loss: Tensor) -> None:
     """
     added = _losses.get()
     if added is None:
-        raise RuntimeError("add_loss is called outside a step of a Trainer: nothing would come of it")
+        raise RuntimeError("add_loss has no effect outside a step of a Trainer: call it in the model")
     added.append(loss.mean())
 
 

@@ -220,7 +220,7 @@ class Checkpointer:
         """Load the checkpoints into the tracked objects; store their previous states in ``before``."""
         state, others = self._read_files(paths)
         if set(state) != set(self.tracked):
-            raise LoadError(f"{self.dir} has checkpoints of {sorted(state)}, tracked are {sorted(self.tracked)}")
+            raise LoadError(f"{self.dir} holds {sorted(state)}; track these, not {sorted(self.tracked)}")
         for name, thing in self.tracked.items():
             before[name] = copy.deepcopy(thing.state_dict())
             excluded = before[name] if self.exclude and isinstance(thing, nn.Module) else {}
@@ -343,20 +343,17 @@ class Checkpointer:
 
     def _read_file(self, path: Path, device: Any) -> dict[str, Any]:
         try:
-            content = read_file(path, KIND, device)
+            return read_file(path, KIND, device, format=FORMAT)
         except LoadError as error:
-            raise LoadError(f"{error}. Delete it to go on from the checkpoint before, if there is one") from None
-        if content.get("format") != FORMAT:
-            raise LoadError(f"{path} has format {content.get('format')}, this version reads {FORMAT}")
-        return content
+            raise LoadError(f"{error}. Delete it to continue from the previous checkpoint, if there is one") from None
 
     def _remove_leftovers(self) -> None:
         """Remove the files that a process killed during a save left behind."""
-        there = {path.stem for path in self.paths()}
+        complete = {path.stem for path in self.paths()}
         for path in self.dir.iterdir():
-            aside = path.name.startswith(".checkpoint-n") and path.name.endswith(".part")
-            orphan = path.suffix == ".json" and NAME.fullmatch(f"{path.stem}.pt") and path.stem not in there
-            if aside or orphan:
+            temporary = path.name.startswith(".checkpoint-n") and path.name.endswith(".part")
+            orphan = path.suffix == ".json" and NAME.fullmatch(f"{path.stem}.pt") and path.stem not in complete
+            if temporary or orphan:
                 path.unlink(missing_ok=True)
 
 
@@ -381,6 +378,6 @@ def mean(tensors: list[Tensor | None], name: str) -> Tensor:
     """Return the mean of tensors of equal shape, in their dtype; raise LoadError if the shapes differ."""
     shapes = [None if t is None else tuple(t.shape) for t in tensors]
     if len(set(shapes)) > 1:
-        raise LoadError(f"{name} has the shapes {shapes} in the newest checkpoints: no mean can be taken of them")
-    there = [t for t in tensors if t is not None]
-    return torch.stack([t.double() for t in there]).mean(0).to(there[0].dtype)
+        raise LoadError(f"{name} has the shapes {shapes} in the newest checkpoints; set take_mean=1")
+    present = [t for t in tensors if t is not None]
+    return torch.stack([t.double() for t in present]).mean(0).to(present[0].dtype)

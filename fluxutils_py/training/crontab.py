@@ -86,7 +86,7 @@ class CronTab:
             raise TypeError(f"schedule() has no trigger {unknown[0]!r}; there are {', '.join(TIMES)} and trigger")
         triggers = ([] if trigger is None else [trigger]) + [TIMES[key](value) for key, value in times.items()]
         if not triggers:
-            raise ValueError(f"schedule() needs to know when: set trigger, or one of {', '.join(TIMES)}")
+            raise ValueError(f"schedule() needs a trigger: set trigger, or one of {', '.join(TIMES)}")
         if name is None:
             own = str(getattr(action, "__qualname__", type(action).__name__))
             name = next(n for n in numbered(own) if n not in self._rows)
@@ -97,7 +97,7 @@ class CronTab:
         if not callable(action):
             raise TypeError(f"an action is a function of the loop, got {action!r}")
         if name in self._rows:
-            raise ValueError(f"there is an action {name!r} in the table already; give this one another name")
+            raise ValueError(f"the table already has an action {name!r}; give this one another name")
         self._rows[name] = trigger, action
         self._hooks.add("step", action, name=name, trigger=trigger, results=self._step_results)
         return self

@@ -191,11 +191,11 @@ class GradientStep:
         self._failed.zero_()
         self._clear_gradients()
 
-    def _accumulate_or_update(self, batch: Any, found: tuple[Any, float] | None) -> StepInfo | None:
-        """Update with the loss and gradient of the whole batch."""
-        if found is None:
+    def _accumulate_or_update(self, batch: Any, result: tuple[Any, float] | None) -> StepInfo | None:
+        """Accumulate the gradient of the whole batch, and update the parameters when it is time to."""
+        if result is None:
             return None
-        loss, n_live = found
+        loss, n_live = result
         if not n_live:
             return StepInfo(None, 0)
         before: int = self.n_updates

@@ -1,4 +1,4 @@
-"""The scale of losses in float16, whose small gradients would else become zero."""
+"""Scale losses in float16, so that small gradients do not become zero."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ START, GROWTH_INTERVAL, MOST_SKIPPED = 2.0**16, 2000, 40
 
 
 class LossScale:
-    """Multiplies losses, and halves or doubles its factor as gradients overflow or do not.
+    """Factor for losses in float16, which adapts to the gradients.
 
-    It computes as torch's ``GradScaler``, but on the gradient vector that all ranks have: after an update whose
-    gradient is infinite or NaN the scale is halved, after 2000 others in a row it is doubled. Nothing is read from a
-    GPU. Source: Micikevicius et al. (2018), Mixed precision training, arXiv:1710.03740.
+    It follows torch's ``GradScaler``, but uses the gradient vector that all ranks share: an update with an infinite or
+    NaN gradient halves the scale, 2000 others in a row double it. No value is read back from the GPU. Source:
+    Micikevicius et al. (2018), Mixed precision training, arXiv:1710.03740.
 
     Attributes
     ----------
@@ -57,10 +57,10 @@ class LossScale:
         self._n_grown = state["n_grown"].to(device, copy=True)
 
 
-def require_progress(n_skipped: float, where: str = "") -> None:
+def require_progress(n_skipped: float) -> None:
     """Raise FloatingPointError if too many updates in a row were skipped."""
     if n_skipped >= MOST_SKIPPED:
         raise FloatingPointError(
-            f"the gradient in float16 was infinite or NaN in {int(n_skipped)} updates in a row{where}, however small "
+            f"the gradient in float16 was infinite or NaN in {int(n_skipped)} updates in a row, however small "
             "the scale of the loss: train with precision='bfloat16', which has the range of float32"
         )

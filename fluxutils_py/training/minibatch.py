@@ -100,8 +100,8 @@ def as_minibatch(item: Any, kind: Any = None) -> Minibatch:
         return Minibatch((item,), (), kind)
     if len(item) not in (1, 2, 3):
         raise DataError(
-            f"a batch is (inputs,), (inputs, labels) or (inputs, labels, weight), got {len(item)} things; put several "
-            "inputs or labels into tuples of their own"
+            f"a batch is (inputs,), (inputs, labels) or (inputs, labels, weight), got {len(item)} entries; give "
+            "several inputs or labels as a tuple"
         )
     labels = as_tuple(item[1]) if len(item) > 1 else ()
     return Minibatch(as_tuple(item[0]), labels, kind, item[2] if len(item) > 2 else None)

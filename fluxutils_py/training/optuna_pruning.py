@@ -1,4 +1,4 @@
-"""Let a trial of Optuna stop a fit that does not promise much."""
+"""Let a trial of Optuna stop an unpromising fit."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from fluxutils_py.training.loop import Loop
 class OptunaPruning:
     """Report the loss of each epoch to a trial of Optuna, and end the fit if its pruner says so.
 
-    The loss is that of validation, where there is one, else that of training. In a study that maximises, it is reported
-    with a minus sign. A pruned fit raises ``optuna.TrialPruned``, for ``study.optimize`` to catch; the estimator keeps
-    what it has learnt, or, if this fit was to replace an earlier one, the earlier fit.
+    It reports the validation loss if there is one, else the training loss; negated in a study that maximises. A pruned
+    fit raises ``optuna.TrialPruned``, which ``study.optimize`` catches. The estimator then keeps its training so far
+    or, if the fit was to replace an earlier one, the earlier fit.
 
     Parameters
     ----------
     trial : optuna.Trial
-        On several ranks that train together, that of rank 0 decides for all; the others may give None.
+        On several ranks, the trial of rank 0 decides for all; the other ranks may pass None.
 
     Notes
     -----

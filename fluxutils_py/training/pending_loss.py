@@ -19,26 +19,26 @@ class PendingLoss:
     numbers : sequence of Tensor
         Scalars on one device, the loss first.
     check : callable
-        Called with the numbers once they are there; raises if they are invalid.
+        Called with the numbers once they are computed; raises if they are invalid.
     """
 
     def __init__(self, numbers: Sequence[Tensor], check: Callable[..., None]) -> None:
-        found = torch.stack([n.detach().double() for n in numbers])
+        values = torch.stack([n.detach().double() for n in numbers])
         self._check: Callable[..., None] | None = check
-        self._there: torch.cuda.Event | None = None
+        self._copied: torch.cuda.Event | None = None
         self._value = 0.0
-        if found.is_cuda:
-            self._host = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
-            self._host.copy_(found, non_blocking=True)
-            self._there = torch.cuda.Event()
-            self._there.record()
+        if values.is_cuda:
+            self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._host.copy_(values, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
         else:
-            self._host = found
+            self._host = values
 
     def __float__(self) -> float:
         if self._check is not None:
-            if self._there is not None:
-                self._there.synchronize()
+            if self._copied is not None:
+                self._copied.synchronize()
             self._value, *others = self._host.tolist()
             self._check(self._value, *others)
             self._check = None

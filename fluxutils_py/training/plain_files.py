@@ -42,7 +42,7 @@ def write_file(path: Any, content: dict[str, Any]) -> None:
         torch.save(content, f)
 
 
-def read_file(path: Any, kind: str, device: Any = "cpu") -> dict[str, Any]:
+def read_file(path: Any, kind: str, device: Any = "cpu", *, format: int | None = None) -> dict[str, Any]:
     """Read a file that :func:`write_file` wrote. It accepts only plain data and tensors, so no code can run.
 
     Parameters
@@ -52,12 +52,14 @@ def read_file(path: Any, kind: str, device: Any = "cpu") -> dict[str, Any]:
         Required value of the entry ``"kind"``.
     device : str or torch.device
         Device of the tensors.
+    format : int, optional
+        Required value of the entry ``"format"``.
 
     Raises
     ------
     FileNotFoundError
     LoadError
-        If the file is of another kind, is damaged, or holds more than plain data.
+        If the file is of another kind or format, is damaged, or holds more than plain data.
     """
     path = check_path(path)
     if not path.exists():
@@ -82,6 +84,10 @@ def read_file(path: Any, kind: str, device: Any = "cpu") -> dict[str, Any]:
         raise LoadError(f"{path} is damaged or no {kind} file ({type(error).__name__}: {reason})") from None
     if not isinstance(content, dict) or content.get("kind") != kind:
         raise LoadError(f"{path} is no {kind} file")
+    found = content.get("format")
+    if format is not None and found != format:
+        way_out = "update fluxutils_py" if isinstance(found, int) and found > format else "write the file again"
+        raise LoadError(f"{path} has format {found}, this version reads {format}: {way_out}")
     return content
 
 

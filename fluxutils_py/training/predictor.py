@@ -105,15 +105,15 @@ class Predictor:
         kept: list[Tensor] = []
         start, stop = 0, self._window_end(0, ends)
         while start < self.n_steps:
-            values, _, _, gap, _ = self.windows.cut(rows, start, stop)
+            window = self.windows.cut(rows, start, stop)
             following = self._window_end(stop, ends)
             if following > stop:
                 self.windows.prefetch(rows, stop, following)
             with torch.no_grad():
-                outs = self.session.run(tuple(self._to_tensor(v) for v in values))
+                outs = self.session.run(tuple(self._to_tensor(v) for v in window.x))
             if stop in ends:
                 kept = self._merge_states(kept, rows.length < stop)
-            yield Prediction(tuple(self._to_array(o, gap) for o in outs), series, slice(start, stop))
+            yield Prediction(tuple(self._to_array(o, window.missing_steps) for o in outs), series, slice(start, stop))
             start, stop = stop, following
         self._states.append(kept)
 
@@ -139,7 +139,7 @@ class Predictor:
     # -- small matters -------------------------------------------------------------------------------
 
     def _sample_inputs(self) -> list[Tensor]:
-        return [self._to_tensor(v) for v in self.windows.cut(self.windows.segments[:4], 0, min(3, self.n_steps))[0]]
+        return [self._to_tensor(v) for v in self.windows.cut(self.windows.segments[:4], 0, min(3, self.n_steps)).x]
 
     def _window_size(self, model: nn.Module) -> tuple[int, int]:
         """Return the numbers of series and steps of a window."""

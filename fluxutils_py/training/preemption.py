@@ -16,10 +16,10 @@ LOOK_EVERY = 0.2  # seconds between the steps at which ranks exchange whether on
 
 
 class Preemption:
-    """A hook that answers SIGTERM and SIGUSR1 with a checkpoint after the step in progress, and the end of the program.
+    """Hook that on SIGTERM or SIGUSR1 saves a checkpoint after the step in progress, and then ends the program.
 
-    Every :class:`Checkpointer` brings one to the loop it is attached to. If any rank gets one of the signals, all ranks
-    save together and raise ``SystemExit(128 + signal)``: 143 for SIGTERM, 138 for SIGUSR1 (on Linux). The next start of
+    Each :class:`Checkpointer` adds one to its loop. If any rank gets one of the signals, all ranks save together and
+    raise ``SystemExit(128 + signal)``: 143 for SIGTERM, 138 for SIGUSR1 (on Linux). The next start of
     the program continues from that step.
 
     It takes over signals with their default action only, in the main thread, while the loop runs. A signal that comes
@@ -31,7 +31,7 @@ class Preemption:
 
     Notes
     -----
-    Several ranks ask each other at steps that lie about a fifth of a second apart, not at every step.
+    Several ranks exchange their signals about every fifth of a second, not after every step.
 
     Sources: ``#SBATCH --signal`` of SLURM, ``terminationGracePeriodSeconds`` of Kubernetes, and
     ``reached_preemption`` of Orbax.

@@ -1,4 +1,4 @@
-"""Run a model in several threads, each with a replica, and compute the gradient of a window so."""
+"""Run a model in several threads, each with a replica, and compute gradients of windows."""
 
 from __future__ import annotations
 

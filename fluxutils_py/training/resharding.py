@@ -21,7 +21,7 @@ def reshard(thing: Any, states: Sequence[Any], rank: int, size: int) -> Any:
 
     Notes
     -----
-    Called load-time resharding in torch.distributed.checkpoint, whose tensors know their place in the whole.
+    torch.distributed.checkpoint calls this load-time resharding.
     """
     method = getattr(thing, "reshard_state_dict", None)
     return state_of_rank(states, rank) if method is None else method(states, rank, size)
@@ -33,7 +33,7 @@ def state_of_rank(states: Sequence[Any], rank: int) -> Any:
 
 
 def require_shared_batches(batches: str | None, n_saved: int, size: int) -> None:
-    """Raise :class:`LoadError` if ranks have batches of their own, whose states nobody can divide anew."""
+    """Raise :class:`LoadError` if each rank has its own batches, since their states cannot be divided anew."""
     if batches == "per_rank":
         raise LoadError(
             f"the checkpoint is of {n_saved} rank{'s' * (n_saved > 1)} with batches of their own "

@@ -248,4 +248,4 @@ def require_different_names(metrics: Sequence[Any]) -> None:
     """Raise ValueError if two metrics have the same name."""
     names = [metric_name(m) for m in metrics]
     if twice := {n for n in names if names.count(n) > 1}:
-        raise ValueError(f"metrics must differ in their names, {', '.join(sorted(twice))} is there twice")
+        raise ValueError(f"metrics must have different names, got {', '.join(sorted(twice))} twice")

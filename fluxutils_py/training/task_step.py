@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import restore, snapshot
@@ -19,9 +18,8 @@ from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
 from fluxutils_py.training.resharding import require_shared_batches, reshard_rows
 from fluxutils_py.training.step_info import StepInfo
-from fluxutils_py.training.threaded_loss import ThreadedLoss, shares
+from fluxutils_py.training.threaded_loss import ThreadedLoss, detached, shares
 from fluxutils_py.training.train_state import TrainState
-from fluxutils_py.tree import tree_map
 
 Seed = int | torch.Generator
 
@@ -69,7 +67,7 @@ class TaskStep:
         **settings: Any,
     ) -> None:
         self.task, self.seed, self.ranks, self._settings = task, seed, RankGroup.from_comm(comm, "training"), settings
-        self._threads, self._entered = Threads(n_threads(n_jobs)), False
+        self._threads = Threads(n_threads(n_jobs))
         self._bound: tuple[Any, ...] = ()
         if state is not None:
             self._bind_state(state)
@@ -129,7 +127,7 @@ class TaskStep:
         if self._threads.n > 1:
             base = as_generator(rng, state.step, ranks.rank)
             self._part_seed, self._parts = draw(base), {}  # type: int, dict[int, tuple[float, Any]]
-            with seeded(self._part_seed), nullcontext() if self._entered else self._threads:
+            with seeded(self._part_seed), self._threads:
                 return self._run_step(batch, rng)
         return self._run_step(batch, rng)
 
@@ -159,13 +157,8 @@ class TaskStep:
         generator = as_generator(self._rng, state.step, self.ranks.rank)
         device = next(state.model.parameters()).device
         with seeded(draw(generator), [device] if device.type == "cuda" else []):
-            result = self.task.compute_loss(state.model, batch, step=state.step, rng=generator)
-        loss, aux = result if isinstance(result, tuple) else (result, None)
-        if isinstance(aux, Mapping):
-            self._metrics = dict(tree_map(_detach, aux))
-        elif aux is not None:
-            self._metrics = {"aux": tree_map(_detach, aux)}
-        self._n_own = n
+            loss, metrics = self._call_task(state.model, batch, generator)
+        self._metrics, self._n_own = dict(metrics or {}), n
         return BatchLoss(loss, n)
 
     def _compute_part_loss(self, part: Any, model: nn.Module, i: int) -> BatchLoss | None:
@@ -174,10 +167,15 @@ class TaskStep:
         if not n:
             return None
         rng = generator(np.random.SeedSequence(self._part_seed, spawn_key=(i,)))
-        result = self.task.compute_loss(model, part, step=self.state.step, rng=rng)
-        loss, aux = result if isinstance(result, tuple) else (result, None)
-        self._parts[i] = n, tree_map(_detach, aux if aux is None or isinstance(aux, Mapping) else {"aux": aux})
+        loss, metrics = self._call_task(model, part, rng)
+        self._parts[i] = n, metrics
         return BatchLoss(loss, n)
+
+    def _call_task(self, model: nn.Module, batch: Any, rng: torch.Generator) -> tuple[Any, Mapping[str, Any] | None]:
+        """Return the loss and the auxiliary outputs of a batch, detached and by name; None without any."""
+        result = self.task.compute_loss(model, batch, step=self.state.step, rng=rng)
+        loss, aux = result if isinstance(result, tuple) else (result, None)
+        return loss, detached(aux if aux is None or isinstance(aux, Mapping) else {"aux": aux})
 
     def _mean_metrics(self) -> dict[str, Any]:
         """Return the metrics of all parts, averaged."""
@@ -188,12 +186,11 @@ class TaskStep:
 
     def on_start(self, loop: Any) -> None:
         """Begin a run, perhaps from a restored checkpoint."""
-        self._entered = bool(self._threads.__enter__())
+        self._threads.__enter__()
         self.state.step = loop.step
 
     def on_close(self, loop: Any) -> None:
         """End a run, even after an error: stop the threads."""
-        self._entered = False
         self._threads.__exit__()
 
     def on_epoch(self, loop: Any) -> None:
@@ -215,10 +212,6 @@ class TaskStep:
         """Restore the state that :meth:`state_dict` returned."""
         restore(self.model, state["states"])
         self._step.load_state_dict(state["step"])
-
-
-def _detach(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
 
 
 def as_generator(rng: Seed, step: int, rank: int = 0) -> torch.Generator:

@@ -34,9 +34,8 @@ class TensorBatches:
     rng : numpy.random.Generator, optional
         Shuffles the rows for each pass. None: no shuffling.
     rank, size : int
-        Which of ``size`` equal parts of every window to take, of consecutive rows; if each rank has its own series,
-        its rows. A part may have no rows; its batches then hold only their index. All ranks have the same number of
-        batches.
+        Which of ``size`` equal parts of every window to take: consecutive rows, or this rank's own, if each rank has
+        its own series. Batches of a part without rows hold only their index. All ranks have equally many batches.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class TensorBatches:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned, for the same data."""
         if (self.rng is None) != (state["rng"] is None):
-            raise LoadError("one of the state and these batches is shuffled, the other is not")
+            raise LoadError("the state is of shuffled batches and these are not, or the reverse; set shuffle alike")
         if self.rng is not None:
             set_generator_state(self.rng, state["rng"])
             self._began = state["began"]

@@ -91,12 +91,12 @@ def gathered(values: np.ndarray) -> np.ndarray:
     Runs of the memory stay innermost and features come next. Transposing to (S, B, F) then stays in the cache, and is
     up to five times as fast as from a plain copy in memory order (benchmarks/bench_windows.py).
     """
-    apart = ((n - 1) * abs(stride) for n, stride in zip(values.shape, values.strides, strict=True))
-    if values.ndim != 3 or sum(apart) + values.itemsize == values.nbytes:  # in one piece already
+    extents = ((n - 1) * abs(stride) for n, stride in zip(values.shape, values.strides, strict=True))
+    if values.ndim != 3 or sum(extents) + values.itemsize == values.nbytes:  # in one piece already
         return values
     along_steps = abs(values.strides[0]) <= abs(values.strides[1])
-    there, back = ((1, 2, 0), (2, 0, 1)) if along_steps else ((0, 2, 1), (0, 2, 1))
-    return np.ascontiguousarray(values.transpose(there)).transpose(back)
+    order, inverse = ((1, 2, 0), (2, 0, 1)) if along_steps else ((0, 2, 1), (0, 2, 1))
+    return np.ascontiguousarray(values.transpose(order)).transpose(inverse)
 
 
 def _torch_takes(values: np.ndarray) -> bool:

@@ -71,7 +71,7 @@ class ThreadedLoss:
         except ShapeError as error:
             raise ShapeError(f"n_jobs={n} threads cannot share the batch, train with n_jobs=1: {error}") from error
 
-        def one(i: int, model: Any) -> tuple[BatchLoss, tuple[float, Gradients]] | None:
+        def compute_part(i: int, model: Any) -> tuple[BatchLoss, tuple[float, Gradients]] | None:
             found = self.compute(parts[i], model, i)
             if found is None:
                 return None
@@ -82,12 +82,12 @@ class ThreadedLoss:
         if self._replicas is not None:
             n_series = next((s.shape[d] for s, d in map(_first_state, self._layers) if s is not None), 0)
             series = [array_split_slice(n_series, n, i) for i in range(len(parts))]
-            found = self._replicas.map(one, series)
+            found = self._replicas.map(compute_part, series)
         else:
             if len(parts) > 1:
                 require_thread_safe(self.model)
-            found = self.threads.map(lambda i: one(i, self.model), range(len(parts)), idempotent=True)
-        return self._merge_losses([one for one in found if one is not None])
+            found = self.threads.map(lambda i: compute_part(i, self.model), range(len(parts)), idempotent=True)
+        return self._merge_losses([part for part in found if part is not None])
 
     def _merge_losses(self, found: Sequence[tuple[BatchLoss, tuple[float, Gradients]]]) -> BatchLoss | None:
         if not found:

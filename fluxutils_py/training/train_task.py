@@ -219,7 +219,7 @@ class TrainTask(BaseTrainTask):
         """
         names = (*self.required_rngs, *extra_keys)
         if twice := {n for n in names if names.count(n) > 1}:
-            raise ValueError(f"names of generators must differ, {', '.join(sorted(twice))} is there twice")
+            raise ValueError(f"generators must have different names, got {', '.join(sorted(twice))} twice")
         seeds = np.random.SeedSequence(draw(rng)).spawn(len(names))
         return {name: generator(seed) for name, seed in zip(names, seeds, strict=True)}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -160,22 +160,21 @@ class Trainer:
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
         self._means = [m for m in train_metrics if isinstance(m, MeanMetric)]
         self._batches = batches
-        self._threads, self._entered, compute = Threads(n_threads(n_jobs)), False, self._compute_loss  # type: Any, bool, Any
+        self._threads, compute = Threads(n_threads(n_jobs)), self._compute_loss  # type: Any, Any
+        shard = partial(Minibatch.shard, axis=axis)
         reduction = "sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean"
         if self._threads.n > 1:
             if compile:
                 raise ValueError("a compiled model cannot run in several threads: leave out n_jobs, or compile")
             self._replicated: dict[nn.Module, Executors] = {}
-            compute = ThreadedLoss(
-                self._compute_loss, model, trainable, self._threads, shares(self._shard_batch), reduction
-            )
+            compute = ThreadedLoss(self._compute_loss, model, trainable, self._threads, shares(shard), reduction)
         self._step = GradientStep(
             compute,
             self.optimizer,
             model,
             comm=comm,
             batches=batches,
-            shard=self._shard_batch,
+            shard=shard,
             clip=clip,
             accumulate=accumulate,
             precision=precision,
@@ -226,7 +225,7 @@ class Trainer:
             self.model.train()
         before = self._step.n_updates
         self._predicted: dict[int, tuple[Any, Any]] = {}  # by thread
-        with nullcontext() if self._entered else self._threads:
+        with self._threads:
             info = self._step(None if batch is None else self.ranks.guard(as_minibatch, batch))
         if info is None or info.batch_loss is None:
             return info
@@ -245,10 +244,6 @@ class Trainer:
         numbers = [] if own is None else [own]
         numbers += [metric.measured(prediction, label) for metric in self._means]
         return BatchLoss(total, n_elements(prediction, batch.weight), numbers=numbers)
-
-    def _shard_batch(self, batch: Minibatch, rank: int, size: int) -> Minibatch | None:
-        """Return this rank's share of the examples of a batch."""
-        return batch.shard(rank, size, self.axis)
 
     def _finish_step(self, info: StepInfo, updated: bool) -> None:
         if updated:
@@ -278,13 +273,12 @@ class Trainer:
 
     def on_start(self, loop: Any) -> None:
         """Begin a run; reset the metrics unless the run continues an interrupted one."""
-        self._entered = bool(self._threads.__enter__())
+        self._threads.__enter__()
         if loop.step == loop.start_step:
             self.reset_train_metrics()
 
     def on_close(self, loop: Any) -> None:
         """End a run, even after an error: stop the threads."""
-        self._entered = False
         self._threads.__exit__()
 
     def on_epoch(self, loop: Any) -> None:
@@ -351,7 +345,7 @@ class Trainer:
         if not batch.inputs:
             raise ValueError("the batch has no inputs; a model needs at least one")
         if any(v is None for v in (*batch.inputs, *batch.labels)):
-            raise ValueError("an input or label of the batch is None; leave it out, under another kind")
+            raise ValueError("an input or label of the batch is None; leave it out, and give such batches another kind")
         sizes, key = (len(batch.inputs), len(batch.labels)), (kind_key(batch.kind), mode)
         earlier = self._arity.setdefault(key, sizes)
         if sizes != earlier:

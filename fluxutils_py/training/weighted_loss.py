@@ -81,8 +81,8 @@ def _weights_times_mask(extras: list[Any]) -> Tensor | None:
         if kind is None or kind in found:
             came = f"a second {kind}" if kind else str(dtype or type(extra).__name__)
             raise DataError(
-                "labels behind the first are a mask (a tensor of bool) or weights (a tensor of floats), at most one of "
-                f"each; got {came}"
+                "labels after the first must be a mask (a tensor of bool) or weights (a tensor of floats), at most one "
+                f"of each; got {came}"
             )
         found[kind] = extra
     shapes = {tuple(t.shape) for t in found.values()}

@@ -281,7 +281,7 @@ def test_a_state_takes_the_place_of_the_context():
     wanted = est.predict(X[:, :, 4:9], return_state=True)[1]
     assert all(torch.allclose(u, v, rtol=0, atol=2e-6) for u, v in zip(end, wanted, strict=True))
     with pytest.raises(ValueError, match=(
-        r"^state is where one stretch of time goes on, but the steps of x have 1 gaps; predict each stretch by itself$"
+        r"^state continues one run of steps, but the steps of x have 1 gaps; predict each run separately$"
     )):  # fmt: skip
         est.predict(timesteps(X)[np.array([0, 1, 7, 8])], state=state)
 

@@ -424,7 +424,7 @@ def test_other_classes_and_formats_are_named(tmp_path):
     with pytest.raises(LoadError, match=r"holds Estimator, not Other; use Estimator.load"):
         Other.load(tmp_path / "est")
     write(tmp_path / "est", **{**content(tmp_path / "est"), "format": 99})
-    with pytest.raises(LoadError, match=r"has format 99, this version reads \d+; update"):
+    with pytest.raises(LoadError, match=r"has format 99, this version reads \d+: update"):
         Estimator.load(tmp_path / "est")
 
 

@@ -321,7 +321,7 @@ def test_a_hook_that_remembers_something_goes_on_too_and_is_missed(tmp_path):
         make(tmp_path, counts, Breaks(9)).fit(X, Y)
     assert counts.n == 9
     est = make(tmp_path)
-    with pytest.raises(LoadError, match=r"its fit: it had the hooks 'counter', which remember things; add them$"):
+    with pytest.raises(LoadError, match=r"its fit: it had the hooks 'counter', which this fit lacks; add them$"):
         est.fit(X, Y)
     assert not hasattr(est, "model_")
     counts = Counts()

@@ -199,3 +199,15 @@ def test_dropout_that_is_computed_anew_in_the_backward_pass_is_refused():
         "aten.bernoulli_.float draws random numbers in the backward pass, as checkpointing does with dropout: in "
         "several threads these would not be those of the forward pass; use one thread, or do without one of the two"
     )
+
+
+@pytest.mark.usefixtures("two_torch_threads")
+def test_a_block_inside_a_block_and_an_end_without_a_start_change_nothing():
+    threads = Threads(2)
+    threads.__exit__()
+    with threads:
+        with threads:
+            assert threads.map(abs, [-1, -2]) == [1, 2]
+        assert threads.map(abs, [-3, -4]) == [3, 4]
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2

@@ -202,7 +202,7 @@ def test_a_damaged_file_is_an_error_that_names_the_way_out(tmp_path):
     with pytest.raises(LoadError) as caught:
         checkpoints.read()
     assert str(caught.value).startswith(f"{path} is damaged or no fluxutils_py checkpoint file")
-    assert str(caught.value).endswith(". Delete it to go on from the checkpoint before, if there is one")
+    assert str(caught.value).endswith(". Delete it to continue from the previous checkpoint, if there is one")
     path.unlink()
     assert checkpoints.read() == {"i": 1}
 
@@ -211,7 +211,7 @@ def test_a_checkpoint_of_a_later_version_is_refused(tmp_path):
     checkpoints = Checkpointer(tmp_path)
     path = checkpoints.write({}, 1)
     torch.save({**torch.load(path, weights_only=True), "format": 2}, path)
-    with pytest.raises(LoadError, match=r"\.pt has format 2, this version reads 1$"):
+    with pytest.raises(LoadError, match=r"\.pt has format 2, this version reads 1: update fluxutils_py\. Delete it"):
         checkpoints.read()
 
 
@@ -259,9 +259,7 @@ def test_means_need_parameters_of_one_shape(tmp_path):
         checkpoints.write({"m": {"w": torch.zeros(n)}}, n, trainable={"m": ["w"]})
     with pytest.raises(LoadError) as caught:
         checkpoints.read()
-    assert (
-        str(caught.value) == "m.w has the shapes [(3,), (2,)] in the newest checkpoints: no mean can be taken of them"
-    )
+    assert str(caught.value) == "m.w has the shapes [(3,), (2,)] in the newest checkpoints; set take_mean=1"
     assert checkpoints.read(checkpoints.latest())["m"]["w"].shape == (3,)
 
 
@@ -287,7 +285,7 @@ def test_a_checkpoint_of_other_things_is_refused(tmp_path):
     save_each(tmp_path, [1])
     with pytest.raises(LoadError) as caught:
         Checkpointer(tmp_path).track(model=Mixed(0), optimizer=Loop(StepInfo)).restore()
-    assert str(caught.value) == f"{tmp_path} has checkpoints of ['loop', 'model'], tracked are ['model', 'optimizer']"
+    assert str(caught.value) == f"{tmp_path} holds ['loop', 'model']; track these, not ['model', 'optimizer']"
 
 
 def test_what_does_not_fit_changes_nothing(tmp_path):

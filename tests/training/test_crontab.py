@@ -92,7 +92,7 @@ def test_names_are_the_actions_own_and_never_the_same():
     cron = CronTab().schedule(nothing, step_interval=1).schedule(nothing, step_interval=1)
     cron.schedule(Thing(), step_interval=1).schedule(Thing().method, step_interval=1)
     assert list(cron.run(SimpleNamespace(step=1))) == ["nothing", "nothing (2)", "Thing", "Thing.method"]
-    with pytest.raises(ValueError, match=r"^there is an action 'a' in the table already; give this one another name$"):
+    with pytest.raises(ValueError, match=r"^the table already has an action 'a'; give this one another name$"):
         cron.schedule(nothing, name="a", at_step=1).schedule(nothing, name="a", at_step=2)
 
 
@@ -103,7 +103,7 @@ def test_what_cannot_be_scheduled_says_why():
     names = "step_interval, at_step, at_first_steps, at_first_steps_of_process, time_interval"
     with pytest.raises(TypeError, match=rf"^schedule\(\) has no trigger 'each_step'; there are {names} and trigger$"):
         cron.schedule(nothing, each_step=1)
-    with pytest.raises(ValueError, match=rf"^schedule\(\) needs to know when: set trigger, or one of {names}$"):
+    with pytest.raises(ValueError, match=rf"^schedule\(\) needs a trigger: set trigger, or one of {names}$"):
         cron.schedule(nothing)
     assert cron.run(SimpleNamespace(step=1)) == {}
 

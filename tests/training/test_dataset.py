@@ -51,8 +51,8 @@ def test_a_tuple_of_another_length_is_refused(item):
     with pytest.raises(DataError) as caught:
         as_minibatch(item)
     assert str(caught.value) == (
-        f"a batch is (inputs,), (inputs, labels) or (inputs, labels, weight), got {len(item)} things; "
-        "put several inputs or labels into tuples of their own"
+        f"a batch is (inputs,), (inputs, labels) or (inputs, labels, weight), got {len(item)} entries; "
+        "give several inputs or labels as a tuple"
     )
 
 

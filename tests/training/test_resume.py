@@ -267,7 +267,10 @@ def test_windows_that_were_done_are_not_read_again():
 def test_shuffled_and_other_windows_are_told_apart():
     ordered = windows(False)
     ordered.rng = None
-    with pytest.raises(LoadError, match=r"^one of the state and these batches is shuffled, the other is not$"):
+    with pytest.raises(
+        LoadError,
+        match=r"^the state is of shuffled batches and these are not, or the reverse; set shuffle",
+    ):
         ordered.load_state_dict(windows(False).state_dict())
     ordered.load_state_dict(ordered.state_dict())
 

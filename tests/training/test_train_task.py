@@ -222,7 +222,7 @@ def test_generators_of_one_generator_differ_each_time():
 
 
 def test_two_generators_of_one_name_are_refused():
-    with pytest.raises(ValueError, match=r"^names of generators must differ, a is there twice$"):
+    with pytest.raises(ValueError, match=r"^generators must have different names, got a twice$"):
         Squares(nn.Linear(1, 1), required_rngs=["a"]).get_rng_dict(0, ["a"])
 
 

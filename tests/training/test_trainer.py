@@ -248,7 +248,7 @@ def test_anything_that_updates_computes_and_resets_is_a_metric():
 
 
 def test_metrics_of_one_name_are_refused():
-    with pytest.raises(ValueError, match=r"^metrics must differ in their names, distance is there twice$"):
+    with pytest.raises(ValueError, match=r"^metrics must have different names, got distance twice$"):
         Trainer(net(), mse, None, [MeanMetric(distance), EMAMetric(distance)])
 
 
@@ -391,7 +391,7 @@ X, Y = torch.randn(4, 3).double(), torch.randn(4, 1).double()
         (
             Trainer(net(), mse, torch.optim.Adam),
             ((X, None), Y),
-            "an input or label of the batch is None; leave it out, under another kind",
+            "an input or label of the batch is None; leave it out, and give such batches another kind",
         ),
         (
             Trainer(net(), None, torch.optim.Adam),
@@ -452,7 +452,7 @@ def test_what_is_not_finite_changes_no_parameter(loss_fn, what):
 def test_losses_are_added_within_a_step_only():
     with pytest.raises(RuntimeError) as caught:
         Penalized()(X)
-    assert str(caught.value) == "add_loss is called outside a step of a Trainer: nothing would come of it"
+    assert str(caught.value) == "add_loss has no effect outside a step of a Trainer: call it in the model"
     assert get_losses() is None
 
 

@@ -103,7 +103,8 @@ def test_a_trainer_takes_the_mean_over_all_elements(rng):
 
 
 BEHIND = (
-    "labels behind the first are a mask (a tensor of bool) or weights (a tensor of floats), at most one of each; got "
+    "labels after the first must be a mask (a tensor of bool) or weights (a tensor of floats), at most one of each; "
+    "got "
 )
 
 

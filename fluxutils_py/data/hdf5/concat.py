@@ -93,12 +93,12 @@ def h5concat(
     >>> x.shape, x[0, :, 0].tolist()
     ((2, 12, 5), [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
     """
-    rows, dims_pair = _grid(dst, srcs, dims)
+    rows, dims_pair = _file_grid(dst, srcs, dims)
     names = None if names is None else _checked_names(dst, names)
     paths, title = [path for row in rows for path in row], f"h5concat {os.path.basename(os.fsdecode(dst))}"
     with progress_bar(verbose, f"{title}: looking", len(paths), "file") as update:
         joined, copied = inspect_sources(paths, names, axes, dims_pair, fill, update)
-    shapes = {name: _place(name, sources, rows, dims_pair) for name, sources in joined.items()}
+    shapes = {name: _place_parts(name, sources, rows, dims_pair) for name, sources in joined.items()}
     features = {name: _feature_names(name, sources, shapes[name]) for name, sources in joined.items()}
     joined = {name: [s for s in sources if s.exists] for name, sources in joined.items()}
     sizes = {name: sum(int(np.prod(s.shape, dtype=object)) for s in sources) for name, sources in joined.items()}
@@ -111,9 +111,9 @@ def h5concat(
         for name, sources in joined.items():
             if virtual:
                 folder = os.path.dirname(os.path.realpath(os.fsdecode(dst)))
-                dataset = _refer(file, name, sources, shapes[name], types[name], fills[name], folder)
+                dataset = _refer_to_sources(file, name, sources, shapes[name], types[name], fills[name], folder)
             else:
-                dataset = _copy(file, name, sources, shapes[name], types[name], fills[name], update)
+                dataset = _copy_sources(file, name, sources, shapes[name], types[name], fills[name], update)
             with open_file(sources[0].path) as first:
                 _copy_attributes(first[name], dataset)
             if sources[0].axes is not None:
@@ -128,7 +128,7 @@ def h5concat(
                 source.copy(name, file, name)
 
 
-def _grid(dst: PathLike, srcs: Any, dims: Any) -> tuple[list[list[str]], Axes]:
+def _file_grid(dst: PathLike, srcs: Any, dims: Any) -> tuple[list[list[str]], Axes]:
     """Return rows of files, and the axes along which to join rows and files."""
     shown = opening.check_path(dst, "dst")
     srcs = [srcs] if isinstance(srcs, str | bytes | os.PathLike) or not np.iterable(srcs) else list(srcs)
@@ -141,7 +141,7 @@ def _grid(dst: PathLike, srcs: Any, dims: Any) -> tuple[list[list[str]], Axes]:
     if nested[0] != (len(pair) == 2):
         wanted = "a list of lists of files, one list per row" if len(pair) == 2 else "a plain list of files"
         raise H5DataError(f"{shown}: dims={dims!r} needs {wanted}; for two axes give both, as dims=(-2, -1)")
-    rows = [[path for item in row for path in _matching(item, shown)] for row in (srcs if nested[0] else [srcs])]
+    rows = [[path for item in row for path in _matching_files(item, shown)] for row in (srcs if nested[0] else [srcs])]
     for path in (path for row in rows for path in row):
         if os.path.realpath(path) == os.path.realpath(shown) or (
             os.path.exists(path) and os.path.exists(shown) and os.path.samefile(path, shown)
@@ -150,7 +150,7 @@ def _grid(dst: PathLike, srcs: Any, dims: Any) -> tuple[list[list[str]], Axes]:
     return rows, (None if len(pair) == 1 else int(pair[0]), int(pair[-1]))
 
 
-def _matching(source: Any, shown: str) -> list[str]:
+def _matching_files(source: Any, shown: str) -> list[str]:
     """Return the files that match a path or pattern."""
     path = opening.check_path(source, f"{shown}: each of srcs")
     if os.path.exists(path) or not any(character in path for character in "*?["):
@@ -175,7 +175,7 @@ def _checked_names(dst: PathLike, names: Any) -> list[str]:
 # -- output dataset -----------------------------------------------------------------------------------------
 
 
-def _place(name: str, sources: list[Source], rows: list[list[str]], pair: Axes) -> tuple[int, ...]:
+def _place_parts(name: str, sources: list[Source], rows: list[list[str]], pair: Axes) -> tuple[int, ...]:
     """Set the offset of each part, and return the shape of the joined dataset."""
     first = sources[0]
     ndim = len(first.shape)
@@ -234,7 +234,7 @@ def _feature_names(name: str, sources: list[Source], shape: tuple[int, ...]) -> 
     return complete if names and len(complete) == len(names) else None
 
 
-def _refer(
+def _refer_to_sources(
     file: h5py.File,
     name: str,
     sources: list[Source],
@@ -269,7 +269,7 @@ def _refer(
     return make_dataset(file, name, file_shape, kind, plist)
 
 
-def _copy(
+def _copy_sources(
     file: h5py.File,
     name: str,
     sources: list[Source],

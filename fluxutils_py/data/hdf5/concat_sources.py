@@ -55,7 +55,7 @@ def inspect_sources(
                     groups.setdefault(name, path)
                 elif isinstance(item, h5py.Dataset):
                     joins = opening.holds_numbers(item) and all(d is None or -item.ndim <= d < item.ndim for d in pair)
-                    files[-1][name] = _source(item, path, name, axes) if joins else None
+                    files[-1][name] = _read_source(item, path, name, axes) if joins else None
                     if not joins:
                         check_heap(file, name, describe(path, name), values=True)
                         _require_same_values(values, item, path, name, pair)
@@ -77,7 +77,7 @@ def inspect_sources(
                 "leave it out with names=[...]"
             )
         if first is not None:
-            joined[name] = [h.get(name) or _gap(first, h, p, name, pair) for p, h in zip(paths, files, strict=True)]
+            joined[name] = [h.get(name) or _gap_of(first, h, p, name, pair) for p, h in zip(paths, files, strict=True)]
     if not joined:
         raise H5DataError(
             f"{paths[0]}: no dataset in it has an axis {show_axes(pair)} to join along; it holds "
@@ -86,7 +86,7 @@ def inspect_sources(
     return joined, {name: path for name, (path, _) in values.items()} | groups
 
 
-def _source(dataset: h5py.Dataset, path: str, name: str, axes: str | None) -> Source:
+def _read_source(dataset: h5py.Dataset, path: str, name: str, axes: str | None) -> Source:
     where = describe(path, name)
     letters = opening.read_axes(dataset, axes if dataset.ndim == 3 else None, where)
     check_sources(dataset, where)
@@ -96,7 +96,7 @@ def _source(dataset: h5py.Dataset, path: str, name: str, axes: str | None) -> So
     return Source(path, letters, shape, opening.numpy_dtype(dataset), dataset.id.get_type().copy(), names)
 
 
-def _gap(like: Source, datasets: dict[str, Source | None], path: str, name: str, pair: Axes) -> Source:
+def _gap_of(like: Source, datasets: dict[str, Source | None], path: str, name: str, pair: Axes) -> Source:
     """What a file leaves that lacks a dataset: as long as the other datasets in it."""
     shape = list(like.shape)
     for axis in (axis for axis in pair if axis is not None):
@@ -114,7 +114,7 @@ def _require_same_values(
     values: dict[str, tuple[str, Any]], dataset: h5py.Dataset, path: str, name: str, pair: Axes
 ) -> None:
     first_path, first = values.setdefault(name, (path, dataset[()]))
-    if not _equal(first, dataset[()]):
+    if not _equal_values(first, dataset[()]):
         reason = f"has no axis {show_axes(pair)}" if opening.holds_numbers(dataset) else "does not hold numbers"
         raise H5DataError(
             f"{describe(path, name)} {reason}, so that it can only be copied, and is not the same as in {first_path}; "
@@ -122,7 +122,7 @@ def _require_same_values(
         )
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _equal_values(a: Any, b: Any) -> bool:
     if isinstance(a, h5py.Empty) or isinstance(b, h5py.Empty):
         return a == b
     a, b = np.asarray(a), np.asarray(b)

@@ -80,14 +80,14 @@ def h5create(
     opening.check_path(path)
     opening.check_name(path, name)
     where = describe(path, name)
-    shape, kind = _checked(shape, dtype, where)
+    shape, kind = _check_shape(shape, dtype, where)
     order = opening.check_axes(axes, len(shape), where)
     file_shape, noted = tuple(shape[i] for i in np.argsort(order)), axes if len(shape) == 3 else None
     is_new, temporary = not os.path.exists(path), f"{secrets.token_hex(8)}.part"
     try:
         with contextlib.closing(open_file(path, "a", **ALIGN)) as file:
-            exists = _exists(file, name)
-            misfit = _misfit(file, path, name, file_shape, kind, noted) if exists and exist_ok else None
+            exists = _name_exists(file, name)
+            misfit = _describe_misfit(file, path, name, file_shape, kind, noted) if exists and exist_ok else None
             if exists and not overwrite and (misfit or not exist_ok):
                 raise H5DataError(f"{where} exists already{misfit or _WAYS_OUT}")
             if not exists or misfit or not exist_ok:
@@ -119,7 +119,7 @@ _WAYS_OUT = (
 )
 
 
-def _checked(shape: Any, dtype: Any, where: str) -> tuple[tuple[int, ...], np.dtype]:
+def _check_shape(shape: Any, dtype: Any, where: str) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and type of an array of real numbers."""
     try:
         sizes = tuple(check_integer("", n) for n in ([shape] if isinstance(shape, str | bytes) else shape))
@@ -149,7 +149,7 @@ def _check_room(path: Any, n_bytes: int, where: str) -> None:
             ) from error
 
 
-def _exists(file: h5py.File, name: str) -> bool:
+def _name_exists(file: h5py.File, name: str) -> bool:
     """Whether something has that name, be it a link that leads nowhere."""
     try:
         return file.get(name, getlink=True) is not None
@@ -157,7 +157,7 @@ def _exists(file: h5py.File, name: str) -> bool:
         return name in file
 
 
-def _misfit(
+def _describe_misfit(
     file: h5py.File, path: Any, name: str, shape: tuple[int, ...], dtype: np.dtype, axes: str | None
 ) -> str | None:
     """Return why a dataset cannot be used instead of a new one; None if it can."""

@@ -106,7 +106,7 @@ class GuardedFile(io.RawIOBase):
         at = around.find(HEAP)
         while at >= 0:
             if self._has_no_end(start + at):
-                self._fail(f"the heap at byte {start + at} has no end")
+                self._fail_reading(f"the heap at byte {start + at} has no end")
             at = around.find(HEAP, at + 1)
         self.seen.append(around)
         self.place += n_read
@@ -129,7 +129,7 @@ class GuardedFile(io.RawIOBase):
     def _require_short(self, places: bytes) -> None:
         for length, _, _ in struct.iter_unpack("<IQI", places[: len(places) // 16 * 16]):
             if length > LONGEST:
-                self._fail(f"a string in an attribute is said to have {length} bytes")
+                self._fail_reading(f"a string in an attribute is said to have {length} bytes")
 
     def _has_no_end(self, heap: int) -> bool:
         size = struct.unpack("<Q", os.pread(self.descriptor, 8, heap + 8).ljust(8, b"\0"))[0]
@@ -153,9 +153,9 @@ class GuardedFile(io.RawIOBase):
 
     def _require_checksum(self, block: bytes, heap: int) -> None:
         if len(block) < 4 or lookup3(block[:-4]) != int.from_bytes(block[-4:], "little"):
-            self._fail(f"the list of sources in the heap at byte {heap} has a wrong checksum")
+            self._fail_reading(f"the list of sources in the heap at byte {heap} has a wrong checksum")
 
-    def _fail(self, damage: str) -> None:
+    def _fail_reading(self, damage: str) -> None:
         self.damage = damage
         raise OSError(damage)
 

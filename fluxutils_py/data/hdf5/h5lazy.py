@@ -86,7 +86,7 @@ class H5Lazy(DuckArray):
         return f"H5Lazy({self.path!r}, {self.name!r}, shape={self.shape}, dtype={self.dtype}{state})"
 
     def read(self, *index: Index) -> np.ndarray:
-        return read_slices(self._read, index, strides=True)
+        return read_slices(self._read_slices, index, strides=True)
 
     # -- the file ------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ class H5Lazy(DuckArray):
         check_sources(dataset, where)
         return dataset
 
-    def _read(self, key: tuple[slice, ...]) -> np.ndarray:
+    def _read_slices(self, key: tuple[slice, ...]) -> np.ndarray:
         sizes = [len(range(s.start, s.stop, s.step or 1)) for s in key]
         order = np.argsort(self._axes).tolist()  # which axis of (F, N, T) each axis of the file is
         out = np.empty([sizes[i] for i in order], self.dtype)
@@ -169,10 +169,10 @@ class H5Lazy(DuckArray):
             if self.closed:
                 self._dataset()
             raise H5DataError(
-                f"{describe(self.path, self.name)} cannot be read at {_shown(source)} ({error}); check the file and "
+                f"{describe(self.path, self.name)} cannot be read at {_key_text(source)} ({error}); check the file and "
                 "its sources, or write it again"
             ) from error
 
 
-def _shown(key: tuple[slice, ...]) -> str:
+def _key_text(key: tuple[slice, ...]) -> str:
     return "[" + ", ".join(f"{s.start}:{s.stop}" + (f":{s.step}" if s.step not in (None, 1) else "") for s in key) + "]"

@@ -125,7 +125,7 @@ class H5Map(np.memmap):
         raw = np.frombuffer(memory, "u1")
         self = np.ndarray.__new__(cls, shape, dtype, raw, offset - first, strides)
         self._mmap, self.filename, self.offset, self.mode = memory, path, offset, mode
-        start = _address(raw)
+        start = _memory_address(raw)
         known = current if mode == "r" else current.without_contents()
         reports_residency, self.feature_names = _reports_residency(path, stat), feature_names
         self._origin = Origin(path, mode, known, layout, start - first, memory, start, reports_residency)
@@ -170,7 +170,7 @@ class H5Map(np.memmap):
             return np.array(self).__reduce__()
         o = self._origin
         mode = o.mode if self.flags.writeable else "r"
-        memory_layout = self.dtype, self.shape, self.strides, _address(self) - o.start, mode
+        memory_layout = self.dtype, self.shape, self.strides, _memory_address(self) - o.start, mode
         return reopen, (o.path, *memory_layout, current_identity(o.path, o.identity), o.layout, self.feature_names)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -206,13 +206,13 @@ class H5Map(np.memmap):
             return False
         starts, stops = [], []
         for view in views:
-            runs, length = _runs(view.shape, view.strides, view.itemsize)
-            first = _address(view) - o.memory_start
+            runs, length = _contiguous_ranges(view.shape, view.strides, view.itemsize)
+            first = _memory_address(view) - o.memory_start
             if first + int(runs[0]) >= 0 and first + int(runs[-1]) + length <= len(o.memory):
                 starts.append((first + runs) // PAGE * PAGE)
                 stops.append(first + runs + length)
         if starts:
-            for start, stop in _merged(np.concatenate(starts), np.concatenate(stops)):
+            for start, stop in _merge_ranges(np.concatenate(starts), np.concatenate(stops)):
                 o.memory.madvise(mmap.MADV_WILLNEED, start, stop - start)
         return bool(starts)
 
@@ -243,24 +243,24 @@ def reopen(
     try:
         return H5Map(path, dtype, shape, strides, offset, mode, identity, layout, feature_names)
     except FileNotFoundError as error:
-        raise _gone(path) from error
+        raise _missing_file(path) from error
 
 
 def _open_beside_writers(path: str) -> h5py.File:
     """Open a file to read its layout, without a lock: a map needs none, and others may go on writing."""
     if not os.path.exists(path):
-        raise _gone(path)
+        raise _missing_file(path)
     try:
         return h5py.File(path, "r", locking=False)
     except OSError:  # also where this process has it open, with a lock
         return open_file(path)
 
 
-def _gone(path: str) -> FileNotFoundError:
+def _missing_file(path: str) -> FileNotFoundError:
     return FileNotFoundError(f"{path}: the file no longer exists")
 
 
-def _address(array: np.ndarray) -> int:
+def _memory_address(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
@@ -268,7 +268,7 @@ def _address(array: np.ndarray) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _runs(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[np.ndarray, int]:
+def _contiguous_ranges(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[np.ndarray, int]:
     """Return the contiguous ranges of memory that a view covers: their offsets from element [0, 0, ...], their length.
 
     Ranges with less than a page between them are joined.
@@ -286,7 +286,7 @@ def _runs(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tu
     return runs, length
 
 
-def _merged(starts: np.ndarray, stops: np.ndarray) -> list[tuple[int, int]]:
+def _merge_ranges(starts: np.ndarray, stops: np.ndarray) -> list[tuple[int, int]]:
     """Drop ranges that others cover; return only as many as one call to the kernel takes."""
     order = np.argsort(starts, kind="stable")
     starts, stops = starts[order], np.maximum.accumulate(stops[order])
@@ -299,7 +299,7 @@ def _merged(starts: np.ndarray, stops: np.ndarray) -> list[tuple[int, int]]:
 def _probably_resident(view: np.ndarray, o: Origin) -> bool:
     """Whether a page in the middle of a view is in memory (neighbours touch only its ends). One call, 1.5 us."""
     assert _mincore is not None
-    byte, vector = _address(view), ctypes.create_string_buffer(1)
+    byte, vector = _memory_address(view), ctypes.create_string_buffer(1)
     for n, stride in zip(view.shape, view.strides, strict=True):
         byte += n // 2 * stride
     if not 0 <= byte - o.memory_start < len(o.memory):
@@ -315,7 +315,7 @@ def _find_mincore() -> Callable[..., int] | None:
         return None
     call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
     untouched, vector = mmap.mmap(-1, PAGE), ctypes.create_string_buffer(b"\1")
-    if call(_address(np.frombuffer(untouched, "u1")), PAGE, vector) or vector.raw[0] & 1:
+    if call(_memory_address(np.frombuffer(untouched, "u1")), PAGE, vector) or vector.raw[0] & 1:
         return None
     return call
 

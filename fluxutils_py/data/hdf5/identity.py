@@ -53,7 +53,7 @@ def identity_of(file: int | h5py.File) -> FileIdentity:
             return identity_at(file.filename)
         file = file.id.get_vfd_handle()
     stat = os.fstat(file)
-    return FileIdentity(platform.node(), stat.st_dev, stat.st_ino, _born(file), stat.st_size, stat.st_mtime_ns)
+    return FileIdentity(platform.node(), stat.st_dev, stat.st_ino, _creation_time(file), stat.st_size, stat.st_mtime_ns)
 
 
 def identity_at(path: str) -> FileIdentity:
@@ -98,7 +98,7 @@ def check_same_file(path: str, current: FileIdentity, expected: FileIdentity) ->
         )
 
 
-def _born(descriptor: int) -> int | None:
+def _creation_time(descriptor: int) -> int | None:
     """When a file was made, in ns: Linux tells it by a call that Python lacks."""
     if _statx is None:
         return None

@@ -73,7 +73,7 @@ def get_object(file: h5py.File, path: str | os.PathLike[str], name: str) -> Any:
     where = describe(path, name)
     check_heap(file, name, where)
     try:
-        item = _open(file, name)
+        item = _open_object(file, name)
     except (KeyError, OSError, RuntimeError, ValueError) as error:
         with wrap_h5_errors(where):
             reason = _why_missing(file, name, error)
@@ -319,7 +319,7 @@ def _type_and_remedy(dtype: np.dtype) -> tuple[str, str]:
     return kind, "read it with h5py, and save numbers in its place"
 
 
-def _open(file: h5py.File, name: str) -> Any:
+def _open_object(file: h5py.File, name: str) -> Any:
     """What has that name. External files are looked for beside the HDF5 file; HDF5 takes the current directory."""
     try:
         item = file[name]

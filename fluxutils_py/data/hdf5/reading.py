@@ -93,7 +93,7 @@ def h5mmap(
         raise H5DataError(f"{where}: fallback must be 'lazy', 'error' or 'read', got {fallback!r}")
     for _ in range(ATTEMPTS):
         try:
-            array, reason = _map(path, name, axes, mode, swmr)
+            array, reason = _try_map(path, name, axes, mode, swmr)
             break
         except FileReplaced:  # between reading the layout and mapping
             continue
@@ -116,7 +116,7 @@ def h5mmap(
         return lazy[...]
 
 
-def _map(
+def _try_map(
     path: str | os.PathLike[str], name: str, axes: str | None, mode: str, swmr: bool
 ) -> tuple[np.ndarray | None, str | None]:
     """Map a dataset, or return a sentence that says why it cannot be mapped; all from one version of the file."""
@@ -201,14 +201,14 @@ def h5load(
     """
     with contextlib.closing(open_file(path)) as file, opening.wrap_h5_errors(os.fsdecode(path)):
         wanted = list(file) if names is None else [names] if isinstance(names, str) else list(names)
-        loaded = {name: _load(file, path, name, axes, mmap) for name in wanted}
+        loaded = {name: _load_object(file, path, name, axes, mmap) for name in wanted}
     return loaded[names] if isinstance(names, str) else loaded
 
 
-def _load(file: h5py.File, path: str | os.PathLike[str], name: str, axes: str | None, mmap: bool) -> Any:
+def _load_object(file: h5py.File, path: str | os.PathLike[str], name: str, axes: str | None, mmap: bool) -> Any:
     value = opening.get_object(file, path, name)
     if isinstance(value, h5py.Group):
-        return {key: _load(file, path, f"{name}/{key}", axes, mmap) for key in value}
+        return {key: _load_object(file, path, f"{name}/{key}", axes, mmap) for key in value}
     if opening.holds_numbers(value) and value.shape:
         array = h5mmap(path, name, axes if value.ndim == 3 else None, fallback="lazy" if mmap else "read")
         return array if mmap else np.array(array)

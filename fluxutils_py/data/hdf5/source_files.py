@@ -26,7 +26,7 @@ def check_sources(dataset: h5py.Dataset, where: str) -> None:
     H5DataError
         If a file or dataset that it takes data from is missing, shorter than it should be, or cannot be opened.
     """
-    problems = list(dict.fromkeys(_problems(dataset, frozenset())))
+    problems = list(dict.fromkeys(_find_problems(dataset, frozenset())))
     kind = "virtual" if dataset.is_virtual else "external"
     if missing := [problem for problem in problems if isinstance(problem, _MissingFile)]:
         shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
@@ -64,7 +64,7 @@ class _MissingFile(str):
     """Name of a missing file, in a list with descriptions of other problems."""
 
 
-def _problems(dataset: h5py.Dataset, seen: frozenset[tuple[str, str]]) -> Iterator[str]:
+def _find_problems(dataset: h5py.Dataset, seen: frozenset[tuple[str, str]]) -> Iterator[str]:
     """Return the names of missing files, and descriptions of other problems."""
     if dataset.external:
         yield from _external_problems(dataset)
@@ -77,7 +77,7 @@ def _problems(dataset: h5py.Dataset, seen: frozenset[tuple[str, str]]) -> Iterat
             sources[source.file_name.replace("%%", "%")].append(source)
     here = os.path.realpath(dataset.file.filename)
     for name, parts in sources.items():
-        path = here if name == "." else _locate(name, os.path.dirname(here))
+        path = here if name == "." else _locate_file(name, os.path.dirname(here))
         if path is None:
             yield _MissingFile(name)
             continue
@@ -98,7 +98,7 @@ def _part_problems(file: h5py.File, path: str, part: Any, seen: frozenset[tuple[
     except (KeyError, OSError, RuntimeError) as error:
         yield f"its source file {path} does not give dataset '{name}' ({str(error).strip(chr(34))})"
         return
-    takes_all, needed = _needed(part)
+    takes_all, needed = _required_source(part)
     fits = True
     if needed is not None:
         fits = len(needed) != source.ndim or all(m >= n for m, n in zip(source.shape, needed, strict=True))
@@ -109,10 +109,10 @@ def _part_problems(file: h5py.File, path: str, part: Any, seen: frozenset[tuple[
     elif (path, name) in seen:
         yield f"its source '{name}' in {path} takes data from itself"
     else:
-        yield from _problems(source, seen | {(path, name)})
+        yield from _find_problems(source, seen | {(path, name)})
 
 
-def _needed(part: Any) -> tuple[bool, tuple[int, ...] | None]:
+def _required_source(part: Any) -> tuple[bool, tuple[int, ...] | None]:
     """Whether all of a source is taken, and the shape that it must have (at least); None if that is open."""
     try:
         if part.src_space.get_select_type() != h5py.h5s.SEL_ALL:
@@ -123,7 +123,7 @@ def _needed(part: Any) -> tuple[bool, tuple[int, ...] | None]:
     return True, tuple(b - a + 1 for a, b in zip(low, high, strict=True))
 
 
-def _locate(name: str, folder: str) -> str | None:
+def _locate_file(name: str, folder: str) -> str | None:
     """Where HDF5 finds a source: below its prefix, beside the file, from the current directory."""
     prefix = os.environ.get("HDF5_VDS_PREFIX", "").replace("${ORIGIN}", folder)
     for base in (*((prefix,) if prefix else ()), folder, os.getcwd()):
