@@ -51,7 +51,7 @@ class Covariate:
         Raises
         ------
         DataError
-            If the column held numbers in training and holds text now, or the other way round.
+            If the column held numbers in training and holds text now, or the reverse.
         """
         if self.categories and values.dtype != object and not any(isinstance(c, str) for c in self.categories):
             missing, values = np.isnan(values), values.astype(object)  # numbers that were categories in training

@@ -148,6 +148,11 @@ def evaluate(
     -------
     data frame
         One row per series (and cutoff) and metric, one column per model. With ``agg_fn``, one row for all series.
+
+    Raises
+    ------
+    ImportError
+        Without utilsforecast, which the extra ``forecast`` installs.
     """
     losses, evaluation = require("utilsforecast.losses"), require("utilsforecast.evaluation")
     frame = Frame(df, "df")
@@ -178,6 +183,11 @@ class WalkForwardSplit:
     step_size : int, optional
         Times between one split and the next. None: ``h``.
     time_col : str
+
+    Raises
+    ------
+    DataError
+        From :meth:`split`, if the first split has nothing to train on.
 
     Examples
     --------

@@ -202,7 +202,10 @@ class Forecaster(ForecasterBase):
         static_df : data frame, optional
             One row per series with the columns of ``stat_exog_list``. None: ``df`` holds these columns.
 
-        Returns ``self``.
+        Returns
+        -------
+        Forecaster
+            Itself.
 
         Raises
         ------
@@ -211,7 +214,7 @@ class Forecaster(ForecasterBase):
         RankError
             If ranks have different series. A forecaster needs all of them on every rank.
         SpecError
-            If a parameter has a value that cannot be. The message names it. The earlier fit stays in either case.
+            If a parameter has an invalid value. The message names it. An earlier fit stays in either case.
         """
         with RankGroup.from_comm(self.comm, "Forecaster.fit") as ranks:
             check_settings(self)
@@ -254,7 +257,15 @@ class Forecaster(ForecasterBase):
         static_df : data frame, optional
             Static covariates of new series.
 
-        ``predict()`` then equals ``predict(df)`` with the whole series. Returns ``self``.
+        Returns
+        -------
+        Forecaster
+            Itself. Its ``predict()`` now equals ``predict(df)`` with the whole series.
+
+        Raises
+        ------
+        DataError, ShapeError
+            If rows overlap the stored series, or cannot be used. Nothing changes then.
         """
         check_is_fitted(self, "models_")
         panel, array = self._read(df, static_df, fitted=True)
@@ -323,6 +334,8 @@ class Forecaster(ForecasterBase):
         format : "onnx" or "torch"
             An ONNX file, which needs ``pip install fluxutils_py[export]``, or a program of ``torch.export``.
 
+        Notes
+        -----
         Inputs are ``y`` (S, B, 1), NaN where missing, and, with covariates, ``past``, ``static`` and ``known``; outputs
         are the columns of :meth:`predict`, each (S, B, h): the forecasts after every step. The metadata name the
         covariates, and the categories in the order of their codes, from 1. All numbers are float64.

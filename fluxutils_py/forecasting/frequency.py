@@ -83,7 +83,7 @@ def parse_frequency(freq: Any, integer: bool, polars: bool) -> Frequency:
     Raises
     ------
     ValueError
-        If it is not a supported frequency, or does not fit the times.
+        If it is not a supported frequency, or is for integers where the times are dates, or the reverse.
     """
     if isinstance(freq, int | np.integer):
         if not integer:
