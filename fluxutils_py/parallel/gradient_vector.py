@@ -140,8 +140,8 @@ class GradientVector:
         if digest:
             tail[FLAGS : FLAGS + DIGEST] = [digest >> bit & 1 for bit in range(DIGEST)]
         if with_vector:
-            self._fill(weight if has_part else None, self.own_layouts())
-            self._allreduce()
+            self._fill_buffer(weight if has_part else None, self.own_layouts())
+            self._sum_buffer()
         else:
             norm = float(torch.linalg.vector_norm(self.values)) if has_part else 0.0
             tail[6] = 0.0 if math.isfinite(norm) else norm
@@ -156,12 +156,12 @@ class GradientVector:
     def sum_up(self, layouts: Iterable[int]) -> None:
         """Sum the vector over ranks, with the layouts of this rank's gradients; the ranks have agreed to do so."""
         self._tail[:] = 0
-        self._fill(1, layouts)
-        self._allreduce()
+        self._fill_buffer(1, layouts)
+        self._sum_buffer()
         if self._staged:
             self.values.copy_(self._sum)
 
-    def _fill(self, weight: float | None, layouts: Iterable[int]) -> None:
+    def _fill_buffer(self, weight: float | None, layouts: Iterable[int]) -> None:
         """Fill the buffer with the vector times a weight, and with layouts; None: with zeros."""
         if weight is None:
             self._sum.zero_()
@@ -174,7 +174,7 @@ class GradientVector:
         sparse = self.ranks.size + 1
         self._layouts[:] = [sparse if k == SPARSE else k for k in layouts]
 
-    def _allreduce(self) -> None:
+    def _sum_buffer(self) -> None:
         on_device = self._buffer.is_cuda
         if on_device:
             self._buffer[len(self._sum) :].copy_(self._host)

@@ -48,7 +48,7 @@ class MPIBackend(ParallelBackendBase):
     def effective_n_jobs(self, n_jobs: int | None) -> int:
         if n_jobs == 0:
             raise ValueError("n_jobs == 0 in Parallel has no meaning")
-        return _ranks().size
+        return _joblib_ranks().size
 
     def configure(self, n_jobs: int | None = 1, parallel: Any = None, **_: Any) -> int:
         n_ranks = self.effective_n_jobs(n_jobs)
@@ -97,19 +97,19 @@ def share_tasks(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         See :class:`MPIBackend`.
     """
     global _shared
-    with _ranks() as ranks, alone():
+    with _joblib_ranks() as ranks, alone():
         _require_same_tasks(ranks, tasks)
-        sent = _broadcast(ranks, tasks)
+        sent = _broadcast_pickle(ranks, tasks)
         if ranks.rank > 0:
             tasks = ranks.guard(pickle.loads, sent) or ()
         ranks.allgather()  # can all of them read the tasks?
         _shared = tasks
         try:
             with MPIComm.world().executor() as executor:
-                outcomes = None if executor is None else ranks.guard(_spread, executor, ranks, len(tasks))
+                outcomes = None if executor is None else ranks.guard(_run_tasks, executor, ranks, len(tasks))
         finally:
             _shared = ()
-        outcomes = pickle.loads(_broadcast(ranks, outcomes))
+        outcomes = pickle.loads(_broadcast_pickle(ranks, outcomes))
         results = ranks.guard(lambda: [(failed, pickle.loads(content)) for failed, content in outcomes])
         ranks.allgather()
     for failed, value in results or ():
@@ -118,7 +118,7 @@ def share_tasks(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
     return [value for _, value in results or ()]
 
 
-def _ranks() -> RankGroup:
+def _joblib_ranks() -> RankGroup:
     launcher = detect_launcher()
     if launcher == "torch":
         raise ValueError(
@@ -143,7 +143,7 @@ def _run_task(i: int) -> Outcome:
         return True, _dumps_error(error)
 
 
-def _spread(executor: Any, ranks: RankGroup, n: int) -> list[Outcome]:
+def _run_tasks(executor: Any, ranks: RankGroup, n: int) -> list[Outcome]:
     """Run the tasks, on the other ranks from the first one on, on this rank from the last one on."""
     futures = [executor.submit(_run_task, i) for i in range(n)]
     own: dict[int, Outcome] = {}
@@ -159,7 +159,7 @@ def _spread(executor: Any, ranks: RankGroup, n: int) -> list[Outcome]:
 # -- messages ----------------------------------------------------------------------------------------------
 
 
-def _broadcast(ranks: RankGroup, value: Any) -> bytes:
+def _broadcast_pickle(ranks: RankGroup, value: Any) -> bytes:
     """Return the pickle of rank 0's value, on every rank."""
     content = ranks.guard(_dumps, value) if ranks.rank == 0 else None
     n = ranks.allgather(None if content is None else len(content))[0]
@@ -197,7 +197,7 @@ def _dumps_error(error: BaseException) -> bytes:
 
 def _require_same_tasks(ranks: RankGroup, tasks: Sequence[Any]) -> None:
     """Raise RankError on all ranks if tasks differ in plain arguments or integer arrays: candidates, folds."""
-    outlines = [[_outline((f.__name__, args, kwargs)) for f, args, kwargs in task.items] for task in tasks]
+    outlines = [[_plain_outline((f.__name__, args, kwargs)) for f, args, kwargs in task.items] for task in tasks]
     answers = ranks.allgather([joblib.hash(outline) for outline in outlines])
     different = next(_differences(answers), None)
     if different is None:
@@ -219,16 +219,16 @@ def _differences(answers: Sequence[Sequence[str]]) -> Iterator[int]:
             yield i
 
 
-def _outline(value: Any) -> Any:
+def _plain_outline(value: Any) -> Any:
     """Return the plain data inside arguments: not the estimators and data, of which those of rank 0 count."""
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, np.ndarray) and value.dtype.kind in "iub" and value.ndim == 1:
         return value
     if isinstance(value, dict):
-        return {str(k): _outline(v) for k, v in value.items()}
+        return {str(k): _plain_outline(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_outline(v) for v in value]
+        return [_plain_outline(v) for v in value]
     return type(value).__name__
 
 

@@ -74,8 +74,8 @@ class LaunchedComm(ABC):
     size: int
 
     def __init__(self, patience: float | None = None, abort_after: float | None = None) -> None:
-        self.patience = _seconds("patience", patience, PATIENCE) or 60.0
-        self.abort_after = _seconds("abort_after", abort_after, ABORT_AFTER)
+        self.patience = _read_seconds("patience", patience, PATIENCE) or 60.0
+        self.abort_after = _read_seconds("abort_after", abort_after, ABORT_AFTER)
         self.describe_wait: Callable[[], tuple[str, str] | None] | None = None
         self.places: list[Place] = []  # of all ranks, once they have met
         self._has_met = False
@@ -90,19 +90,19 @@ class LaunchedComm(ABC):
     # -- collectives ---------------------------------------------------------------------------------
 
     def allreduce_(self, t: Tensor) -> None:
-        self._meet()
-        self._wait(self._start_allreduce(t))
+        self._connect_once()
+        self._wait_until(self._start_allreduce(t))
 
     def broadcast_(self, t: Tensor, root: int = 0) -> None:
-        self._meet()
-        self._wait(self._start_broadcast(t, root))
+        self._connect_once()
+        self._wait_until(self._start_broadcast(t, root))
 
     def barrier(self) -> None:
-        self._meet()
-        self._wait(self._start_allreduce(torch.zeros(1)))
+        self._connect_once()
+        self._wait_until(self._start_allreduce(torch.zeros(1)))
 
     def allgather(self, obj: Any) -> list[Any]:
-        self._meet()
+        self._connect_once()
         data = pickle.dumps(obj)
         frames = self._allgather_bytes(len(data).to_bytes(8, "little") + data[: FRAME - 8], FRAME)
         sizes = [int.from_bytes(frame[:8], "little") for frame in frames]
@@ -115,26 +115,26 @@ class LaunchedComm(ABC):
                 _as_tensor(data, size) if r == self.rank else _as_tensor(b"", size) for r, size in enumerate(sizes)
             ]
             for root, part in enumerate(parts):
-                self._wait(self._start_broadcast(part, root))
+                self._wait_until(self._start_broadcast(part, root))
             found = [part.numpy().tobytes() for part in parts]
         return [pickle.loads(part) for part in found]  # bytes behind the end of a pickle are ignored
 
     def _allgather_bytes(self, data: bytes, size: int) -> list[bytes]:
         everything = torch.empty(self.size * size, dtype=torch.uint8)
-        self._wait(self._start_allgather(_as_tensor(data, size), everything))
+        self._wait_until(self._start_allgather(_as_tensor(data, size), everything))
         flat = everything.numpy().tobytes()
         return [flat[r * size : (r + 1) * size] for r in range(self.size)]
 
-    def _meet(self) -> None:
+    def _connect_once(self) -> None:
         """Connect the ranks at their first collective, and exchange their places."""
         if not self._has_met:
-            self._wait(self._connect())
+            self._wait_until(self._start_connecting())
             self._has_met = True
             self.places = [Place(*place) for place in self.allgather((platform.node(), os.getpid()))]
 
     # -- waiting -------------------------------------------------------------------------------------
 
-    def _wait(self, is_complete: Request) -> None:
+    def _wait_until(self, is_complete: Request) -> None:
         self._n_waits += 1
         try:
             for _ in range(LOOKS):
@@ -155,20 +155,20 @@ class LaunchedComm(ABC):
                     continue
                 time.sleep(min(seconds / 20, LONGEST_PAUSE))
                 if not is_announced and seconds > min(ANNOUNCED_AFTER, self.patience / 4):
-                    announced.enter_context(self._announce(self._n_waits))
+                    announced.enter_context(self._announce_wait(self._n_waits))
                     is_announced = True
                 if self.abort_after is not None and seconds > self.abort_after:
                     self._end_job(seconds)
                 elif seconds > self.patience * (n_warnings + 1):
                     n_warnings += 1
-                    self._warn(seconds)
+                    self._warn_missing(seconds)
 
-    def _missing(self) -> list[int] | None:
+    def _missing_ranks(self) -> list[int] | None:
         """Return the ranks that do not wait in this collective; None if that is unknown."""
-        announced = self._announced(self._n_waits)
+        announced = self._announced_ranks(self._n_waits)
         return None if announced is None else [r for r in range(self.size) if r != self.rank and r not in announced]
 
-    def _describe(self, seconds: float, missing: list[int] | None) -> str | None:
+    def _describe_delay(self, seconds: float, missing: list[int] | None) -> str | None:
         described = None if self.describe_wait is None else self.describe_wait()
         if described is None:
             return None
@@ -182,19 +182,19 @@ class LaunchedComm(ABC):
                 who += f" ({', '.join(str(self.places[r]) for r in missing)})"
         return f"rank {self.rank} has been waiting in {described[0]} for {seconds:.0f} s, {who}. {described[1]}"
 
-    def _warn(self, seconds: float) -> None:
-        text = self._describe(seconds, self._missing())
+    def _warn_missing(self, seconds: float) -> None:
+        text = self._describe_delay(seconds, self._missing_ranks())
         if text is not None:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _end_job(self, seconds: float) -> None:
-        missing = self._missing()
-        text = self._describe(seconds, missing)
+        missing = self._missing_ranks()
+        text = self._describe_delay(seconds, missing)
         if text is None:
             return
         sys.stdout.flush()
         print(f"fluxutils_py ends the job: {text} (abort_after={self.abort_after:g})", file=sys.stderr, flush=True)
-        self._abort([self.places[r] for r in missing or () if self.places])
+        self._abort_job([self.places[r] for r in missing or () if self.places])
 
     # -- to be defined by subclasses -----------------------------------------------------------------
 
@@ -203,7 +203,7 @@ class LaunchedComm(ABC):
         """Whether collectives are still possible."""
 
     @abstractmethod
-    def _connect(self) -> Request:
+    def _start_connecting(self) -> Request:
         """Start the first collective, in which ranks only meet."""
 
     @abstractmethod
@@ -216,15 +216,15 @@ class LaunchedComm(ABC):
     def _start_allgather(self, own: Tensor, everything: Tensor) -> Request: ...
 
     @abstractmethod
-    def _announce(self, n: int) -> contextlib.AbstractContextManager[Any]:
+    def _announce_wait(self, n: int) -> contextlib.AbstractContextManager[Any]:
         """Tell the other ranks that this one waits in its ``n``-th collective."""
 
     @abstractmethod
-    def _announced(self, n: int) -> set[int] | None:
+    def _announced_ranks(self, n: int) -> set[int] | None:
         """Return the ranks known to wait in the ``n``-th collective; None if there is no way to know."""
 
     @abstractmethod
-    def _abort(self, missing: list[Place]) -> None:
+    def _abort_job(self, missing: list[Place]) -> None:
         """End all ranks with exit status ``STATUS``."""
 
     def __deepcopy__(self, memo: Any) -> Self:
@@ -239,7 +239,7 @@ def _world_of(kind: type[LaunchedComm]) -> LaunchedComm | SingleProcessComm:
     return kind.world() if detect_launcher() == kind.launcher else SingleProcessComm()
 
 
-def _seconds(name: str, given: float | None, variable: str) -> float | None:
+def _read_seconds(name: str, given: float | None, variable: str) -> float | None:
     """Return a number of seconds as given, or from an environment variable; None without either."""
     text = os.environ.get(variable, "").strip()
     if given is None and not text:

@@ -51,10 +51,10 @@ class MPIComm(LaunchedComm):
     ) -> None:
         super().__init__(patience, abort_after)
         self.cuda_aware = cuda_aware
-        self._original = _mpi().COMM_WORLD if comm is None else comm
+        self._original = _import_mpi().COMM_WORLD if comm is None else comm
         self.rank, self.size = self._original.rank, self._original.size
         self._comm: Any = None  # the duplicate, made by the first collective, since it is one itself
-        self._in_place = _mpi().IN_PLACE
+        self._in_place = _import_mpi().IN_PLACE
         self._last_heard: dict[int, int] = {}  # by rank: the last collective that it said it waits in
 
     @contextlib.contextmanager
@@ -65,14 +65,14 @@ class MPIComm(LaunchedComm):
         """
         from mpi4py.futures import MPICommExecutor
 
-        self._meet()
+        self._connect_once()
         with MPICommExecutor(self._comm, 0) as executor:
             yield executor
 
     def is_open(self) -> bool:
-        return not _mpi().Is_finalized()
+        return not _import_mpi().Is_finalized()
 
-    def _connect(self) -> Request:
+    def _start_connecting(self) -> Request:
         self._comm, request = self._original.Idup()
         return request.Test
 
@@ -112,16 +112,16 @@ class MPIComm(LaunchedComm):
         return self._comm.Iallgather(own.numpy(), everything.numpy()).Test
 
     @contextlib.contextmanager
-    def _announce(self, n: int) -> Iterator[None]:
+    def _announce_wait(self, n: int) -> Iterator[None]:
         if self._has_met:
             for rank in range(self.size):
                 if rank != self.rank:
                     self._comm.isend(n, rank, TAG)
             yield
             return
-        MPI = _mpi()  # without the duplicate only a name server tells, which mpirun has
+        MPI = _import_mpi()  # without the duplicate only a name server tells, which mpirun has
         try:
-            MPI.Publish_name(self._key(self.rank), "here")
+            MPI.Publish_name(self._rank_key(self.rank), "here")
         except MPI.Exception:
             yield
             return
@@ -129,31 +129,31 @@ class MPIComm(LaunchedComm):
             yield
         finally:
             with contextlib.suppress(MPI.Exception):
-                MPI.Unpublish_name(self._key(self.rank), "here")
+                MPI.Unpublish_name(self._rank_key(self.rank), "here")
 
-    def _announced(self, n: int) -> set[int] | None:
+    def _announced_ranks(self, n: int) -> set[int] | None:
         if not self._has_met:
             if not self._is_published(self.rank):  # there is no name server
                 return None
             return {rank for rank in range(self.size) if self._is_published(rank)}
-        status = _mpi().Status()
+        status = _import_mpi().Status()
         while self._comm.iprobe(tag=TAG, status=status):
             self._last_heard[status.source] = self._comm.recv(source=status.source, tag=TAG)
         return {rank for rank, last in self._last_heard.items() if last == n}
 
     def _is_published(self, rank: int) -> bool:
-        MPI = _mpi()
+        MPI = _import_mpi()
         try:
-            MPI.Lookup_name(self._key(rank))
+            MPI.Lookup_name(self._rank_key(rank))
         except MPI.Exception:
             return False
         return True
 
-    def _key(self, rank: int) -> str:
+    def _rank_key(self, rank: int) -> str:
         return f"fluxutils_py rank {rank} of {self.size}"
 
-    def _abort(self, missing: list[Place]) -> None:
-        _mpi().COMM_WORLD.Abort(STATUS)
+    def _abort_job(self, missing: list[Place]) -> None:
+        _import_mpi().COMM_WORLD.Abort(STATUS)
 
 
 @contextlib.contextmanager
@@ -180,7 +180,7 @@ def abort_on_exception() -> Iterator[None]:
         yield
     except BaseException as error:
         if detect_launcher() == "mpi" and not (isinstance(error, SystemExit) and error.code in (None, 0)):
-            _mpi()
+            _import_mpi()
             from mpi4py.run import set_abort_status
 
             set_abort_status(error)  # this process prints its error and ends as usual, and takes the others with it
@@ -197,7 +197,7 @@ def require_script_on_all_ranks() -> None:
         )
 
 
-def _mpi() -> Any:
+def _import_mpi() -> Any:
     try:
         from mpi4py import MPI
     except ImportError as error:

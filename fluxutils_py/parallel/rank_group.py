@@ -118,7 +118,7 @@ class RankGroup:
         try:
             if self._depth == 1 and error is not None and not self.error_is_shared and not self._is_broken:
                 self.error = self.error or error
-                self._exchange(None)
+                self._exchange_answers(None)
         finally:
             self._depth -= 1
             if self._depth == 0:
@@ -234,7 +234,7 @@ class RankGroup:
         """Return the values of all ranks in rank order; values are small plain data. Raise if a rank failed."""
         if self.is_single:
             return [value]
-        answers = self._exchange(value)
+        answers = self._exchange_answers(value)
         calls = [call for call, *_ in answers]
         self._link.ended = [rank for rank, call in enumerate(calls) if call == END]
         failed = {rank: error for rank, (_, error, _, _) in enumerate(answers) if error is not None}
@@ -287,7 +287,7 @@ class RankGroup:
         if self.is_single or not tensors:
             return
         floating = [t for t in tensors if t.is_floating_point()]
-        answers = self.allgather((weight, [_digest([t]) for t in floating]))
+        answers = self.allgather((weight, [_tensor_digest([t]) for t in floating]))
         weights = torch.tensor([w for w, _ in answers], dtype=torch.float64)
         weights = weights / weights.sum() if weights.sum() else torch.full_like(weights, 1 / self.size)
         share = float(weights[self.rank])
@@ -317,7 +317,7 @@ class RankGroup:
         if self.is_single or not self.error_is_shared:
             return n_updates
         tensors = (t for t in model.state_dict().values() if torch.is_tensor(t))
-        answers = self.comm.allgather((self.error is None, n_updates, _digest(tensors)))
+        answers = self.comm.allgather((self.error is None, n_updates, _tensor_digest(tensors)))
         if len({answer[1:] for answer in answers}) == 1:
             return n_updates
         root = max(range(self.size), key=lambda rank: (answers[rank][:2], -rank))
@@ -342,7 +342,7 @@ class RankGroup:
             raise FloatingPointError(text.replace("FloatingPointError: ", ""))
         raise RemoteError(text)
 
-    def _exchange(self, value: Any) -> list[tuple[str, tuple[str, str] | None, bool, Any]]:
+    def _exchange_answers(self, value: Any) -> list[tuple[str, tuple[str, str] | None, bool, Any]]:
         """Return the call, the error, the wish to stop and the value of every rank."""
         if self._link.group is not self or not self._depth:
             try:
@@ -392,7 +392,7 @@ def _end_program() -> None:
                 group.allgather()
 
 
-def _digest(tensors: Iterable[Tensor]) -> str:
+def _tensor_digest(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for t in tensors:
         digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

@@ -54,7 +54,7 @@ def assert_replica_integrity(tree: Any, *, atol: float = 1e-5, rtol: float = 1e-
             ranks.raise_on_all(AssertionError(f"ranks hold different things: {difference}"))
         worst: tuple[str, str, float] | None = None
         for path, _, t in found:
-            if t is not None and t.numel() and (far := _distance(t, ranks, atol, rtol)) is not None:
+            if t is not None and t.numel() and (far := _distance_from_first(t, ranks, atol, rtol)) is not None:
                 worst = worst or (path, f"shape {tuple(t.shape)}", far)
         differing = {rank: answer for rank, answer in enumerate(ranks.allgather(worst)) if answer is not None}
         if differing:
@@ -96,7 +96,7 @@ def _first_difference(outlines: list[list[tuple[str, str]]]) -> list[str]:
     return []
 
 
-def _distance(t: torch.Tensor, ranks: RankGroup, atol: float, rtol: float) -> float | None:
+def _distance_from_first(t: torch.Tensor, ranks: RankGroup, atol: float, rtol: float) -> float | None:
     """Return the distance of this rank's values from rank 0's values; None if within the tolerance."""
     worst, flat = None, t.reshape(-1)
     for piece in flat.split(PIECE):

@@ -110,7 +110,7 @@ class Threads:
             return [fn(item) for item in items]
         if self._own_generators or not idempotent:
             return self._distribute(
-                _seeded, [(fn, item, seed) for item, seed in zip(items, _seeds(len(items)), strict=True)]
+                _call_seeded, [(fn, item, seed) for item, seed in zip(items, _draw_seeds(len(items)), strict=True)]
             )
         before = torch.get_rng_state()
         results = self._distribute(fn, items)
@@ -123,7 +123,7 @@ class Threads:
     def _distribute(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
         if self._pool is None:
             raise RuntimeError("threads work inside a with block only: with Threads(n) as threads: ...")
-        n, modes = min(self.n, len(items)), _modes()
+        n, modes = min(self.n, len(items)), _thread_modes()
 
         def work(first: int) -> list[R]:
             with ExitStack() as stack:
@@ -140,7 +140,7 @@ class Threads:
         return [results[i % n][i // n] for i in range(len(items))]
 
 
-def _modes() -> list[Callable[[], AbstractContextManager]]:
+def _thread_modes() -> list[Callable[[], AbstractContextManager]]:
     """Return contexts that copy torch's per-thread modes, such as autocast, from this thread."""
     found: list[Callable[[], AbstractContextManager]] = [partial(torch.set_grad_enabled, torch.is_grad_enabled())]
     for device in ("cpu", "cuda"):
@@ -153,11 +153,11 @@ def _modes() -> list[Callable[[], AbstractContextManager]]:
 # -- random numbers ------------------------------------------------------------------------------------
 
 
-def _seeds(n: int) -> list[int]:
+def _draw_seeds(n: int) -> list[int]:
     return torch.randint(2**63 - 1, (n,)).tolist()
 
 
-def _seeded(call: tuple[Callable[[T], R], T, int]) -> R:
+def _call_seeded(call: tuple[Callable[[T], R], T, int]) -> R:
     fn, item, seed = call
     with _SeededGenerator(torch.Generator().manual_seed(seed)):
         return fn(item)
@@ -173,10 +173,10 @@ class _SeededGenerator(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
-            func, kwargs = self._drawing(func), {**kwargs, "generator": self.generator}
+            func, kwargs = self._with_generator(func), {**kwargs, "generator": self.generator}
         return func(*args, **kwargs)
 
-    def _drawing(self, func: Any) -> Any:
+    def _with_generator(self, func: Any) -> Any:
         """Return the overload of an operation that takes a generator."""
         if torch._C._current_graph_task_id() != -1:
             raise RuntimeError(

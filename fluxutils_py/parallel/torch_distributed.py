@@ -56,34 +56,34 @@ class TorchComm(LaunchedComm):
     def is_open(self) -> bool:
         return dist.is_initialized()
 
-    def _connect(self) -> Request:
-        return _test(dist.barrier(group=self._group, async_op=True))
+    def _start_connecting(self) -> Request:
+        return _poll_work(dist.barrier(group=self._group, async_op=True))
 
     def _start_allreduce(self, t: Tensor) -> Request:
-        return _test(dist.all_reduce(t, group=self._group, async_op=True))
+        return _poll_work(dist.all_reduce(t, group=self._group, async_op=True))
 
     def _start_broadcast(self, t: Tensor, root: int) -> Request:
-        return _test(dist.broadcast(t, root, group=self._group, async_op=True))
+        return _poll_work(dist.broadcast(t, root, group=self._group, async_op=True))
 
     def _start_allgather(self, own: Tensor, everything: Tensor) -> Request:
-        return _test(dist.all_gather(list(everything.chunk(self.size)), own, group=self._group, async_op=True))
+        return _poll_work(dist.all_gather(list(everything.chunk(self.size)), own, group=self._group, async_op=True))
 
     @contextlib.contextmanager
-    def _announce(self, n: int) -> Iterator[None]:
+    def _announce_wait(self, n: int) -> Iterator[None]:
         if self._store is not None:
-            self._store.set(self._key(self.rank), str(n))
+            self._store.set(self._rank_key(self.rank), str(n))
         yield
 
-    def _announced(self, n: int) -> set[int] | None:
+    def _announced_ranks(self, n: int) -> set[int] | None:
         if self._store is None:
             return None
-        keys = {rank: self._key(rank) for rank in range(self.size)}
+        keys = {rank: self._rank_key(rank) for rank in range(self.size)}
         return {r for r, key in keys.items() if self._store.check([key]) and self._store.get(key) == b"%d" % n}
 
-    def _key(self, rank: int) -> str:
+    def _rank_key(self, rank: int) -> str:
         return f"{self._name} rank {rank} of {self.size}"
 
-    def _abort(self, missing: list[Place]) -> None:
+    def _abort_job(self, missing: list[Place]) -> None:
         for place in missing:
             if place.host == platform.node():
                 with contextlib.suppress(ProcessLookupError):
@@ -91,7 +91,7 @@ class TorchComm(LaunchedComm):
         os._exit(STATUS)
 
 
-def _test(work: Any) -> Request:
+def _poll_work(work: Any) -> Request:
     return lambda: work.is_completed() and (work.wait() or True)  # wait raises the errors of the collective
 
 

@@ -86,22 +86,22 @@ def tpmap(
             raise TypeError(f"expected {len(argtypes)} positional arguments, one per argtype; got {len(args)}")
         if set(kwargs) != set(kwargtypes):
             raise TypeError(f"expected keywords {sorted(kwargtypes)}, one per kwargtype; got {sorted(kwargs)}")
-        given = [_divide(kind, value, where) for kind, value in zip(argtypes, args, strict=True)]
-        named = {name: _divide(kind, kwargs[name], where) for name, kind in kwargtypes.items()}
+        given = [_divide_argument(kind, value, where) for kind, value in zip(argtypes, args, strict=True)]
+        named = {name: _divide_argument(kind, kwargs[name], where) for name, kind in kwargtypes.items()}
         with ThreadPoolExecutor(len(where)) as pool:
             calls = [
                 pool.submit(f, *(parts[i] for parts in given), **{name: parts[i] for name, parts in named.items()})
                 for i in range(len(where))
             ]
             results = [call.result() for call in calls]
-        stacked = tree_map(_stack, *results)
+        stacked = tree_map(_stack_results, *results)
         return stacked if wrap_return is None else wrap_return(stacked)
 
     mapped.__name__, mapped.__doc__ = getattr(f, "__name__", "mapped"), inspect.getdoc(f)
     return mapped
 
 
-def _divide(kind: str, value: Any, where: list[torch.device]) -> list[Any]:
+def _divide_argument(kind: str, value: Any, where: list[torch.device]) -> list[Any]:
     """Return the part of an argument for each device."""
     n = len(where)
     if kind == "static":
@@ -117,10 +117,10 @@ def _divide(kind: str, value: Any, where: list[torch.device]) -> list[Any]:
                 raise ValueError(
                     f"{path or 'argument'} has shape {shape}; to {kind} it, its leading axis must be {needed}"
                 )
-    return [tree_map(partial(_part, kind, i, n, device), value) for i, device in enumerate(where)]
+    return [tree_map(partial(_part_of_leaf, kind, i, n, device), value) for i, device in enumerate(where)]
 
 
-def _part(kind: str, i: int, n: int, device: torch.device, leaf: Any) -> Any:
+def _part_of_leaf(kind: str, i: int, n: int, device: torch.device, leaf: Any) -> Any:
     if kind == "thru":
         leaf = leaf[i]
     elif kind == "shard":
@@ -129,7 +129,7 @@ def _part(kind: str, i: int, n: int, device: torch.device, leaf: Any) -> Any:
     return leaf.to(device) if isinstance(leaf, Tensor) else leaf
 
 
-def _stack(*values: Any) -> Any:
+def _stack_results(*values: Any) -> Any:
     if isinstance(values[0], Tensor):
         return torch.stack([v.to(values[0].device) for v in values])
     return np.stack(values)

@@ -33,7 +33,7 @@ class Late(LaunchedComm):
     def is_open(self):
         return True
 
-    def _connect(self):
+    def _start_connecting(self):
         return self.request()
 
     def _start_allreduce(self, t):
@@ -51,14 +51,14 @@ class Late(LaunchedComm):
         return self.request()
 
     @contextlib.contextmanager
-    def _announce(self, n):
+    def _announce_wait(self, n):
         self.announced.append(n)
         yield
 
-    def _announced(self, n):
+    def _announced_ranks(self, n):
         return {1} if self.can_announce else None
 
-    def _abort(self, missing):
+    def _abort_job(self, missing):
         self.ended = missing
         raise SystemExit(launched_comm.STATUS)
 
@@ -101,7 +101,7 @@ def test_outside_of_calls_a_rank_waits_as_long_as_it_takes_and_in_silence():
 
 def test_where_all_ranks_are_waiting_the_network_is_suspected():
     comm = in_fit(Late(10**9, patience=0.03, abort_after=0.05))
-    comm._announced = lambda n: {1, 2}
+    comm._announced_ranks = lambda n: {1, 2}
     told = "for 0 s, though all ranks are there, so the network may be down"
     with pytest.warns(RuntimeWarning, match=told), pytest.raises(SystemExit):
         comm.barrier()
