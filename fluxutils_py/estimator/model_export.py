@@ -312,6 +312,8 @@ def _names(
 def _metadata(model: Any, est: Any) -> dict[str, Any]:
     codec = est._codec
     names = getattr(model, "feature_names_in_", getattr(est, "feature_names_in_", None))
+    if names is not None and len(names) != est._layout.features:  # of all columns of rows that hold whole series
+        names = None
     scale = codec.scale
     return {
         "feature_names": None if names is None else [str(n) for n in names],

@@ -235,9 +235,11 @@ def read_metadata(path: Any) -> dict[str, Any]:
 
     Raises
     ------
+    FileNotFoundError
     LoadError
         If it is no file that this package exported.
     """
+    os.stat(path)  # zipfile and onnx do not tell a missing file from another one
     if format_of(path) == "torch":
         with zipfile.ZipFile(path) as file:
             names = [n for n in file.namelist() if n.endswith("/" + METADATA_FILE)]

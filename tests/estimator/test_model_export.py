@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.compose import TransformedTargetRegressor
@@ -101,6 +102,10 @@ def test_features_have_names(x, tmp_path):
     est = SequenceRegressor(4, epochs=1).fit(view, samples(x[:1]))
     est.export(tmp_path / "m.pt2", "torch")
     assert read_metadata(tmp_path / "m.pt2")["feature_names"] == ["a", "b", "c"]
+    rows = pd.DataFrame(np.asarray(samples(x)), columns=[f"c{i}" for i in range(3 * T)])  # names of F * T columns
+    est = SequenceRegressor(4, epochs=1, n_timesteps=T).fit(rows, x[0, :, -1])
+    est.export(tmp_path / "m.pt2", "torch")
+    assert read_metadata(tmp_path / "m.pt2")["feature_names"] is None
 
 
 def test_a_search_exports_its_best(x, tmp_path):

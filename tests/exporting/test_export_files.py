@@ -92,3 +92,5 @@ def test_other_files_are_refused(tmp_path):
     for name in ("other.pt2", "other.onnx"):
         with pytest.raises(LoadError, match=name):
             read_metadata(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match=r"none\.onnx"):
+        read_metadata(tmp_path / "none.onnx")
