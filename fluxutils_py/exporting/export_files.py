@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.errors import ExportError, LoadError
-from fluxutils_py.exporting.graph import Graph, module_of_operator, quietly
+from fluxutils_py.exporting.graph import Graph, module_of_operator, silence_exporters
 from fluxutils_py.files import atomic_path
 from fluxutils_py.tree import named_leaves
+from fluxutils_py.validation import require_package
 
 FORMATS = ("onnx", "torch")
 METADATA_FILE = "metadata.json"  # in a program of torch
@@ -65,7 +66,7 @@ def write_graph(
     _name_axes(model.graph)
     _restore_digits(model.graph, graph)
     for name, choices in (texts or {}).items():
-        _look_up(model.graph, name, choices)
+        _replace_by_texts(model.graph, name, choices)
         next(o for o in described["outputs"] if o["name"] == name)["dtype"] = "string"
     for key, value in described.items():
         entry = model.metadata_props.add()
@@ -80,7 +81,7 @@ def describe(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> dic
     """Return names, shapes and types of inputs, outputs and states, and the initial states, as plain values."""
 
     def entry(name: str, t: Tensor) -> dict[str, Any]:
-        return {"name": name, "shape": [STEPS, SERIES, *t.shape[2:]], "dtype": _dtype(t)}
+        return {"name": name, "shape": [STEPS, SERIES, *t.shape[2:]], "dtype": _dtype_name(t)}
 
     return {
         "inputs": [entry(name, x) for name, x in zip(inputs, graph.inputs, strict=True)],
@@ -89,33 +90,33 @@ def describe(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> dic
             {
                 "name": f"state.{i}",
                 "shape": [SERIES if d == s.batch_axis else n for d, n in enumerate(s.value.shape)],
-                "dtype": _dtype(s.value),
-                "initial": _plain(s.value),
+                "dtype": _dtype_name(s.value),
+                "initial": _initial_value(s.value),
             }
             for i, s in enumerate(graph.initial)
         ],
     }
 
 
-def _dtype(t: Tensor) -> str:
+def _dtype_name(t: Tensor) -> str:
     return str(t.dtype).removeprefix("torch.")
 
 
-def _plain(value: Tensor) -> Any:
+def _initial_value(value: Tensor) -> Any:
     """Return one number if all values are equal, else nested lists; None for NaN, which JSON does not have."""
     if not value.numel():
         return 0
     first = value.flatten()[:1]
     if torch.allclose(value, first.expand_as(value), rtol=0, atol=0, equal_nan=True):
-        return _number(first.item())
-    return _numbers(value.tolist())
+        return _json_number(first.item())
+    return _json_numbers(value.tolist())
 
 
-def _numbers(values: Any) -> Any:
-    return [_numbers(v) for v in values] if isinstance(values, list) else _number(values)
+def _json_numbers(values: Any) -> Any:
+    return [_json_numbers(v) for v in values] if isinstance(values, list) else _json_number(values)
 
 
-def _number(value: Any) -> Any:
+def _json_number(value: Any) -> Any:
     return None if value != value else value
 
 
@@ -126,7 +127,7 @@ def _to_onnx(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Any
     names = [*inputs, *(f"state.{i}" for i in range(n_states))]
     results = [*outputs, *(f"next_state.{i}" for i in range(n_states))]
     try:
-        with quietly(), torch.no_grad():
+        with silence_exporters(), torch.no_grad():
             made = torch.onnx.export(graph.program, dynamo=True, input_names=names, output_names=results, verbose=False)
     except Exception as error:
         raise _not_convertible(graph, error) from error
@@ -163,7 +164,7 @@ def _require_kernels(graph: Graph, content: bytes) -> None:
     except Exception as error:  # of onnxruntime, which has a class for each
         operator = re.search(r"implementation for (\w+)\(", str(error))
         where = module_of_operator(graph, f"onnx.{operator[1].lower()}") if operator else None
-        of = f" {operator[1]} in {_dtype(graph.inputs[-1])}" if operator else ""
+        of = f" {operator[1]} in {_dtype_name(graph.inputs[-1])}" if operator else ""
         raise ExportError(
             f"{where or 'the model'} cannot run in onnxruntime, which lacks{of or ' an operator'}; fit on float32 "
             f"data, or take format='torch' (onnxruntime: {str(error).splitlines()[0]})"
@@ -172,10 +173,7 @@ def _require_kernels(graph: Graph, content: bytes) -> None:
 
 def require(package: str) -> Any:
     """Import an optional package, or say how to install it."""
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise ImportError(f"exporting to ONNX needs the package {package}: pip install fluxutils_py[export]") from error
+    return require_package(package, "export", "exporting to ONNX")
 
 
 def _name_axes(graph: Any) -> None:
@@ -215,8 +213,8 @@ def _restore_digits(onnx_graph: Any, graph: Graph) -> None:
                 value.CopyFrom(number)
 
 
-def _look_up(graph: Any, name: str, texts: Sequence[str]) -> None:
-    """Let an output of places be the texts at these places."""
+def _replace_by_texts(graph: Any, name: str, texts: Sequence[str]) -> None:
+    """Replace an output of indices by the texts at these indices."""
     onnx = require("onnx")
     for node in graph.node:
         for k, output in enumerate(node.output):

@@ -71,16 +71,18 @@ class Graph:
         states = [s.of(N_SERIES) for s in self.initial]
         if window is not None and states:  # an example of 2 steps, for torch takes 0 and 1 for constants
             states = [x.new_zeros(2, N_SERIES, x.shape[2]) for x in examples]
-        with quietly(), native_kernels(False), torch.no_grad():
+        with silence_exporters(), native_kernels(False), torch.no_grad():
             leading, trailing = _Chain(before), _Chain(after)
             if window is None:
                 chain = _StepChain(steps, len(self.initial))
                 passed = leading(*examples)
-                core: nn.Module = _Scan(chain, [_filled(x) if gaps else x for x in passed], states, self.initial)
+                core: nn.Module = _Scan(chain, [_zero_gaps(x) if gaps else x for x in passed], states, self.initial)
             else:
                 core = window
             whole = _Whole(leading, core, trailing, len(inputs), gaps)
-            self.program = _trace(whole, [*examples, *states], _axes(len(inputs), self.initial, window is None))
+            self.program = _export_program(
+                whole, [*examples, *states], _free_axes(len(inputs), self.initial, window is None)
+            )
             if window is not None:  # torch guards against one step in all, which is no special case
                 self.program._guards_code = [g for g in self.program._guards_code if not g.endswith("!= 1")]
             _forget_sources(self.program)
@@ -136,7 +138,7 @@ class _Scan(nn.Module):
     ) -> None:
         super().__init__()
         self.idle = not states  # a scan needs a state
-        self.program = program = _trace(chain, [*(x[0] for x in xs), *states], _axes(len(xs), initial))
+        self.program = program = _export_program(chain, [*(x[0] for x in xs), *states], _free_axes(len(xs), initial))
         held = {**program.state_dict, **program.constants}
         names = [s.target for s in program.graph_signature.input_specs if s.kind.name != "USER_INPUT"]
         for i, name in enumerate(names):
@@ -168,7 +170,7 @@ class _Scan(nn.Module):
 
 
 class _Whole(nn.Module):
-    """What stands before the scan, the scan, and what stands after it."""
+    """The modules before the scan, the scan, and the modules after it."""
 
     def __init__(self, before: nn.Module, core: nn.Module, after: nn.Module, n_inputs: int, gaps: bool) -> None:
         super().__init__()
@@ -182,7 +184,7 @@ class _Whole(nn.Module):
                 if x.is_floating_point():
                     missing = x.isnan().all(-1, keepdim=True)
                     gap = missing if gap is None else gap | missing
-            xs = tuple(_filled(x) for x in xs)
+            xs = tuple(_zero_gaps(x) for x in xs)
         found = self.core(*xs, *states)
         found = (found,) if isinstance(found, Tensor) else tuple(found)
         n = len(found) - len(states)
@@ -192,12 +194,12 @@ class _Whole(nn.Module):
         return (*self.after(*outputs), *following)
 
 
-def _filled(x: Tensor) -> Tensor:
+def _zero_gaps(x: Tensor) -> Tensor:
     """Return inputs with zeros where a series has none."""
     return x.masked_fill(x.isnan().all(-1, keepdim=True), 0) if x.is_floating_point() else x
 
 
-def _axes(n_inputs: int, initial: Sequence[InitialState], scan: bool | None = None) -> Any:
+def _free_axes(n_inputs: int, initial: Sequence[InitialState], scan: bool | None = None) -> Any:
     """Return the free axes of inputs and states, as torch.export wants them: of a step, a scan, or another window."""
     from torch.export import Dim
 
@@ -207,12 +209,12 @@ def _axes(n_inputs: int, initial: Sequence[InitialState], scan: bool | None = No
     return {"tensors": tuple([of_inputs] * n_inputs + [{s.batch_axis: series, **past} for s in initial])}
 
 
-def _trace(module: nn.Module, examples: Sequence[Tensor], axes: Any) -> Any:
+def _export_program(module: nn.Module, examples: Sequence[Tensor], axes: Any) -> Any:
     try:
         # each example has its own memory: torch takes equal ones for one input
         return torch.export.export(module, tuple(x.clone() for x in examples), dynamic_shapes=axes)
     except Exception as error:  # of torch, or of the user's module
-        name = _culprit(module, error)
+        name = _failing_module(module, error)
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ExportError(
             f"{name} cannot be exported: {reason}; the whole message of torch is above. A step must be made of torch's "
@@ -228,7 +230,7 @@ def _forget_sources(program: Any) -> None:
                 node.meta.pop("stack_trace", None)
 
 
-def _culprit(module: nn.Module, error: BaseException | None) -> str:
+def _failing_module(module: nn.Module, error: BaseException | None) -> str:
     """Return the name of the innermost module in whose ``forward`` an error was raised, as the user's model has it."""
     names = {id(m): name for name, m in module.named_modules()}
     found: nn.Module | None = None
@@ -246,8 +248,8 @@ def _culprit(module: nn.Module, error: BaseException | None) -> str:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """Inside, warnings and logs of torch and ONNX about their own ways are silent."""
+def silence_exporters() -> Iterator[None]:
+    """Silence warnings and logs of torch and ONNX that a user cannot act on."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -264,7 +266,7 @@ def quietly() -> Iterator[None]:
 def module_of_operator(graph: Graph, operator: str) -> str | None:
     """Return the name of the first module that uses an operator, such as ``aten.fft_r2c.default``; None if unknown."""
     name = operator.split(".")[1]
-    with quietly():
+    with silence_exporters():
         programs = [*graph.programs, *(p.run_decompositions() for p in graph.programs)]
     for program in programs:
         for node in program.graph.nodes:

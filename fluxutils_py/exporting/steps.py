@@ -74,12 +74,12 @@ class ModelStep(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         n = len(tensors) - len(self.initial)
         self._set_states(tensors[n:])
-        outputs = self._run(tensors[:n])
-        after = [t for layer in self.layers for t in _tensors(layer)]
+        outputs = self._run_model(tensors[:n])
+        after = [t for layer in self.layers for t in _state_tensors(layer)]
         reset(self.model)
         return (*outputs, *after)
 
-    def _run(self, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _run_model(self, xs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         out = self.model(*(x[None] for x in xs)) if self.windowed else self.model(*xs)
         outputs = (out,) if isinstance(out, Tensor) else tuple(out)
         return tuple(o[0] for o in outputs) if self.windowed else outputs
@@ -95,15 +95,15 @@ class ModelStep(nn.Module):
         """Run one step from the start to see the state, and one from the initial state that this would be."""
         self._forms: list[tuple[int, int]] = []
         initial: list[InitialState] = []
-        outputs, fresh = self._watched(xs)
+        outputs, fresh = self._run_watched(xs)
         self.n_outputs = len(outputs)
         for layer in self.layers:
             if layer.state is None:  # never called
                 empty = layer.empty_state() or ()
                 self._forms.append((len(empty), 0 if len(empty) == 1 else len(empty)))
             else:
-                self._forms.append((len(_tensors(layer)), 0 if isinstance(layer.state, Tensor) else 2))
-            initial += _initial(layer)
+                self._forms.append((len(_state_tensors(layer)), 0 if isinstance(layer.state, Tensor) else 2))
+            initial += _initial_states(layer)
         self.initial = tuple(initial)
         reset(self.model)
         for o in outputs:
@@ -114,7 +114,7 @@ class ModelStep(nn.Module):
                     f"outputs (B, G) = ({N_SERIES}, G): leave losses out of the model, and give them to the estimator"
                 )
         self._set_states([s.of(N_SERIES) for s in self.initial])
-        _, started = self._watched(xs)
+        _, started = self._run_watched(xs)
         reset(self.model)
         for name, y in fresh.items():
             if not torch.allclose(y, started[name], rtol=1e-5, atol=1e-6, equal_nan=True):
@@ -124,7 +124,7 @@ class ModelStep(nn.Module):
                     "state is known"
                 )
 
-    def _watched(self, xs: list[Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def _run_watched(self, xs: list[Tensor]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Run one step; return the outputs, and the outputs of each recurrent layer by name."""
         seen: dict[str, Tensor] = {}
         names = [name for name, m in self.model.named_modules() if isinstance(m, Recur)]
@@ -137,7 +137,7 @@ class ModelStep(nn.Module):
 
         hooks = [m.register_forward_hook(hook(n or "model")) for n, m in zip(names, self.layers, strict=True)]
         try:
-            outputs = self._run([x.clone() for x in xs])
+            outputs = self._run_model([x.clone() for x in xs])
         finally:
             for h in hooks:
                 h.remove()
@@ -185,13 +185,13 @@ class _TorchLayer(nn.Module):
         before = zip(*state, strict=True) if self.kind == "LSTM" else ((h,) for h in state)
         after = []
         for weights, s in zip(self.layer.all_weights, before, strict=True):
-            new = self._cell(x, s, *weights)
+            new = self._cell_step(x, s, *weights)
             after.append(new)
             x = new[0]
         joined = tuple(torch.stack(parts) for parts in zip(*after, strict=True))
         return x, joined if self.kind == "LSTM" else joined[0]
 
-    def _cell(
+    def _cell_step(
         self, x: Tensor, state: tuple[Tensor, ...], w_x: Tensor, w_h: Tensor, *more: Tensor
     ) -> tuple[Tensor, ...]:
         biases, h = more[:2] if self.layer.bias else (None, None), state[0]
@@ -208,16 +208,16 @@ class _TorchLayer(nn.Module):
         return (F.linear(h, more[-1]) if self.layer.proj_size else h), c
 
 
-def _tensors(layer: Recur) -> list[Tensor]:
+def _state_tensors(layer: Recur) -> list[Tensor]:
     state = layer.state
     return [] if state is None else [state] if isinstance(state, Tensor) else list(state)
 
 
-def _initial(layer: Recur) -> list[InitialState]:
+def _initial_states(layer: Recur) -> list[InitialState]:
     """Return the initial state of a layer that has run one step."""
     if layer.trainable_init:
         return [InitialState(p.detach().clone(), layer.batch_dim) for p in layer.initial_state]
-    d, like = layer.batch_dim, layer.empty_state() if layer.state is None else _tensors(layer)
+    d, like = layer.batch_dim, layer.empty_state() if layer.state is None else _state_tensors(layer)
     return [InitialState(t.new_zeros([*t.shape[:d], 1, *t.shape[d + 1 :]]), d) for t in like or ()]
 
 
