@@ -179,7 +179,7 @@ class SequenceWindows:
         """Draw a new order of the rows for the next pass; None is the given order. Time always runs forward."""
         self._order = None if rng is None else rng.permutation(len(self.segments))
         if self._order is not None and self.shards is not None:
-            self._order = self.shards.spread(self._order, self.segments)
+            self._order = self.shards.permute_within_ranks(self._order, self.segments)
 
     def own(self, rows: Segments) -> Segments:
         """Return the rows among these that this rank can read: all, unless series are divided over ranks."""

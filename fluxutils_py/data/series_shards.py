@@ -74,10 +74,10 @@ class SeriesShards:
         parts = [v[:n] for v, n in zip(values, self.counts, strict=True)]
         return np.concatenate(parts)[first[self.owner] + self.local]
 
-    def spread(self, order: np.ndarray, rows: Segments) -> np.ndarray:
+    def permute_within_ranks(self, order: np.ndarray, rows: Segments) -> np.ndarray:
         """Change a permutation of rows so that every rank keeps the places of its rows, in the permutation's order."""
         owner = self.owner[rows.series]
-        spread = np.empty_like(order)
+        permuted = np.empty_like(order)
         for rank in np.unique(owner):
-            spread[owner == rank] = order[owner[order] == rank]
-        return spread
+            permuted[owner == rank] = order[owner[order] == rank]
+        return permuted
