@@ -54,6 +54,18 @@ def seconds(shape, n_ranks, accumulate, rate, delay, model):
     return compute, talk + per_bit * sent(N_PARAMS[shape], n_ranks, accumulate) / rate
 
 
+def share(shape, n_ranks, accumulate, rate, delay, model):
+    """Share of the time that computes."""
+    compute, talk = seconds(shape, n_ranks, accumulate, rate * 1e9, delay * 1e-3, model)
+    return compute / (compute + talk)
+
+
+def most_ranks(least, *case):
+    """The largest power of two of ranks, up to 1024, of which at least this share of the time computes."""
+    fitting = [2**k for k in range(1, 11) if share(case[0], 2**k, *case[1:]) >= least]
+    return str(max(fitting)) if fitting else "none"
+
+
 def main():
     measured = json.loads((HERE / "scaling.json").read_text())
     model = fit(measured)
@@ -66,14 +78,18 @@ def main():
         of = sum(seconds(m["shape"], 2, m["accumulate"], m["rate"] * 1e9, m["delay"] * 1e-3, model))
         print(f"  {m['shape']}, {m['rate']:g} Gbit/s, {m['delay']:g} ms, accumulate={m['accumulate']}:", end=" ")
         print(f"{m['seconds'] * 1e3:.2f} ms measured, {of * 1e3:.2f} ms modelled")
+    links = {(10, 0.1): "tab:blue", (10, 1): "tab:green", (1, 0.1): "tab:orange", (1, 1): "tab:red"}
+    print("\n| shape | link | most ranks | with 8 batches per update |\n| --- | --- | --- | --- |")
+    for shape in FLOPS:
+        for rate, delay in ((10, 0), (1, 0), *links):
+            cells = " | ".join(most_ranks(0.5, shape, a, rate, delay, model) for a in (1, 8))
+            print(f"| {shape} | {rate} Gbit/s, {delay} ms | {cells} |")
     n_ranks = 2 ** np.arange(1, 11)
     figure, axes = plt.subplots(1, 2, figsize=(8.4, 3.6), sharey=True, layout="constrained")
-    colours = {(10, 0.1): "tab:blue", (10, 1): "tab:green", (1, 0.1): "tab:orange", (1, 1): "tab:red"}
     for ax, shape in zip(axes, ("small", "large"), strict=True):
-        for (rate, delay), colour in colours.items():
+        for (rate, delay), colour in links.items():
             for accumulate, line in ((1, "-"), (8, "--")):
-                parts = [seconds(shape, p, accumulate, rate * 1e9, delay * 1e-3, model) for p in n_ranks]
-                shares = [compute / (compute + talk) for compute, talk in parts]
+                shares = [share(shape, p, accumulate, rate, delay, model) for p in n_ranks]
                 label = f"{rate} Gbit/s, {delay} ms" if accumulate == 1 else None
                 ax.plot(n_ranks, shares, line, color=colour, label=label)
         ax.set(xlabel="ranks", title=f"{shape}: {N_PARAMS[shape]} parameters", ylim=(0, 1))

@@ -157,7 +157,8 @@ class Features:
             for turn in np.unique(turns):
                 shift = int(turn) * self.lag
                 lagged[:, :, turns == turn] -= _shift_steps(past.levels, steps, shift)[:, :, None]
-            out[:, :, n + 4 :] = (lagged - (past.naive - level[:, :, None])) * inverse
+            lagged -= past.naive - level[:, :, None]
+            np.multiply(lagged, inverse, out=out[:, :, n + 4 :], casting="same_kind")
         np.clip(out, -LARGEST, LARGEST, out=out)
         np.copyto(out, 0.0, where=np.isnan(out))
         if not past.known.all():

@@ -136,7 +136,7 @@ class PanelWindows:
             out[:, :, at] = channel
         if c.base:
             base = past.naive - past.level[:, :, None] if features.log else past.naive
-            out[:, :, -1 - c.h : -1] = base / past.scale[:, :, None]
+            np.divide(base, past.scale[:, :, None], out=out[:, :, -1 - c.h : -1], casting="same_kind")
         out[:, :, -1] = past.scale
         np.nan_to_num(out[:, :, c.history :], copy=False)
         return out

@@ -60,7 +60,8 @@ def apart(a, b):
 def test_ranks_train_in_bfloat16_as_one_process_up_to_its_rounding(ran, n):
     found = np.load(ran("law6", n) / "bfloat16.npz")
     one, exact = (program().in_precision(precision, n, None) for precision in ("bfloat16", "float32"))
-    assert max(apart(found, one).values()) < 2**-8  # rounding of one number; another batchsize is 0.07 and more apart
+    # two roundings of a number, of its gradient and of the sum; another batchsize is 0.07 and more apart
+    assert max(apart(found, one).values()) < 2**-7
     assert apart(found, exact)["gradient"] > 1e-4  # of float32, ranks would be within 1e-6
 
 
