@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fluxutils_py.nn.kernels import SWITCH, VERSION, Library, n_threads
+from fluxutils_py.nn.saved_values import empty_saved
 
 TYPES = {torch.float32: 0, torch.float64: 1}
 # fluxutils_call of csrc/kernels.h: version, cell, type, isa, threads, S, B, F, H; alpha; pointers
@@ -134,7 +135,7 @@ def _forward(
         last_c = outputs[-1].data_ptr()
     kept = None
     if keep:
-        kept = x.new_empty(y.numel() * call.library.kept_per_output(call.cell.number))
+        kept = empty_saved(y.numel() * call.library.kept_per_output(call.cell.number), x.dtype)
         saved = kept.data_ptr()
     inputs = map(_pointer, (x, h, c, w_x, w_h, b_x, b_h))
     code = call.library.forward(_CALL.pack(*head, *inputs, y.data_ptr(), last_h, last_c, saved, *_NO_GRADIENTS))
