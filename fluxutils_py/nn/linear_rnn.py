@@ -20,6 +20,7 @@ from fluxutils_py.nn.sizes import check_features, set_sizes
 # unless what they leave for the backward pass does not fit into the caches.
 FEW_SERIES, FEW_IN_LONG_WINDOWS = 8, 4
 LONG_WINDOW = 1 << 18  # values of all steps, series and units
+FEW_COLUMNS = 16  # of a product with many rows, whose transpose is then several times faster
 
 
 class _GatedRecurrence(nn.Module):
@@ -207,7 +208,11 @@ class _DiagonalRecurrence(nn.Module):
         added = torch.view_as_complex(added.contiguous().unflatten(-1, (self.n_states, 2)))
         start = None if state is None else torch.view_as_complex(state.contiguous())
         h = torch.view_as_real(linear_recurrence(self.eigenvalues(), added, start))
-        y = torch.addmm(skip.flatten(0, 1), h.flatten(0, 1).flatten(1), self.weight_out.T)
+        skip, h_rows = skip.flatten(0, 1), h.flatten(0, 1).flatten(1)
+        if self.n_out < FEW_COLUMNS:
+            y = skip + (self.weight_out @ h_rows.T).T
+        else:
+            y = torch.addmm(skip, h_rows, self.weight_out.T)
         return y.view(*x.shape[:2], self.n_out), h[-1].clone()
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:

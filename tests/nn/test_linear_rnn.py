@@ -64,9 +64,9 @@ def test_the_gated_layers_are_the_formula_of_the_paper(layer, formula):
     assert_follows(made, formula(made), torch.zeros(B, 5, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("n_states", [None, 11])
-def test_the_lru_is_the_formula_of_the_paper(n_states):
-    layer = LRU(F, 5, n_states).double()
+@pytest.mark.parametrize(("n_out", "n_states"), [(5, None), (5, 11), (17, 3)])
+def test_the_lru_is_the_formula_of_the_paper(n_out, n_states):
+    layer = LRU(F, n_out, n_states).double()
     zero = torch.zeros(B, n_states or 3, dtype=torch.complex128)
     assert_follows(layer, lru(layer), zero)
 
