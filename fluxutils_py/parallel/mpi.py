@@ -15,6 +15,7 @@ from fluxutils_py.parallel.launcher import detect_launcher
 
 TAG = 60  # of messages about waiting
 GATHERED = 1 << 16  # bytes of all ranks, up to which a sum is one gathering, and each rank adds up
+GATHERED_BY_TWO = 1 << 24  # for two ranks: a gathering then sends no more than a sum, and they meet once instead of twice
 
 
 class MPIComm(LaunchedComm):
@@ -78,7 +79,7 @@ class MPIComm(LaunchedComm):
 
     def _start_allreduce(self, t: Tensor) -> Request:
         # Open MPI's Iallreduce (5.0) was seen to write into its buffer when that had been freed after completion
-        if t.is_cuda or t.numel() * t.element_size() * self.size > GATHERED:
+        if t.is_cuda or t.numel() * t.element_size() * self.size > (GATHERED_BY_TWO if self.size == 2 else GATHERED):
             return self._allreduce_together(t)
         rows = torch.empty((self.size, t.numel()), dtype=t.dtype)
         test = self._comm.Iallgather(t.numpy(), rows.numpy()).Test
