@@ -15,9 +15,7 @@ from fluxutils_py.parallel.launcher import detect_launcher
 
 TAG = 60  # of messages about waiting
 GATHERED = 1 << 16  # bytes of all ranks, up to which a sum is one gathering, and each rank adds up
-GATHERED_BY_TWO = (
-    1 << 24
-)  # for two ranks: a gathering then sends no more than a sum, and they meet once instead of twice
+GATHERED_BY_TWO = 1 << 24  # the same for two ranks: they send no more than in a sum, and meet once instead of twice
 
 
 class MPIComm(LaunchedComm):
