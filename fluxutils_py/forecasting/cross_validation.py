@@ -187,7 +187,7 @@ class WalkForwardSplit:
     Raises
     ------
     DataError
-        From :meth:`split`, if the first split has nothing to train on.
+        From ``split``, if the first split has nothing to train on.
 
     Examples
     --------
