@@ -10,10 +10,11 @@ from typing import Any
 
 def require_package(name: str, extra: str, purpose: str) -> Any:
     """Import a module of an optional package, or raise ImportError that names the extra to install."""
+    package = name.partition(".")[0]
     try:
+        importlib.import_module(package)  # a module of it may be loaded already
         return importlib.import_module(name)
     except ImportError as error:
-        package = name.partition(".")[0]
         raise ImportError(
             f"{purpose} needs {package}, which is not installed: pip install 'fluxutils_py[{extra}]'"
         ) from error
