@@ -15,6 +15,7 @@ from fluxutils_py.estimator.moments import Standardize
 from fluxutils_py.estimator.target_codec import TargetScale
 from fluxutils_py.estimator.winsor_scaler import WinsorizeBlock
 from fluxutils_py.exporting import InitialState
+from fluxutils_py.nn.layers import Elementwise
 
 
 class _Part(nn.Module):
@@ -44,17 +45,6 @@ class Affine(_Part):
         if self.inverse:
             return (x.double() * self.scale + self.center).to(dtype)
         return ((x.double() - self.center).to(dtype).double() / self.scale).to(dtype)
-
-
-class Elementwise(nn.Module):
-    """Apply a function of torch to each number."""
-
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
 
 
 class Winsorize(_Part):

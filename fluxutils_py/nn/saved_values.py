@@ -13,9 +13,8 @@ from torch import Tensor
 SMALLEST, LARGEST = 1 << 20, 32 << 20  # bytes of a block; malloc keeps smaller ones well, and returns larger ones
 MOST_SPARE = 8  # blocks that wait for use
 
-_spare: deque[mmap.mmap] = deque(
-    maxlen=MOST_SPARE
-)  # its methods are atomic, also in the middle of a garbage collection
+# A deque, whose methods are atomic: a garbage collection may return a block while another is taken.
+_spare: deque[mmap.mmap] = deque(maxlen=MOST_SPARE)
 _private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}  # Windows has none
 
 
