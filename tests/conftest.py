@@ -2,7 +2,13 @@
 
 import os
 import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
+from pathlib import Path
 
 # One thread: the models are small, and two threads that wait for each other are slow where the cores are shared.
 # Before torch is imported, so that it holds for its worker threads and for programs that tests start.
@@ -30,6 +36,39 @@ def seeded():
 def rng():
     """A NumPy generator of its own for each test."""
     return np.random.default_rng(0)
+
+
+PRELOADED = Path(__file__).parent / "programs" / "preloaded_python.py"
+MODULES = "fluxutils_py", "sklearn.model_selection", "torch._dynamo"  # the last: the first optimizer imports it
+
+
+@pytest.fixture(scope="session")
+def python():
+    """An executable to start programs with: Python, which has imported the package already where it can be forked.
+
+    For programs that are not about imports and the start of Python; those start ``sys.executable``.
+    """
+    if sys.platform != "linux":
+        yield sys.executable
+        return
+    folder = Path(tempfile.mkdtemp())
+    executable = folder / "python"
+    executable.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {PRELOADED} start {folder}/socket "$@"\n')
+    executable.chmod(0o755)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"{folder}/socket")
+        listener.listen(64)
+        server = subprocess.Popen(
+            [sys.executable, PRELOADED, "serve", str(listener.fileno()), *MODULES],
+            stdin=subprocess.PIPE,  # its end is the server's
+            env={**os.environ, "PYTHONPATH": str(PRELOADED.parents[2])},
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+        )
+    yield str(executable)
+    server.stdin.close()
+    server.wait(timeout=60)
+    shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -1,0 +1,139 @@
+"""A Python that has imported the package already: it starts a program by a fork, without the seconds of the imports.
+
+    preloaded_python.py serve FD MODULE ...      imports; then forks a child for each program, until stdin is closed
+    preloaded_python.py start SOCKET ARGUMENT ...    as ``python ARGUMENT ...``: a file, -c CODE or -m MODULE; -u
+
+The second process gives the first its arguments, environment, folder and standard streams, passes signals on to the
+child, and ends as the child ends. If it is killed, so is the child with its process group.
+"""
+
+import marshal
+import os
+import signal
+import socket
+import sys
+
+
+def start(path, arguments):
+    """Let the server run a program, and wait for its end."""
+    passed = set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, passed)
+    server = socket.socket(socket.AF_UNIX)
+    server.connect(path)
+    request = marshal.dumps((arguments, dict(os.environ), os.getcwd()))
+    socket.send_fds(server, [len(request).to_bytes(8, "little")], [0, 1, 2])
+    server.sendall(request)
+    child = int.from_bytes(server.recv(4), "little")
+    for number in passed:
+        signal.signal(number, lambda number, frame: os.kill(child, number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
+    told = server.recv(4)
+    if not told:
+        sys.exit("the preloaded Python has ended")
+    status = int.from_bytes(told, "little")
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number in passed:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.WEXITSTATUS(status))
+
+
+def serve(listener):
+    """Fork a child for each request; returns the request in the child."""
+    import select
+
+    woken, wakes = os.pipe2(os.O_NONBLOCK)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    clients = {}  # by process number of the child; None when it is gone
+    while True:
+        waiting = {client: child for child, client in clients.items() if client is not None}
+        ready, _, _ = select.select([0, woken, listener, *waiting], [], [])
+        for client in waiting.keys() & set(ready):  # they say no more: this one was killed
+            os.killpg(waiting[client], signal.SIGKILL)
+            clients[waiting[client]] = None
+        if woken in ready:
+            os.read(woken, 512)
+            while clients and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                client = clients.pop(ended[0])
+                if client is not None:
+                    client.sendall(ended[1].to_bytes(4, "little"))
+                    client.close()
+        if 0 in ready:
+            for child in clients:
+                os.killpg(child, signal.SIGKILL)
+            os._exit(0)
+        if listener in ready:
+            client, _ = listener.accept()
+            if (request := receive(client)) is None:
+                client.close()
+                continue
+            child = os.fork()
+            if child == 0:
+                os.setpgid(0, 0)
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for opened in (listener, client, *waiting):
+                    opened.close()
+                os.close(woken)
+                os.close(wakes)
+                return request
+            os.setpgid(child, child)
+            for stream in request[1]:
+                os.close(stream)
+            client.sendall(child.to_bytes(4, "little"))
+            clients[child] = client
+
+
+def receive(client):
+    """The arguments, environment and folder of a program, and its streams; None if the client is gone."""
+    head, streams, _, _ = socket.recv_fds(client, 8, 3)
+    size, body = int.from_bytes(head, "little"), bytearray()
+    while len(body) < size and (more := client.recv(size - len(body))):
+        body += more
+    return (marshal.loads(body), streams) if size and len(body) == size else None
+
+
+def become(request):
+    """Turn this process into the program, as far as it is possible after the start of Python."""
+    import runpy
+    import types
+
+    (arguments, environment, folder), streams = request
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.stdout.reconfigure(line_buffering=os.isatty(1), write_through=arguments[0] == "-u")
+    arguments = arguments[arguments[0] == "-u" :]
+    if arguments[0] == "-m":
+        sys.argv, sys.path[0] = arguments[1:], folder
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    if arguments[0] == "-c":
+        sys.argv, sys.path[0], name, source = ["-c", *arguments[2:]], "", "<string>", arguments[1]
+    else:
+        sys.argv, name = arguments, arguments[0]
+        sys.path[0] = os.path.dirname(os.path.realpath(name))
+        main.__file__ = name
+        with open(name, "rb") as file:
+            source = file.read()
+    exec(compile(source, name, "exec", dont_inherit=True), vars(main))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "start":
+        start(sys.argv[2], sys.argv[3:])
+    else:
+        import gc
+        import importlib
+
+        for module in sys.argv[3:]:
+            importlib.import_module(module)
+        gc.collect()
+        gc.freeze()  # the children share what is there now
+        become(serve(socket.socket(fileno=int(sys.argv[2]))))

@@ -1,0 +1,76 @@
+"""The Python of the fixture ``python``, from tests/programs/preloaded_python.py, compared with a real one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the fixture gives a real one")
+
+SHOW = """
+import json, os, sys
+sys.stdout.write(json.dumps({
+    "argv": sys.argv, "path": sys.path[0], "folder": os.getcwd(), "name": __name__, "said": sys.stdin.read(),
+    "given": os.environ.get("GIVEN"), "home": os.environ.get("HOME"), "here": sorted(globals())[-3:],
+}))
+sys.stderr.write("to stderr")
+sys.exit(7)
+"""
+
+
+def ends(executable, *arguments, **how):
+    done = subprocess.run([executable, *map(str, arguments)], capture_output=True, text=True, timeout=60, **how)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("way", ["-c", "file", "-m", "-u"])
+def test_a_program_sees_what_it_sees_in_a_real_one(python, tmp_path, way):
+    (tmp_path / "shown.py").write_text(SHOW)
+    start = {"-c": ["-c", SHOW], "file": ["shown.py"], "-m": ["-m", "shown"], "-u": ["-u", tmp_path / "shown.py"]}[way]
+    how = {"cwd": tmp_path, "env": {"GIVEN": "\udcff ä", "PATH": os.environ["PATH"]}, "input": "in"}
+    real = ends(sys.executable, *start, "a b", "-c", **how)
+    assert json.loads(real[1])["argv"][1:] == ["a b", "-c"]
+    assert ends(python, *start, "a b", "-c", **how) == real
+
+
+def test_its_program_has_the_package_at_once_and_mpi_not(python):
+    program = "import sys; print([m in sys.modules for m in ('torch', 'fluxutils_py', 'mpi4py')], torch)"
+    status, out, err = ends(python, "-c", program)
+    assert (status, out) == (1, "")
+    assert err.splitlines()[-1].startswith("NameError: name 'torch' is not defined")
+    assert ends(python, "-c", program.replace(", torch)", ")"))[1] == "[True, True, False]\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGUSR1])
+def test_signals_go_to_the_program_and_its_end_by_a_signal_comes_back(python, number):
+    program = "import os, signal, time; print(os.getpid(), flush=True); time.sleep(60)"
+    with subprocess.Popen([python, "-c", program], stdout=subprocess.PIPE, text=True) as started:
+        child = int(started.stdout.readline())
+        assert child != started.pid
+        started.send_signal(number)
+        assert started.wait(timeout=60) == -number
+    deadline = time.monotonic() + 60
+    while os.path.exists(f"/proc/{child}"):  # of one that was killed itself, the server ends the program
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_end_of_the_program_by_a_signal_is_that_of_the_process(python):
+    assert ends(python, "-c", "import os; os.kill(os.getpid(), 9)")[0] == -signal.SIGKILL
+
+
+def test_a_program_handles_a_signal(python):
+    program = """
+import signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(33))
+print("ready", flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([python, "-c", program], stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout.readline() == "ready\n"
+        started.send_signal(signal.SIGUSR1)
+        assert started.wait(timeout=60) == 33
