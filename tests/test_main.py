@@ -139,9 +139,9 @@ def test_numbers_must_be_positive(name, capsys):
     assert f"argument {name}: invalid positive number value: '0'" in capsys.readouterr().err
 
 
-def test_module_runs_as_a_program(tmp_path):
+def test_module_runs_as_a_program(python, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "fluxutils_py", "--data", "missing.csv"],
+        [python, "-m", "fluxutils_py", "--data", "missing.csv"],
         cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 1

@@ -14,10 +14,23 @@ def test_there_are_notebooks():
     assert NOTEBOOKS, f"no notebooks in {FOLDER}"
 
 
+@pytest.fixture
+def client(python):
+    """Runs notebooks, each in a kernel of its own."""
+
+    class Client(NotebookClient):
+        def create_kernel_manager(self):
+            manager = super().create_kernel_manager()
+            manager.kernel_spec.argv[0] = python
+            return manager
+
+    return Client
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs_without_an_error(path, tmp_path):
+def test_notebook_runs_without_an_error(path, client, tmp_path):
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    client(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert not list(tmp_path.iterdir()), "it leaves files behind"
 
 

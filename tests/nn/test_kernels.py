@@ -3,7 +3,6 @@
 import logging
 import os
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -26,10 +25,10 @@ def fresh(monkeypatch):
     return monkeypatch
 
 
-def in_a_process(program, **environment):
+def in_a_process(python, program, **environment):
     """What a program prints."""
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [python, "-c", program],
         capture_output=True,
         text=True,
         timeout=120,
@@ -182,6 +181,6 @@ print("idle", time.process_time() - before < 0.1)
 
 @built
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_forked_processes_have_threads_of_their_own_workers_one_and_those_that_wait_use_no_time():
-    said = dict(line.split(maxsplit=1) for line in in_a_process(PROCESSES).splitlines())
+def test_forked_processes_have_threads_of_their_own_workers_one_and_those_that_wait_use_no_time(python):
+    said = dict(line.split(maxsplit=1) for line in in_a_process(python, PROCESSES).splitlines())
     assert said == {"threads": "3", "children": "0 0 0 0 0 True", "worker": "1", "idle": "True"}

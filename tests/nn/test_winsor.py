@@ -188,9 +188,9 @@ print(json.dumps(found))
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs sparse files")
 @pytest.mark.parametrize("kind", ["layer", "scaler"])
-def test_memory_does_not_grow_with_the_file(kind, tmp_path):
+def test_memory_does_not_grow_with_the_file(kind, python, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path / "x"), kind], capture_output=True, text=True, timeout=120
+        [python, "-c", PROGRAM, str(tmp_path / "x"), kind], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     small, large = json.loads(done.stdout)

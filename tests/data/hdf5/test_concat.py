@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 
 import h5py
 import numpy as np
@@ -449,7 +448,7 @@ def test_a_source_that_lacks_its_own_sources(tmp_path, virtual):
     )
 
 
-def test_killed_half_way_it_leaves_the_old_file(tmp_path):
+def test_killed_half_way_it_leaves_the_old_file(python, tmp_path):
     h5save(tmp_path / "all.h5", {"x": numbers((1, 1, 1))})
     paths = files(tmp_path, [numbers((2, 3, 4))] * 2)
     program = """if True:
@@ -458,7 +457,7 @@ def test_killed_half_way_it_leaves_the_old_file(tmp_path):
         concat.copy_into = lambda *args: os._exit(9)
         h5concat(sys.argv[1], sys.argv[2:], 1, virtual=False)
     """
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "all.h5", *paths], timeout=60)
+    done = subprocess.run([python, "-c", program, tmp_path / "all.h5", *paths], timeout=60)
     assert done.returncode == 9
     assert read(tmp_path / "all.h5").shape == (1, 1, 1)
 

@@ -5,7 +5,6 @@ import os
 import pickle
 import shutil
 import subprocess
-import sys
 import time
 
 import h5py
@@ -37,10 +36,10 @@ WRITER = """if True:
 
 
 @contextlib.contextmanager
-def replacing(path, layout):
+def replacing(python, path, layout):
     """Another process that replaces a file all the time."""
     h5save(path, {"x": np.zeros((3, 37, 43), "f4")})
-    with subprocess.Popen([sys.executable, "-c", WRITER, path, layout], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([python, "-c", WRITER, path, layout], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout.readline() == "ready\n"
             yield
@@ -54,9 +53,9 @@ def whole(x):
     return x.shape[:2] == (3, 37) and (np.asarray(x) == x[0, 0, 0]).all()
 
 
-def test_a_reader_sees_one_version_of_a_file_that_is_being_replaced(tmp_path):
+def test_a_reader_sees_one_version_of_a_file_that_is_being_replaced(python, tmp_path):
     versions = set()
-    with replacing(tmp_path / "a.h5", "other"):
+    with replacing(python, tmp_path / "a.h5", "other"):
         stop = time.monotonic() + 1
         while time.monotonic() < stop:
             x = h5mmap(tmp_path / "a.h5", "x")
@@ -69,9 +68,9 @@ def test_a_reader_sees_one_version_of_a_file_that_is_being_replaced(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["map", "lazy"])
-def test_what_was_pickled_opens_the_same_version_or_none(tmp_path, kind):
+def test_what_was_pickled_opens_the_same_version_or_none(python, tmp_path, kind):
     outcomes = {"same": 0, "refused": 0}
-    with replacing(tmp_path / "a.h5", "same"):
+    with replacing(python, tmp_path / "a.h5", "same"):
         stop = time.monotonic() + 1
         while time.monotonic() < stop:
             x = h5mmap(tmp_path / "a.h5", "x") if kind == "map" else H5Lazy(tmp_path / "a.h5", "x")

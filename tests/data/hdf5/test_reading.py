@@ -38,13 +38,12 @@ def error(*args, **kwargs):
 
 
 @contextlib.contextmanager
-def other_process(program, *args, env=None):
+def other_process(python, program, *args):
     """Another process that has run a program, says so, and goes on until the end of the block."""
     program = f"import sys, h5py, numpy as np\n{program}\nprint('ready', flush=True)\nsys.stdin.read()"
     with subprocess.Popen(
-        [sys.executable, "-c", program, *map(str, args)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
-    ) as process:  # fmt: skip
+        [python, "-c", program, *map(str, args)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout.readline() == "ready\n"
             yield process
@@ -541,9 +540,9 @@ def test_bad_options(tmp_path):
 # -- other processes ----------------------------------------------------------------------------------------
 
 
-def test_file_open_for_writing_elsewhere(tmp_path):
+def test_file_open_for_writing_elsewhere(python, tmp_path):
     path = write(tmp_path / "a.h5")
-    with other_process("f = h5py.File(sys.argv[1], 'r+')", path):
+    with other_process(python, "f = h5py.File(sys.argv[1], 'r+')", path):
         assert error(path, "x") == (
             f"{path}: the file is open for writing in another process; close it there, or set "
             "HDF5_USE_FILE_LOCKING=FALSE in the environment if that process leaves this data alone"
@@ -559,19 +558,19 @@ def test_file_open_for_writing_elsewhere(tmp_path):
     assert_map(h5mmap(path, "x"), numbers())
 
 
-def test_virtual_source_open_for_writing_elsewhere(tmp_path):
+def test_virtual_source_open_for_writing_elsewhere(python, tmp_path):
     virtual(tmp_path / "a.h5")
-    with other_process("f = h5py.File(sys.argv[1], 'r+')", tmp_path / "source1.h5"):
+    with other_process(python, "f = h5py.File(sys.argv[1], 'r+')", tmp_path / "source1.h5"):
         assert error(tmp_path / "a.h5", "x") == (
             f"{tmp_path}/a.h5: dataset 'x' is virtual and its source file {tmp_path}/source1.h5 is open for writing in "
             "another process; fix that, or recreate the dataset"
         )
 
 
-def test_a_map_lets_others_write_and_sees_what_they_do(tmp_path):
+def test_a_map_lets_others_write_and_sees_what_they_do(python, tmp_path):
     path = write(tmp_path / "a.h5")
     x = h5mmap(path, "x")
-    with other_process("f = h5py.File(sys.argv[1], 'r+'); f['x'][2, 1, 0] = 99; f.flush()", path):
+    with other_process(python, "f = h5py.File(sys.argv[1], 'r+'); f['x'][2, 1, 0] = 99; f.flush()", path):
         assert x[0, 1, 2] == 99
 
 
@@ -589,7 +588,7 @@ def test_a_lazy_array_keeps_writers_out_until_it_is_closed(tmp_path):
     assert str(caught.value) == f"{path}: dataset 'x' was closed; open it again with h5mmap"
 
 
-def test_file_written_in_swmr_mode(tmp_path):
+def test_file_written_in_swmr_mode(python, tmp_path):
     path = tmp_path / "a.h5"
     with h5py.File(path, "w", libver="latest") as file:
         file["x"] = numbers()
@@ -599,7 +598,7 @@ def test_file_written_in_swmr_mode(tmp_path):
         "f = h5py.File(sys.argv[1], 'r+', libver='latest'); f.swmr_mode = True; f['chunked'][0, 0, 0] = 77; "
         "f['chunked'].resize((50, 5, 3)); f.flush()"
     )
-    with other_process(program, path):
+    with other_process(python, program, path):
         assert "SWMR" in error(path, "x")
         with h5mmap(path, "chunked", swmr=True) as x:
             assert x.shape == (F, N, 50)

@@ -3,7 +3,6 @@
 import itertools
 import os
 import subprocess
-import sys
 
 import h5py
 import numpy as np
@@ -176,7 +175,7 @@ def test_a_lazy_array_may_be_the_source(tmp_path):
     assert np.array_equal(h5mmap(path, "x"), X)
 
 
-def test_a_reader_survives_overwriting(tmp_path):
+def test_a_reader_survives_overwriting(python, tmp_path):
     """A map of a file that shrinks dies of SIGBUS: shown here with h5py, and not to happen with h5save."""
     program = """if True:
         import sys, numpy as np, h5py
@@ -192,7 +191,7 @@ def test_a_reader_survives_overwriting(tmp_path):
     for how in ("h5save", "h5py"):
         h5save(tmp_path / "a.h5", {"x": np.ones((8, 64, 512))})  # 2 MiB
         done = subprocess.run(
-            [sys.executable, "-c", program, tmp_path / "a.h5", how], capture_output=True, text=True, timeout=60
+            [python, "-c", program, tmp_path / "a.h5", how], capture_output=True, text=True, timeout=60
         )
         codes[how] = done.returncode, done.stdout
     assert codes == {"h5save": (0, f"{8 * 64 * 512.0}\n"), "h5py": (-7, "")}
