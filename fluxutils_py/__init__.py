@@ -73,4 +73,4 @@ __all__ = [
     "vec2net",
     "weights",
 ]
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+import fluxutils_py
+
 NAME = "fluxutils_py"
-PACKAGE = Path(__file__).resolve().parents[1] / NAME
+PACKAGE = Path(fluxutils_py.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 TESTS = Path(__file__).resolve().parent
 MAX_LINES = 400

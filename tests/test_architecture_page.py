@@ -4,8 +4,10 @@ import importlib.util
 import re
 from pathlib import Path
 
+import fluxutils_py
+
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "fluxutils_py"
+PACKAGE = Path(fluxutils_py.__file__).parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
 
 
@@ -29,6 +31,7 @@ def test_the_list_of_files_is_that_of_the_package():
     spec = importlib.util.spec_from_file_location("rooms", ROOT / "docs" / "rooms.py")
     rooms = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(rooms)
+    rooms.PACKAGE = PACKAGE
     assert section("Files").strip() == rooms.rooms().strip(), "run python docs/rooms.py"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import numpy as np
 from sklearn.utils.metadata_routing import UNUSED
 from torch import Tensor
 
@@ -278,7 +279,7 @@ class Estimator(EstimatorBase):
         lengths: Any = None,
         starts: Any = None,
         sharded: bool = False,
-    ) -> Any:
+    ) -> np.ndarray | Any:  # Any: what it is beside an array, the arguments and the model decide
         """Return the model's outputs for series.
 
         Each series is walked through from its start, with a separate state. The result does not depend on how many
