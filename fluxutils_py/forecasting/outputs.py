@@ -212,7 +212,7 @@ def further_steps(fc: Any, panel: Panel) -> Steps:
     ends, stops = np.cumsum(lengths), np.cumsum(panel.lengths)
     for end, stop, n in zip(ends, stops, panel.lengths, strict=True):
         out[:, end - n : end] = values[:, stop - n : stop]
-    ids = np.concatenate([old.ids, np.array(fresh, dtype=object)]) if fresh else old.ids
+    ids = np.concatenate([old.ids, panel.ids[~known]])
     total = np.concatenate([fc._history.lengths, np.zeros(len(fresh), int)])
     total[series] += lengths
     first = np.concatenate([old.first, np.zeros(len(fresh), np.int64)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +30,7 @@ class _GatedRecurrence(nn.Module):
     takes_windows = True
     n_blocks: ClassVar[int]  # the weight has n_blocks * H rows: the gates, then the candidate
     kernel: ClassVar[int]  # number of the native kernel
+    coefficients: ClassVar[Callable[..., tuple[Tensor, Tensor]]]  # a and b from the blocks, all (S, B, H)
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
@@ -64,11 +66,6 @@ class _GatedRecurrence(nn.Module):
         """Compute one step (B, n_in), for export."""
         (h,) = self._step(x, (state,), self.linear.weight, None, self.linear.bias)
         return h, h
-
-    @staticmethod
-    def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``a`` and ``b`` from the outputs of the linear layers, all (S, B, H)."""
-        raise NotImplementedError
 
 
 class _MinGRU(_GatedRecurrence):
