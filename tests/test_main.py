@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
-from fluxutils_py.__main__ import main, read_csv
+from fluxutils_py.__main__ import RESET, STATEFUL, draw, main, prepare, read_csv
 
 
 @pytest.fixture
@@ -60,6 +62,24 @@ def test_same_seed_gives_the_same_table(tmp_path, capsys):
         assert main(["--steps", "500", "--epochs", "2", "--seed", "3", "--out", str(tmp_path / "p.svg")]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
+
+
+def test_the_picture_shows_the_last_column_in_its_own_units():
+    rows = np.arange(300.0)[:, None] ** [1, 2] + [50, 7]  # the liveliest part is the last
+    data = prepare(rows, ["a", "b"], horizon=1)
+    truth = np.full((1, 2, 300), np.nan)
+    truth[0, :, :-1] = data.values[1:].T
+    found = {STATEFUL: truth + 1, RESET: truth + 2}
+    figure, est = Figure(), SimpleNamespace(n_iter_=2, loss_curve_=[3, 2], validation_loss_curve_=[5, 4])
+    draw(figure, "title", data, est, truth, found)
+    left, right = figure.axes
+    shown = {line.get_label(): line for line in left.lines}
+    scale = rows[:180, 1].std()
+    for label, away in {"truth": 0, STATEFUL: scale, RESET: 2 * scale}.items():
+        assert shown[label].get_xdata().tolist() == list(range(240, 300))
+        np.testing.assert_allclose(shown[label].get_ydata(), rows[240:, 1] + away, rtol=1e-5)
+    assert left.get_ylabel() == "b, 1 step ahead"
+    assert [line.get_ydata().tolist() for line in right.lines] == [[3, 2], [5, 4]]
 
 
 def test_without_matplotlib_there_is_a_table_and_a_hint(tmp_path, capsys, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 from fluxutils_py import h5mmap, h5save
 from fluxutils_py.data import LazyArray
 from fluxutils_py.data.lazy import as_picklable, read_block, select
+from fluxutils_py.errors import DataError
 
 F, N, T = 3, 6, 11
 X = np.random.default_rng(0).normal(size=(F, N, T))
@@ -159,6 +160,14 @@ def test_a_pickled_array_is_the_same(name, tmp_path):
     again = pickle.loads(pickle.dumps(a))
     assert np.array_equal(again, -part(a.series, a.steps))
     assert np.array_equal(pickle.loads(pickle.dumps(as_picklable(source))), X)
+
+
+def test_of_a_closed_file_nothing_can_be_sent(tmp_path):
+    with h5py.File(tmp_path / "x.h5", "w") as f:
+        dataset = f.create_dataset("x", data=X)
+    with pytest.raises(DataError) as caught:
+        as_picklable(dataset)
+    assert str(caught.value) == "an HDF5 file that was closed cannot be opened elsewhere; keep it open, or take h5mmap"
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])

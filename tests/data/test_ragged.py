@@ -80,6 +80,11 @@ def test_other_fills_and_functions(arrays):
     )
 
 
+def test_beyond_the_ends_of_what_a_function_gave_there_are_zeros(arrays):
+    found = RaggedArray(arrays, "x").map(lambda a: a + 3)
+    np.testing.assert_array_equal(found[:], padded([a + 3 for a in arrays]))
+
+
 def test_texts_may_differ_in_length():
     found = RaggedArray([np.array([["a", "bcd"]]), np.array([["ef"]])], "y")
     assert found[:].tolist() == [[["a", "bcd"], ["ef", ""]]]

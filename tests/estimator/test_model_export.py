@@ -26,7 +26,7 @@ from fluxutils_py import (
     samples,
 )
 from fluxutils_py.errors import ExportError
-from fluxutils_py.estimator.model_export import check_export, export
+from fluxutils_py.estimator.model_export import _compare_labels, check_export, export
 from fluxutils_py.exporting import read_metadata
 from fluxutils_py.nn import LSTM
 
@@ -224,6 +224,22 @@ def test_a_difference_is_found(x, tmp_path):
         list(est.model_.parameters())[-1].add_(0.01)
     with pytest.raises(ExportError, match=r"y is .* at step \d+, series \d+, that of the model is"):
         check_export(tmp_path / "m.pt2", est, x)
+
+
+@pytest.mark.parametrize("classes", [1, 2, 3, 4])
+def test_labels_must_be_equal_where_one_class_is_clearly_the_most_probable(classes):
+    probabilities = np.full((3, 2, classes), 0.1)
+    probabilities[..., 0] = 0.8
+    probabilities[1, 1] = 0.4  # here any label will do, if there are several
+    want = np.full((3, 2, 1), "a")
+    got = want.copy()
+    _compare_labels("m", "label", got, want, probabilities, 0.01)
+    got[1, 1] = "b"
+    if classes > 1:
+        _compare_labels("m", "label", got, want, probabilities, 0.01)
+    got[1, 1], got[2, 0] = "a", "b"
+    with pytest.raises(ExportError, match=r"m: label is .*b.* at step 2, series 0, that of the model is .*a"):
+        _compare_labels("m", "label", got, want, probabilities, 0.01)
 
 
 CONSUMER = """

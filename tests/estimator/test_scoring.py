@@ -12,6 +12,7 @@ from sklearn.metrics import accuracy_score, r2_score
 from torch import nn
 
 from fluxutils_py import Estimator, Spec
+from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import GRU, LSTM
 from fluxutils_py.training import predictor
 
@@ -257,6 +258,17 @@ def test_labels_to_be_ignored_do_not_count(labels):
     live = y[0] >= 0
     assert est.fit(x, y).score(x, y) == near((est.predict(x).argmax(0) == y[0])[live].mean())
     assert np.isnan(est.score(x, np.full_like(y, -100)))
+
+
+def test_labels_must_be_one_feature_for_each_output(labels):
+    x, y = labels
+    est = Estimator(nn.Linear(2, 3), nn.CrossEntropyLoss(), None, SPEC, random_state=0).fit(x, y)
+    for given, features in [(np.concatenate([y, y]), "2"), ((y, y), "1, 1")]:
+        with pytest.raises(ShapeError) as caught:
+            est.score(x, given)
+        assert str(caught.value) == (
+            f"y has {features} features (axis 0 of (G, N, T)) where score needs 1, as the model gives them"
+        )
 
 
 def test_accuracy_of_the_default_model(labels):

@@ -40,6 +40,20 @@ def test_another_session_continues_from_the_state(make):
         assert other.run((x[6:],))[0].equal(session.run((x[6:],))[0])
 
 
+def test_series_that_began_at_different_steps_continue_from_the_state():
+    model, x = Causal(), torch.randn(9, 5, 3)
+    with torch.no_grad():
+        session, other = (InferenceSession(model, lambda: (x[:3],), overlap=3) for _ in range(2))
+        session.run((x[:5],))
+        session.reset(torch.tensor([1, 4]))
+        session.run((x[5:7],))
+        expected = model(x)[7:]
+        expected[:, [1, 4]] = model(x[5:])[2:, [1, 4]]
+        other.load(session.state, 5)
+        for continued in (session, other):
+            torch.testing.assert_close(continued.run((x[7:],))[0], expected, rtol=0, atol=2e-6)
+
+
 def make_copy(model):
     twin = type(model)() if isinstance(model, Causal) else nn.Sequential(GRU(3, 5), nn.Linear(5, 2))
     twin.load_state_dict(model.state_dict())

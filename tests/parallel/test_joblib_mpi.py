@@ -2,12 +2,15 @@
 
 import subprocess
 import sys
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import joblib
 import numpy as np
 import pytest
 
 from fluxutils_py.parallel import joblib_mpi
+from fluxutils_py.parallel.rank_group import RankGroup
 
 
 def test_one_process_does_one_task_after_the_other():
@@ -34,6 +37,18 @@ def test_tasks_are_compared_by_their_plain_arguments_and_folds():
         assert joblib.hash(joblib_mpi._plain_outline(a)) != joblib.hash(
             joblib_mpi._plain_outline({**a, name: other})
         ), name
+
+
+def test_after_a_failure_no_further_task_begins(monkeypatch):
+    done = []
+    monkeypatch.setattr(joblib_mpi, "_shared", [lambda i=i: done.append(i) for i in range(5)])
+    elsewhere = [Future() for _ in range(5)]
+    elsewhere[0].set_result((True, b"failed on another rank"))
+    elsewhere[1].set_result((False, b""))
+    executor = SimpleNamespace(submit=lambda task, i: elsewhere[i])
+    found = joblib_mpi._run_tasks(executor, RankGroup(), 5)
+    assert found == [(True, b"failed on another rank"), (False, b"")]
+    assert not done
 
 
 def test_importing_the_package_registers_it_and_starts_nothing():

@@ -300,6 +300,14 @@ def test_what_does_not_fit_changes_nothing(tmp_path):
     assert torch.equal(model.trained, torch.full((3,), 5.0))
 
 
+def test_a_copy_that_tracks_more_leaves_its_original_alone(tmp_path):
+    model, other = nn.Linear(1, 1), nn.Linear(1, 1)
+    original = Checkpointer(tmp_path).track(model=model)
+    copies = [original.with_tracked(other=other), original.with_tracked(more=other)]
+    assert original.tracked == {"model": model}
+    assert [c.tracked for c in copies] == [{"model": model, "other": other}, {"model": model, "more": other}]
+
+
 def test_what_cannot_be_tracked_is_refused(tmp_path):
     with pytest.raises(TypeError, match=r"^data cannot be tracked: a list has no state_dict and load_state_dict$"):
         Checkpointer(tmp_path).track(data=[1, 2])

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.sequence_windows import WindowIndex
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.sharding import digest, n_observations, shard
@@ -40,6 +42,22 @@ def test_a_minibatch_keeps_what_its_parts_weigh():
     parts = [Minibatch((X,), (X[:, :1],), weight=weights).shard(rank, 2) for rank in range(2)]
     assert torch.equal(torch.cat([p.weight for p in parts]), weights)
     assert n_observations((X, X.T), axis=5) == 0
+
+
+def test_a_window_is_divided_by_series():
+    x, weights = torch.randn(4, 5, 3), torch.rand(4, 5, 1)
+    index = WindowIndex(Segments.from_lengths(5, 9), 2, 6, 0, False, False, True, None)
+    batch = Minibatch((x, x + 1), (x[..., :1],), weight=weights, index=index)
+    parts = [batch.shard(rank, 2) for rank in range(2)]
+    assert [p.index.segments.series.tolist() for p in parts] == [[0, 1, 2], [3, 4]]
+    for whole, of_parts in [
+        (x, [p.inputs[0] for p in parts]),
+        (x + 1, [p.inputs[1] for p in parts]),
+        (x[..., :1], [p.labels[0] for p in parts]),
+        (weights, [p.weight for p in parts]),
+    ]:
+        assert torch.equal(torch.cat(of_parts, 1), whole)
+    assert batch.shard(5, 6) is None
 
 
 def test_digests_tell_batches_apart():

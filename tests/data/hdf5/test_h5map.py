@@ -327,3 +327,15 @@ def test_a_warm_map_is_looked_at_now_and_then_and_a_cold_one_each_time(tmp_path,
     for window in range(100, 130):
         series.prefetch(rows, window, window + 1)
     assert asked[1:] == list(range(asked[0] + 1, 130))
+
+
+@pytest.mark.parametrize(
+    ("series", "start"), [([3, 0, 2], [4, 9, 4]), ([1, 2], [6, 7]), ([1, 2, 3], [5, 5, 5]), ([4, 0], [3, 3])]
+)
+def test_of_a_map_the_steps_of_a_window_are_asked_for_and_no_more(series, start, tmp_path, monkeypatch):
+    x, asked = saved(tmp_path, numbers("f4", (2, 5, 40)), "TNF"), []
+    monkeypatch.setattr(H5Map, "willneed", lambda self, *views: asked.extend(views))
+    rows = Segments(np.array(series), np.array(start), np.full(len(series), 20))
+    SeriesArray(x, "x").prefetch(rows, 2, 9)
+    wanted = [np.asarray(x)[:, n, s + 2 : s + 9] for n, s in zip(series, start, strict=True)]
+    assert sorted(v for a in asked for v in a.ravel()) == sorted(v for a in wanted for v in a.ravel())
