@@ -53,7 +53,7 @@ def python():
         return
     folder = Path(tempfile.mkdtemp())
     executable = folder / "python"
-    executable.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {PRELOADED} start {folder}/socket "$@"\n')
+    executable.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {PRELOADED} start "$0" "$@"\n')
     executable.chmod(0o755)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/socket")
@@ -69,6 +69,12 @@ def python():
     server.stdin.close()
     server.wait(timeout=60)
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def forked_workers(python, monkeypatch):
+    """Workers that joblib starts are forked from a Python that has imported the package."""
+    monkeypatch.setattr(sys, "executable", python)
 
 
 @pytest.fixture

@@ -74,3 +74,39 @@ time.sleep(60)
         assert started.stdout.readline() == "ready\n"
         started.send_signal(signal.SIGUSR1)
         assert started.wait(timeout=60) == 33
+
+
+def test_all_open_files_are_handed_over_under_their_numbers(python):
+    reads, writes = os.pipe()
+    program = f"import os; os.write({writes}, b'through the pipe')"
+    assert subprocess.run([python, "-c", program], pass_fds=[writes], timeout=60).returncode == 0
+    os.close(writes)
+    with open(reads, "rb") as pipe:
+        assert pipe.read() == b"through the pipe"
+
+
+def test_workers_of_joblib_are_forked_and_know_functions_of_the_script(python, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import os, sys
+import joblib
+import torch.multiprocessing
+
+def where(i):
+    return i, os.getpid(), "fluxutils_py" in sys.modules
+
+if __name__ == "__main__":
+    for backend in ("loky", "multiprocessing"):
+        found = joblib.Parallel(2, backend=backend)(joblib.delayed(where)(i) for i in range(4))
+        assert [i for i, *_ in found] == [0, 1, 2, 3], found
+        assert os.getpid() not in {pid for _, pid, _ in found}
+        assert all(imported for *_, imported in found), found  # where takes only what it names along
+    with torch.multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.map(where, [7])[0][0] == 7
+""")
+    status, _, err = ends(python, script)
+    assert status == 0, err
+
+
+def test_options_that_it_does_not_know_start_a_real_one(python):
+    assert ends(python, "-X", "utf8", "-c", "import sys; print('torch' in sys.modules)")[:2] == (0, "False\n")

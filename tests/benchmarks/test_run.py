@@ -82,9 +82,9 @@ def test_every_benchmark_has_its_part(module):
     assert {part.file for part in module("run").PARTS.values()} == files
 
 
-def test_quick_run_prints_what_it_finds_and_says_that_it_means_nothing():
+def test_quick_run_prints_what_it_finds_and_says_that_it_means_nothing(python):
     done = subprocess.run(
-        [sys.executable, RUN, "--quick", "--only", "hooks", "etth1"], capture_output=True, text=True, timeout=240
+        [python, RUN, "--quick", "--only", "hooks", "etth1"], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     assert "## hooks\n\nWhat hooks cost per step." in done.stdout

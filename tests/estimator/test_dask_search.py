@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 
@@ -47,9 +46,9 @@ if __name__ == "__main__":
 """
 
 
-def test_a_local_cluster_finds_what_one_process_finds(tmp_path):
+def test_a_local_cluster_finds_what_one_process_finds(python, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path)]
+    command = [python, str(tmp_path / "program.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])

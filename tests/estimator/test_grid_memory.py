@@ -75,8 +75,8 @@ print(json.dumps({"small": small, "large": large, "in_memory": in_memory, "pid":
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_workers_of_a_grid_search_share_the_file(tmp_path):
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=300)
+def test_workers_of_a_grid_search_share_the_file(python, tmp_path):
+    done = subprocess.run([python, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     small, large, in_memory = found["small"], found["large"], found["in_memory"]

@@ -34,10 +34,10 @@ print(json.dumps({"growth": warm.peak - warm.before, "bytes": x.nbytes, "inputs"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs sparse files")
-def test_memory_does_not_grow_with_the_file(tmp_path):
+def test_memory_does_not_grow_with_the_file(python, tmp_path):
     found = {}
     for name, n_steps in (("small", 4_000), ("large", 10 * 2**30 // (4 * 4096))):
-        command = [sys.executable, "-c", PROGRAM, str(tmp_path / f"{name}.h5"), str(n_steps)]
+        command = [python, "-c", PROGRAM, str(tmp_path / f"{name}.h5"), str(n_steps)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         found[name] = json.loads(done.stdout.splitlines()[-1])

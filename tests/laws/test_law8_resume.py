@@ -11,7 +11,6 @@ import pickle
 import re
 import signal
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -343,11 +342,11 @@ def test_a_run_that_was_stopped_stays_stopped(tmp_path):
 
 
 @pytest.fixture
-def program(tmp_path):
+def program(python, tmp_path):
     """``program(*arguments)``: what programs/resume.py prints."""
 
     def run(*arguments):
-        command = [sys.executable, PROGRAM, tmp_path, *map(str, arguments)]
+        command = [python, PROGRAM, tmp_path, *map(str, arguments)]
         environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3]), "OMP_NUM_THREADS": "1"}
         started = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         with subprocess.Popen(command, start_new_session=True, **started) as process:

@@ -80,11 +80,17 @@ def mpirun_command():
 
 
 @pytest.fixture(scope="session")
-def mpirun(mpirun_command):
+def torchrun(python):
+    """``torchrun(n)``: how torchrun is called here, for n ranks."""
+    return lambda n: [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(n)]
+
+
+@pytest.fixture(scope="session")
+def mpirun(mpirun_command, python):
     """``mpirun(program, n, *args)``: run a program of programs/ on n ranks; it must end well, and in time."""
 
-    def started(program, n, *args, timeout=240, status=0, options=()):
-        command = [*mpirun_command, "-n", str(n), sys.executable, *options, PROGRAMS / program, *args]
+    def started(program, n, *args, timeout=240, status=0):
+        command = [*mpirun_command, "-n", str(n), python, PROGRAMS / program, *args]
         code, out, err = run([str(c) for c in command], timeout)
         assert code == status, f"{program} on {n} ranks ended with {code}\n{out[-3000:]}\n{err[-6000:]}"
         return out, err
@@ -93,13 +99,12 @@ def mpirun(mpirun_command):
 
 
 @pytest.fixture(scope="session")
-def ran(request, start, tmp_path_factory):
+def ran(request, start, torchrun, tmp_path_factory):
     """``ran(program, n)``: the folder of a program of TOGETHER that ran on n ranks, once for all tests and workers."""
 
     def run_all(n, *args):
         if n == "torchrun":
-            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
-            code, out, err = start([*torchrun, PROGRAMS / "run_all.py", *args])
+            code, out, err = start([*torchrun(2), PROGRAMS / "run_all.py", *args])
             assert code == 0, f"{out[-3000:]}\n{err[-6000:]}"
         else:
             request.getfixturevalue("mpirun")("run_all.py", n, *args, timeout=600)

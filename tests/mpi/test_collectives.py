@@ -91,7 +91,7 @@ def test_a_rank_that_ends_the_program_between_steps_is_waited_for_by_none(mpirun
     assert out.startswith(told)
 
 
-def test_a_signal_to_mpirun_ends_training_on_all_ranks_after_a_whole_step(mpirun_command, tmp_path):
+def test_a_signal_to_mpirun_ends_training_on_all_ranks_after_a_whole_step(mpirun_command, python, tmp_path):
     program = tmp_path / "script.py"
     program.write_text(
         textwrap.dedent("""
@@ -109,7 +109,7 @@ def test_a_signal_to_mpirun_ends_training_on_all_ranks_after_a_whole_step(mpirun
             raise
         """)
     )
-    command = [str(c) for c in (*mpirun_command, "-n", 2, sys.executable, program)]
+    command = [str(c) for c in (*mpirun_command, "-n", 2, python, program)]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     started = subprocess.Popen(
         command,

@@ -46,11 +46,12 @@ def test_rank_0_says_once_how_large_the_minibatches_are(ran):
     assert others == [""] * 3
 
 
-def test_a_fit_that_is_killed_goes_on_with_the_ranks_that_are_left(tmp_path, mpirun_command, monkeypatch):
+def test_a_fit_that_is_killed_goes_on_with_the_ranks_that_are_left(tmp_path, mpirun_command, python, monkeypatch):
     """One kill; ``python tests/mpi/programs/elastic_fit.py FOLDER 20`` kills twenty times."""
     monkeypatch.syspath_prepend(PROGRAMS)
     monkeypatch.setenv("PYTHONPATH", str(PROGRAMS.parents[2]))
-    found = importlib.import_module("elastic_fit").kills(tmp_path, 1, seed=2, mpirun=mpirun_command, numbers=(2, 3))
+    how = {"seed": 2, "mpirun": mpirun_command, "numbers": (2, 3), "python": python}
+    found = importlib.import_module("elastic_fit").kills(tmp_path, 1, **how)
     ranks, steps = zip(*found["reached"], strict=True)
     assert all(a != b for a, b in itertools.pairwise(ranks))
     assert list(steps) == sorted(steps)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 import textwrap
 import time
 
@@ -27,13 +26,10 @@ Estimator(spec=spec, comm=kind(patience=1, abort_after=3), callbacks=hook, verbo
 
 
 @pytest.mark.parametrize("kind", ["mpi", "torch"])
-def test_a_rank_that_hangs_is_named_by_all_others_and_ends_the_job(request, start, tmp_path, kind):
+def test_a_rank_that_hangs_is_named_by_all_others_and_ends_the_job(request, start, python, torchrun, tmp_path, kind):
     program = tmp_path / "script.py"
     program.write_text(textwrap.dedent(PROGRAM))
-    if kind == "mpi":
-        launch = [*request.getfixturevalue("mpirun_command"), "-n", 3, sys.executable]
-    else:
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 3]
+    launch = torchrun(3) if kind == "torch" else [*request.getfixturevalue("mpirun_command"), "-n", 3, python]
     code, out, err = start([*launch, program, kind], timeout=100)
     ended = time.time()
     assert code == {"mpi": 75, "torch": 1}[kind], err  # torchrun has one status for all failures

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,9 +17,11 @@ PROGRAM = ROOT / "tests" / "laws" / "programs" / "resume.py"
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
-def test_a_fit_of_which_one_rank_after_the_other_is_killed_ends_as_if_it_had_not_been(tmp_path, mpirun_command, start):
+def test_a_fit_of_which_one_rank_after_the_other_is_killed_ends_as_if_it_had_not_been(
+    tmp_path, mpirun_command, start, python
+):
     folder = Checkpointer(tmp_path / "killed")
-    command = [*mpirun_command, "-n", "2", sys.executable, str(PROGRAM), str(tmp_path), "mpi"]
+    command = [*mpirun_command, "-n", "2", python, str(PROGRAM), str(tmp_path), "mpi"]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     reached = []
     for rank, until in enumerate((10, 29)):

@@ -1,12 +1,14 @@
 """A Python that has imported the package already: it starts a program by a fork, without the seconds of the imports.
 
     preloaded_python.py serve FD MODULE ...      imports; then forks a child for each program, until stdin is closed
-    preloaded_python.py start SOCKET ARGUMENT ...    as ``python ARGUMENT ...``: a file, -c CODE or -m MODULE; -u
+    preloaded_python.py start PYTHON ARGUMENT ...    as ``python ARGUMENT ...``; the socket lies beside PYTHON
 
-The second process gives the first its arguments, environment, folder and standard streams, passes signals on to the
-child, and ends as the child ends. If it is killed, so is the child with its process group.
+The second process gives the first its arguments, environment, folder and open files, passes signals on to the child,
+and ends as the child ends. If it is killed, so is the child with its process group. PYTHON, which calls it, is what the
+child starts as its Python: workers of joblib are forked too.
 """
 
+import fcntl
 import marshal
 import os
 import signal
@@ -14,14 +16,17 @@ import socket
 import sys
 
 
-def start(path, arguments):
+def start(executable, arguments):
     """Let the server run a program, and wait for its end."""
+    if arguments[0][:1] == "-" and arguments[0] not in ("-c", "-m", "-u"):
+        os.execv(sys.executable, [sys.executable, *arguments])
+    files = [int(n) for n in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{n}")]
     passed = set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, passed)
     server = socket.socket(socket.AF_UNIX)
-    server.connect(path)
-    request = marshal.dumps((arguments, dict(os.environ), os.getcwd()))
-    socket.send_fds(server, [len(request).to_bytes(8, "little")], [0, 1, 2])
+    server.connect(os.path.join(os.path.dirname(executable), "socket"))
+    request = marshal.dumps((executable, arguments, dict(os.environ), os.getcwd(), files))
+    socket.send_fds(server, [len(request).to_bytes(8, "little")], files)
     server.sendall(request)
     child = int.from_bytes(server.recv(4), "little")
     for number in passed:
@@ -80,30 +85,35 @@ def serve(listener):
                 os.close(wakes)
                 return request
             os.setpgid(child, child)
-            for stream in request[1]:
-                os.close(stream)
+            for file in request[-1]:
+                os.close(file)
             client.sendall(child.to_bytes(4, "little"))
             clients[child] = client
 
 
 def receive(client):
-    """The arguments, environment and folder of a program, and its streams; None if the client is gone."""
-    head, streams, _, _ = socket.recv_fds(client, 8, 3)
+    """What a program is started with, and its open files; None if the client is gone."""
+    head, files, _, _ = socket.recv_fds(client, 8, 253)  # no system passes more
     size, body = int.from_bytes(head, "little"), bytearray()
     while len(body) < size and (more := client.recv(size - len(body))):
         body += more
-    return (marshal.loads(body), streams) if size and len(body) == size else None
+    return (*marshal.loads(body), files) if size and len(body) == size else None
 
 
 def become(request):
     """Turn this process into the program, as far as it is possible after the start of Python."""
+    import multiprocessing
     import runpy
     import types
 
-    (arguments, environment, folder), streams = request
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
+    executable, arguments, environment, folder, numbers, files = request
+    high = max(*numbers, *files) + 1
+    files = [(fcntl.fcntl(file, fcntl.F_DUPFD, high), os.close(file))[0] for file in files]
+    for number, file in zip(numbers, files, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    sys.executable = executable
+    multiprocessing.set_executable(executable)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -136,9 +135,9 @@ print(json.dumps({
 """
 
 
-def test_a_killed_study_goes_on_in_the_middle_of_a_trial(tmp_path):
+def test_a_killed_study_goes_on_in_the_middle_of_a_trial(python, tmp_path):
     def start(how):
-        command = [sys.executable, "-c", STUDY, str(tmp_path), how]
+        command = [python, "-c", STUDY, str(tmp_path), how]
         return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
     killed = start("kill")

@@ -47,12 +47,12 @@ print(json.dumps({
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs sparse files")
-def test_anonymous_memory_does_not_grow_with_the_file(tmp_path):
+def test_anonymous_memory_does_not_grow_with_the_file(python, tmp_path):
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = {}
     for name, n_steps in (("small", 64 * 100), ("large", int(1.1 * memory) // (32 * 2048 * 4))):
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(tmp_path), str(n_steps)], capture_output=True, text=True, timeout=300
+            [python, "-c", PROGRAM, str(tmp_path), str(n_steps)], capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr
         found[name] = json.loads(done.stdout.splitlines()[-1])

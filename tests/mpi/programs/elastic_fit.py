@@ -69,11 +69,11 @@ def rank_of_fit(folder, dtype):
         np.save(folder / "found.npy", found)
 
 
-def start(folder, n, mpirun, dtype):
+def start(folder, n, mpirun, dtype, python):
     for old in folder.glob("process-*"):
         old.unlink()
     launch = [*mpirun, "-n", n] if n > 1 else []
-    command = [*launch, sys.executable, __file__, folder, "fit", dtype]
+    command = [*launch, python, __file__, folder, "fit", dtype]
     ours = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
     with open(folder / "log", "ab") as log:
         return subprocess.Popen(
@@ -99,17 +99,17 @@ def kill(folder, n, process, rng, until):
     return saves.latest_step()
 
 
-def kills(folder, n_kills=20, seed=0, dtype="float64", mpirun=MPIRUN, numbers=(1, 2, 3, 4)):
+def kills(folder, n_kills=20, seed=0, dtype="float64", mpirun=MPIRUN, numbers=(1, 2, 3, 4), python=sys.executable):
     """Return what was found; ``reached`` has the number of ranks and the step of the newest checkpoint at each kill."""
     whole, est = fit(comm=None, dtype=dtype)
     rng, reached, step = np.random.default_rng(seed), [], 0
     ranks = int(rng.choice(numbers))
     for i in range(n_kills):
         until = step + 1 + int(rng.integers(0, (est._n_steps - 20 - step) // (n_kills - i)))
-        step = kill(folder, ranks, start(folder, ranks, mpirun, dtype), rng, until)
+        step = kill(folder, ranks, start(folder, ranks, mpirun, dtype, python), rng, until)
         reached.append((ranks, step))
         ranks = int(rng.choice([n for n in numbers if n != ranks]))
-    status = start(folder, ranks, mpirun, dtype).wait(timeout=LIMIT)
+    status = start(folder, ranks, mpirun, dtype, python).wait(timeout=LIMIT)
     assert status == 0, (folder / "log").read_text()[-3000:]
     found = np.load(folder / "found.npy")
     apart = float(np.max(np.abs(found - whole) / np.maximum(1, np.abs(whole))))
