@@ -29,12 +29,12 @@ EPOCHS, T = 120, 250
 class Job:
     """Commands that start one job, in a folder."""
 
-    def __init__(self, folder, mpirun):
+    def __init__(self, folder, mpirun, python):
         self.folder, self.n, self.started = folder, 0, []
-        paths = [STAND_INS, Path(sys.executable).parent, Path(mpirun[0]).parent, os.environ["PATH"]]
+        folders = [Path(python).parent, STAND_INS, Path(sys.executable).parent, Path(mpirun[0]).parent]
         self.env = {
             **os.environ,
-            "PATH": os.pathsep.join(map(str, paths)),
+            "PATH": os.pathsep.join([*map(str, folders), os.environ["PATH"]]),
             "PYTHONPATH": str(ROOT),
             "OMPI_MCA_mpi_yield_when_idle": "1",
             "TRAIN": str(JOBS / "train.py"),
@@ -71,14 +71,14 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path, mpirun_command):
+def job(tmp_path, mpirun_command, python):
     if len(SIGNALS) < 2:
         pytest.skip("this system has no SIGUSR1")
     x = np.random.default_rng(0).normal(size=(2, 5, T))
     y = np.stack([np.roll(x[0], lag, 1) for lag in range(5)]).mean(0)[None]
     h5save(tmp_path / "train.h5", {"x": x, "y": y})
     (tmp_path / "hosts").write_bytes((JOBS / "hosts").read_bytes())
-    job = Job(tmp_path, mpirun_command)
+    job = Job(tmp_path, mpirun_command, python)
     yield job
     job.kill()
 

@@ -27,7 +27,7 @@ class Watch:
         self.peak, self.before = 0, anonymous()
     def on_step(self, loop):
         self.peak = max(self.peak, anonymous())
-        if loop.step == 200:
+        if loop.step == 60:
             loop.stop()
 
 x, y = (h5create(folder / f"{n_steps}.h5", name, (n, N, n_steps), "f4") for name, n in (("x", F), ("y", 1)))

@@ -20,7 +20,7 @@ from fluxutils_py.nn import LRU, LSTM, TCN, MinGRU, SlidingWindowAttention
 from fluxutils_py.parallel import assert_replica_integrity, get_communicator
 from fluxutils_py.parallel.launcher import detect_launcher
 
-B, N, T = 4, 37, 23
+B, N, T = 4, 13, 23
 
 
 class TwoOutputs(nn.Module):
@@ -53,10 +53,10 @@ class Task:
         self.weight[rng.random((N, T)) < 0.1] = 0
         self.holes = self.y.copy()
         self.holes[0, rng.random((N, T)) < 0.3] = np.nan
-        self.holes[0, :9] = np.nan  # some ranks have nothing to learn from
+        self.holes[0, :5] = np.nan  # some ranks have nothing to learn from
         self.pair = np.concatenate([self.y, self.x[:2]])
         self.pair[rng.random(self.pair.shape) < 0.3] = np.nan
-        self.pair[:, 20:] = np.concatenate([self.y, self.x[:2]])[:, 20:]  # of some series no output is missing
+        self.pair[:, 7:] = np.concatenate([self.y, self.x[:2]])[:, 7:]  # of some series no output is missing
         self.starts = rng.integers(0, T - 1, N)
         self.spans = rng.integers(1, T - self.starts + 1)
         self.labels = rng.integers(0, 3, (1, N, T))
@@ -124,7 +124,7 @@ class Task:
     def classes(self):
         weight = torch.tensor([1.0, 5.0, 0.5], dtype=getattr(torch, self.dtype))
         est = self.est(self.scores, nn.CrossEntropyLoss(weight=weight), accumulate=2)
-        x, y = self.x[:, :12], self.labels[:, 12:24]
+        x, y = self.x[:, :6], self.labels[:, 6:12]
         return est.fit(self.x, self.labels, validation_data=(x, y))
 
     def sums(self):
