@@ -8,7 +8,6 @@ import itertools
 import multiprocessing
 import signal
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -16,7 +15,7 @@ import weakref
 import numpy as np
 import pytest
 
-from fluxutils_py.data import BackgroundDataLoader, background
+from fluxutils_py.data import BackgroundDataLoader
 from fluxutils_py.data.class_balance import initbatchprovider
 
 LIMIT_S = 20
@@ -689,16 +688,10 @@ def test_the_garbage_collector_may_come_at_any_moment():
     assert soon(lambda: not workers())
 
 
-def run(program):
-    """Standard output of a program with the loader in it, from its file: importing the package takes seconds."""
-    start = (
-        "import importlib.util, os, sys, threading, time, warnings\n"
-        f"spec = importlib.util.spec_from_file_location('background', {background.__file__!r})\n"
-        "module = sys.modules['background'] = importlib.util.module_from_spec(spec)\n"
-        "spec.loader.exec_module(module)\n"
-        "BackgroundDataLoader = module.BackgroundDataLoader\n"
-    )
-    done = subprocess.run([sys.executable, "-c", start + program], capture_output=True, text=True, timeout=60)
+def run(python, program):
+    """Standard output of a program with the loader in it."""
+    start = "import os, sys, threading, time, warnings\nfrom fluxutils_py.data.background import BackgroundDataLoader\n"
+    done = subprocess.run([python, "-c", start + program], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert done.returncode == 0
     return done.stdout.strip()
@@ -723,13 +716,14 @@ def run(program):
     ],
     ids=["idle", "loading", "finishing", "consumer", "endless"],
 )
-def test_the_interpreter_exits(program):
-    assert run(program) == "1"
+def test_the_interpreter_exits(python, program):
+    assert run(python, program) == "1"
 
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork on this system")
-def test_a_forked_process_is_told_and_does_not_hang():
+def test_a_forked_process_is_told_and_does_not_hang(python):
     out = run(
+        python,
         "warnings.simplefilter('ignore')  # newer Pythons warn of forking with threads, which is the point here\n"
         "a = BackgroundDataLoader(lambda: 7, 2)\n"
         "held, release = threading.Event(), threading.Event()\n"
@@ -750,7 +744,7 @@ def test_a_forked_process_is_told_and_does_not_hang():
         "    sys.exit(0)\n"
         "release.set()\n"
         "assert os.waitpid(pid, 0)[1] == 0\n"
-        "print(a.take())\n"
+        "print(a.take())\n",
     )
     assert out.splitlines() == [
         "this BackgroundDataLoader belongs to process P, its threads do not exist in process C forked off it; make a "
