@@ -7,6 +7,7 @@ name without its entry fails the build.
 
 import importlib
 import inspect
+import os
 import pkgutil
 import re
 from collections.abc import Iterator
@@ -36,8 +37,6 @@ nitpick_ignore_regex = [("py:.*", r"(?!fluxutils_py).*Error|KeyboardInterrupt|(s
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
-# The quickstart is part of the README, whose links to files lead out of this folder; tests/test_docs.py looks at links
-suppress_warnings = ["myst.xref_missing"]
 
 autosummary_generate = False
 autodoc_typehints = "none"  # docstrings say more: shapes and meanings
@@ -190,6 +189,14 @@ def _column(node):
     return cell.parent.index(cell)
 
 
+def offer_files(app, doctree):
+    """Have links to Markdown files outside of this folder offer them, as links to other files do."""
+    for link in list(doctree.findall(addnodes.pending_xref)):
+        if link["reftype"] == "myst" and link["refdomain"] == "doc" and link["reftarget"] not in app.env.found_docs:
+            path = os.path.relpath(Path(app.srcdir, link["reftarget"] + ".md"), app.srcdir)
+            link.replace_self(addnodes.download_reference("", "", *link.children, reftarget=f"/{path}"))
+
+
 def keep_shown_bases(app, name, obj, options, bases):
     """What stands behind "Bases:"."""
     bases[:] = shown_bases(obj)
@@ -212,5 +219,6 @@ def setup(app):
     app.connect("autodoc-process-bases", keep_shown_bases)
     app.connect("autodoc-skip-member", skip)
     app.connect("doctree-read", link_names)
+    app.connect("doctree-read", offer_files, priority=400)  # before what they link to is copied
     app.connect("missing-reference", link)
     app.connect("env-check-consistency", complain_of_missing_names)

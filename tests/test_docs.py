@@ -34,8 +34,9 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
             exec(compile("\n" * line + block, page.name, "exec"), names)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *sorted(DOCS.glob("gallery/*.md"))], ids=lambda page: page.stem)
 def test_linked_files_exist(page):
-    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
+    prose = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for target in re.findall(r"\]\(([^)#]+)\)", prose):
         if "://" not in target:
-            assert (DOCS / target).exists(), target
+            assert (page.parent / target).exists(), target

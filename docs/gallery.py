@@ -1,0 +1,86 @@
+"""Make the pages of the gallery: ``python docs/gallery.py [NAME ...]``, one minute for all.
+
+Runs the notebooks, which are stored without outputs, and writes each as a page with its outputs and pictures to
+``docs/gallery/``. The pages are stored, so that the documentation is built without running anything.
+"""
+
+import base64
+import io
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+
+DOCS = Path(__file__).resolve().parent
+NOTEBOOKS = DOCS.parent / "notebooks"
+PAGES = DOCS / "gallery"
+_OUTPUT = re.compile(r"```output\n.*?\n```\n\n|!\[[^\]]*\]\([\w-]+\.png\)\n\n", re.DOTALL)
+
+
+def run(notebook):
+    """Run the notebook in a folder of its own; its cells then have outputs."""
+    from tempfile import TemporaryDirectory
+
+    from nbclient import NotebookClient
+
+    sharp = nbformat.v4.new_code_cell(
+        "%config InlineBackend.print_figure_kwargs = {'dpi': 140, 'facecolor': 'white', 'bbox_inches': 'tight'}\n"
+        "import pandas\npandas.set_option('display.width', 100)"
+    )
+    notebook.cells.insert(0, sharp)
+    with TemporaryDirectory() as folder:
+        NotebookClient(notebook, timeout=120, resources={"metadata": {"path": folder}}).execute()
+    del notebook.cells[0]
+
+
+def page(notebook, name, pictures=None):
+    """A notebook as Markdown; its pictures, as PNG files by name, are put into the dict ``pictures``."""
+    text = f"<!-- Made by docs/gallery.py from notebooks/{name}.ipynb -->\n\n"
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            text += cell.source.replace("](../docs/", "](../") + "\n\n"
+            if cell is notebook.cells[0]:
+                text += f"[The notebook](../../notebooks/{name}.ipynb)\n\n"
+            continue
+        text += f"```python\n{cell.source.removesuffix(';')}\n```\n\n"
+        said = ""
+        for output in cell.outputs:
+            data = output.get("data", {})
+            if "image/png" in data:
+                pictures[f"{name}-{len(pictures) + 1}.png"] = small(base64.b64decode(data["image/png"]))
+                said += f"![{cell.metadata['alt']}]({list(pictures)[-1]})\n\n"
+            else:
+                shown = output.get("text") or data["text/plain"]
+                said += f"```output\n{shown.rstrip()}\n```\n\n"
+        text += said.replace("```\n\n```output\n", "")
+    return text.rstrip() + "\n"
+
+
+def small(png):
+    """The picture in at most 64 colours, a third of its size."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(64, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def without_outputs(text):
+    return _OUTPUT.sub("", text.rstrip() + "\n\n").rstrip() + "\n"
+
+
+if __name__ == "__main__":
+    PAGES.mkdir(exist_ok=True)
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        if len(sys.argv) == 1 or path.stem in sys.argv:
+            notebook = nbformat.read(path, as_version=4)
+            run(notebook)
+            pictures = {}
+            text = page(notebook, path.stem, pictures)
+            for old in PAGES.glob(f"{path.stem}*"):
+                old.unlink()
+            (PAGES / f"{path.stem}.md").write_text(text, "utf-8")
+            for name, picture in pictures.items():
+                (PAGES / name).write_bytes(picture)
+            print(path.stem, *(f"{name} {len(picture) / 1024:.0f} KiB" for name, picture in pictures.items()))
