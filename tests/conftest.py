@@ -20,8 +20,19 @@ import numpy as np
 import pytest
 import torch
 
+TESTS = Path(__file__).parent
+
 # programs that tests start, not modules to import here
-collect_ignore_glob = ["*/programs/*"]
+collect_ignore_glob = ["programs/*", "*/programs/*"]
+
+
+def pytest_collection_modifyitems(items):
+    """Long tests first, programs under mpirun and notebooks, so that the workers of pytest-xdist end together.
+
+    One of the workers begins with them all: what they have in common is made once.
+    """
+    long = (TESTS / "mpi", TESTS / "laws" / "test_law8_resume.py", TESTS / "test_notebooks.py")
+    items.sort(key=lambda item: not any(item.path.is_relative_to(path) for path in long))
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +49,7 @@ def rng():
     return np.random.default_rng(0)
 
 
-PRELOADED = Path(__file__).parent / "programs" / "preloaded_python.py"
+PRELOADED = TESTS / "programs" / "preloaded_python.py"
 MODULES = "fluxutils_py", "sklearn.model_selection", "torch._dynamo"  # the last: the first optimizer imports it
 
 

@@ -65,7 +65,10 @@ NEVER_IN = {
 }
 
 # Optional or slow to load, or (mpi4py.MPI) starts something.
-NOT_LOADED_BY_IMPORT = ["mpi4py.MPI", "matplotlib", "pandas", "narwhals", "polars", "tensorboard"]
+NOT_LOADED_BY_IMPORT = [
+    *("mpi4py.MPI", "matplotlib", "pandas", "narwhals", "polars", "tensorboard"),
+    *("onnx", "onnxscript", "onnxruntime", "torch.onnx"),
+]
 
 
 def module_name(path: Path) -> str:

@@ -1,5 +1,7 @@
 """Every notebook runs from top to bottom."""
 
+import os
+import sys
 from pathlib import Path
 
 import nbformat
@@ -15,8 +17,10 @@ def test_there_are_notebooks():
 
 
 @pytest.fixture
-def client(python):
+def client(python, monkeypatch):
     """Runs notebooks, each in a kernel of its own."""
+    beside = Path(sys.executable).parent  # where mpirun is; the kernel has another executable
+    monkeypatch.setenv("PATH", f"{beside}{os.pathsep}{os.environ['PATH']}")
 
     class Client(NotebookClient):
         def create_kernel_manager(self):

@@ -240,6 +240,7 @@ def test_a_sent_context_is_kept(make):
 @makes
 @pytest.mark.parametrize("place", ["transposed np.memmap", "sliced np.memmap", "plain view of np.memmap", "mode c",
                                    "h5mmap", "plain h5 view", "h5py", "memory", "time-major memory"])  # fmt: skip
+@pytest.mark.usefixtures("forked_workers")
 def test_workers_of_joblib_see_the_right_values(make, place, tmp_path):
     """It ships a memory map that is transposed with permuted values; and what is larger than max_nbytes as a map."""
     view = make(PLACES[place](NATIVE, os.fspath(tmp_path / "data.h5")))

@@ -51,6 +51,8 @@ from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator import fitting
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 F, G, N, T = 3, 2, 23, 11
 GROUPS = np.arange(N) % 5
 FOLDS = KFold(3, shuffle=True, random_state=0)

@@ -500,7 +500,7 @@ def sent_by_value():
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
-@pytest.mark.usefixtures("sent_by_value")
+@pytest.mark.usefixtures("sent_by_value", "forked_workers")
 @pytest.mark.parametrize("kind", ["dict", "namedtuple", "frozen dataclass", "plain object", "Spec"])
 def test_grids_search_inside_arguments_in_several_processes(kind):
     spec = SPECS[kind](epochs=2, batchsize=7, seqsize=5)
@@ -530,7 +530,7 @@ def test_grids_search_inside_arguments_in_several_processes(kind):
     assert (est.spec, est.opt) == (spec, AdamW)
 
 
-@pytest.mark.usefixtures("sent_by_value")
+@pytest.mark.usefixtures("sent_by_value", "forked_workers")
 def test_grids_search_optimizer_instances_in_several_processes():
     net, opt = grouped()
     est = Estimator(net, opt=opt, spec=Spec(epochs=1, batchsize=4, seqsize=5), random_state=0)

@@ -218,6 +218,7 @@ def accepts(name, est, x, y):
 # -- in searches ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_short_folds_in_time_are_scored_as_by_the_estimator(rng):
     x = rng.normal(size=(F, 5, 60))
     y = x[:1] + 3 * np.arange(5)[:, None]  # each series at a level of its own

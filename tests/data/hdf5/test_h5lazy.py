@@ -205,6 +205,7 @@ def test_pickles_by_name(tmp_path, monkeypatch):
     x.close()
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_reaches_workers(tmp_path):
     with chunked(tmp_path) as x:
         found = joblib.Parallel(n_jobs=2)(joblib.delayed(np.asarray)(x) for _ in range(3))

@@ -121,6 +121,7 @@ def test_every_view_survives_pickling(tmp_path, axes):
         assert type(found) is (np.ndarray if name == "nothing" else H5Map)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_every_view_reaches_a_worker_right(tmp_path):
     big = numbers("f8", (3, 67, 101))
     plain, maps = [], []
