@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 import torch
 
+import fluxutils_py
+
 TESTS = Path(__file__).parent
 
 # programs that tests start, not modules to import here
@@ -72,7 +74,7 @@ def python():
         server = subprocess.Popen(
             [sys.executable, PRELOADED, "serve", str(listener.fileno()), *MODULES],
             stdin=subprocess.PIPE,  # its end is the server's
-            env={**os.environ, "PYTHONPATH": str(PRELOADED.parents[2])},
+            env={**os.environ, "PYTHONPATH": str(Path(fluxutils_py.__file__).parents[1])},  # checkout or wheel
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )

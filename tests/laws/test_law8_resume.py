@@ -347,7 +347,7 @@ def program(python, tmp_path):
 
     def run(*arguments):
         command = [python, PROGRAM, tmp_path, *map(str, arguments)]
-        environment = {**os.environ, "PYTHONPATH": str(PROGRAM.parents[3]), "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         started = {"env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         with subprocess.Popen(command, start_new_session=True, **started) as process:
             try:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import fluxutils_py
+
 PROGRAMS = Path(__file__).parent / "programs"
 TOGETHER = {  # programs that one mpirun runs, by number of ranks, and one torchrun of two ranks
     "torchrun": ["law6", "sharded"],
@@ -31,7 +33,7 @@ TOGETHER = {  # programs that one mpirun runs, by number of ranks, and one torch
 }
 for n in (2, 3):
     TOGETHER[n].append("shared_searches")
-ROOT = Path(__file__).resolve().parents[2]
+PYTHONPATH = str(Path(fluxutils_py.__file__).parents[1])  # a checkout, or where the package is installed
 
 
 @functools.cache
@@ -50,7 +52,7 @@ def launcher():
 
 def run(command, timeout, environment=None):
     """Run a command in a process group of its own, which does not outlive it; returns status, stdout, stderr."""
-    ours = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}  # cores are shared
+    ours = {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}  # cores are shared
     env = {**os.environ, **ours, **(environment or {})}
     started = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True

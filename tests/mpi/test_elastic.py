@@ -49,7 +49,6 @@ def test_rank_0_says_once_how_large_the_minibatches_are(ran):
 def test_a_fit_that_is_killed_goes_on_with_the_ranks_that_are_left(tmp_path, mpirun_command, python, monkeypatch):
     """One kill; ``python tests/mpi/programs/elastic_fit.py FOLDER 20`` kills twenty times."""
     monkeypatch.syspath_prepend(PROGRAMS)
-    monkeypatch.setenv("PYTHONPATH", str(PROGRAMS.parents[2]))
     how = {"seed": 2, "mpirun": mpirun_command, "numbers": (2, 3), "python": python}
     found = importlib.import_module("elastic_fit").kills(tmp_path, 1, **how)
     ranks, steps = zip(*found["reached"], strict=True)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+import fluxutils_py
 from fluxutils_py import Estimator, h5save, net2vec
 from fluxutils_py.training import Checkpointer
 from fluxutils_py.training.preemption import SIGNALS
@@ -35,7 +36,7 @@ class Job:
         self.env = {
             **os.environ,
             "PATH": os.pathsep.join([*map(str, folders), os.environ["PATH"]]),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(Path(fluxutils_py.__file__).parents[1]),
             "OMPI_MCA_mpi_yield_when_idle": "1",
             "TRAIN": str(JOBS / "train.py"),
             "MPIRUN_FLAGS": " ".join(mpirun[1:]),

@@ -14,7 +14,7 @@ from fluxutils_py.training import Checkpointer
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = ROOT / "tests" / "laws" / "programs" / "resume.py"
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 def test_a_fit_of_which_one_rank_after_the_other_is_killed_ends_as_if_it_had_not_been(
