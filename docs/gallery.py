@@ -51,7 +51,7 @@ def page(notebook, name, pictures=None):
                 pictures[f"{name}-{len(pictures) + 1}.png"] = small(base64.b64decode(data["image/png"]))
                 said += f"![{cell.metadata['alt']}]({list(pictures)[-1]})\n\n"
             else:
-                shown = output.get("text") or data["text/plain"]
+                shown = re.sub(r"/\S*/tmp\w{8}/", "", output.get("text") or data["text/plain"])  # temporary folders
                 said += f"```output\n{shown.rstrip()}\n```\n\n"
         text += said.replace("```\n\n```output\n", "")
     return text.rstrip() + "\n"
