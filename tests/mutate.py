@@ -314,7 +314,7 @@ def run(tests: list[str], folder: Path, seconds: float, log: Path) -> str | None
     code = os.waitstatus_to_exitcode(ended[1])
     if code in (0, 5):  # all pass; there are none
         return None
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", log.read_text("utf-8", "replace"), re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", log.read_text("utf-8", "replace"), re.MULTILINE)
     return failed[0] if failed else f"(pytest ended with {code})"
 
 

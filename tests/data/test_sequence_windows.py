@@ -398,6 +398,17 @@ def test_a_step_counts_only_with_all_its_targets():
     assert np.array_equal(w.y[1], z.transpose(2, 1, 0))
 
 
+def test_of_several_outputs_those_that_are_there_count_where_that_is_wanted():
+    x, y = arrays(n_outputs=3)
+    y[:, 0, 1] = np.nan  # a whole step
+    (w,) = cut(x, y, batchsize=99, seqsize=99, mask_per_output=True)
+    assert np.array_equal(w.w, ~np.isnan(y[:1]).transpose(2, 1, 0))
+    y[1, 2, 3] = np.nan
+    (w,) = cut(x, y, batchsize=99, seqsize=99, mask_per_output=True)
+    assert np.array_equal(w.w, ~np.isnan(y).transpose(2, 1, 0))
+    assert np.array_equal(w.y[0], np.nan_to_num(y).transpose(2, 1, 0))
+
+
 @pytest.mark.parametrize("mapped", [False, True])
 def test_without_targets_a_step_without_input_is_a_gap(mapped):
     x, _ = arrays()
