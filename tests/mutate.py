@@ -304,17 +304,25 @@ def run(tests: list[str], folder: Path, seconds: float, log: Path) -> str | None
             os._exit(int(code))
         finally:
             os._exit(99)
-    end = time.monotonic() + seconds
-    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-        if time.monotonic() > end:
+    end, status = time.monotonic() + seconds, None
+    try:
+        while status is None:
+            if time.monotonic() > end:
+                return f"(nothing after {seconds:.0f} s)"
+            time.sleep(0.1)
+            ended, found = os.waitpid(child, os.WNOHANG)
+            status = found if ended else None
+    finally:  # also what the tests have left behind, and after an interrupt
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)
+        if status is None:
             os.waitpid(child, 0)
-            return f"(nothing after {seconds:.0f} s)"
-        time.sleep(0.1)
-    code = os.waitstatus_to_exitcode(ended[1])
+    code, text = os.waitstatus_to_exitcode(status), log.read_text("utf-8", "replace")
+    if code == 99 or re.search("^ERROR: .*not found: ", text, re.MULTILINE):
+        raise RuntimeError(f"pytest ran no tests:\n{text}")
     if code in (0, 5):  # all pass; there are none
         return None
-    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", log.read_text("utf-8", "replace"), re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
     return failed[0] if failed else f"(pytest ended with {code})"
 
 
@@ -341,7 +349,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         copy = Path(temporary) / "copy"
         if not arguments.list:
-            shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", "build", "*.egg-info"), symlinks=True)
+            shutil.copytree(
+                ROOT,
+                copy,
+                ignore=shutil.ignore_patterns(".git", ".venv", ".*_cache", "build", "*.egg-info"),
+                symlinks=True,
+            )
         for number, (path, breakage, old, new) in drawn:
             print(f"{number:3} {path}:{breakage.line}\n    - {old}\n    + {new}", flush=True)
             if arguments.list:
