@@ -290,6 +290,7 @@ def run(tests: list[str], folder: Path, seconds: float, log: Path) -> str | None
     child = os.fork()  # of a process that has imported the libraries, which takes longer than most of the tests
     if child == 0:
         try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.setsid()
             os.chdir(folder)
             sys.path[:] = [str(folder), *(p for p in sys.path if Path(p or ".").resolve() != ROOT)]
@@ -381,6 +382,7 @@ def main() -> int:
 def prepare() -> None:
     """Import once what every run needs, but nothing of the package."""
     os.nice(10)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the tests, too, and removes the copy
     os.environ["OMP_NUM_THREADS"] = os.environ["SCIPY_ARRAY_API"] = "1"  # as tests/conftest.py has it
     sys.dont_write_bytecode = True  # a broken file may have the size and the second of the whole one
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
