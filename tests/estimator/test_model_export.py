@@ -25,6 +25,7 @@ from fluxutils_py import (
     samples,
 )
 from fluxutils_py.errors import ExportError
+from fluxutils_py.estimator import model_export
 from fluxutils_py.estimator.model_export import _compare_labels, check_export, export
 from fluxutils_py.exporting import read_metadata
 from fluxutils_py.nn import LSTM
@@ -47,22 +48,36 @@ def with_gaps(x, rng):
     return x
 
 
-@pytest.mark.parametrize("format", ["onnx", "torch"])
-def test_a_pipeline_streams_500_steps(format, rng, tmp_path):
+@pytest.fixture
+def traced_once(monkeypatch):
+    """All files of an estimator come from one trace, which takes most of the time."""
+
+    def graph(est, *others):
+        if est not in traced:
+            traced[est] = trace(est, *others)
+        return traced[est]
+
+    trace, traced = model_export._graph, {}
+    monkeypatch.setattr(model_export, "_graph", graph)
+
+
+@pytest.mark.usefixtures("traced_once")
+def test_a_pipeline_streams_500_steps(rng, tmp_path):
     x = rng.normal(50, 3, size=(3, 2, 500)).astype("float32")
     y = 1e3 + x[:2].cumsum(2)
     pipe = make_pipeline(SequenceScaler(), SequenceRegressor(6, num_layers=2, epochs=1, seqsize=100))
     pipe.fit(samples(x), samples(y))
-    path = tmp_path / "model.pt2"
-    export(pipe, path, format)
-    assert check_export(path, pipe, x) < 1e-5
-    found = read_metadata(path)
-    assert found["scale"] == {
-        "mean": pipe[-1].target_mean_.tolist(),
-        "scale": pipe[-1].target_scale_.tolist(),
-    }
-    assert found["estimator"] == "SequenceRegressor"
-    assert found["outputs"][0]["shape"] == ["steps", "batch", 2]
+    for format in ("onnx", "torch"):
+        path = tmp_path / "model.pt2"
+        export(pipe, path, format)
+        assert check_export(path, pipe, x) < 1e-5
+        found = read_metadata(path)
+        assert found["scale"] == {
+            "mean": pipe[-1].target_mean_.tolist(),
+            "scale": pipe[-1].target_scale_.tolist(),
+        }
+        assert found["estimator"] == "SequenceRegressor"
+        assert found["outputs"][0]["shape"] == ["steps", "batch", 2]
 
 
 @pytest.mark.parametrize("made", [SequenceImputer("ffill"), SequenceImputer(), WinsorScaler()], ids=repr)
@@ -178,6 +193,7 @@ def test_a_loss_inside_the_model_is_named(x, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("traced_once")
 def test_several_outputs_need_names(x, tmp_path):
     def loss(model, xs, ys):
         return sum((a - b).square().mean() for a, b in zip(model(*xs), ys, strict=True))
@@ -269,14 +285,16 @@ assert not any(m.startswith("fluxutils_py.") for m in sys.modules)
 """
 
 
-@pytest.mark.parametrize("format", ["onnx", "torch"])
-def test_a_file_of_a_pipeline_runs_without_this_package(format, x, with_gaps, tmp_path):
+@pytest.mark.usefixtures("traced_once")
+def test_files_of_a_pipeline_run_without_this_package(x, with_gaps, tmp_path):
     pipe = make_pipeline(SequenceImputer("ffill"), WinsorScaler(), SequenceRegressor(4, epochs=1))
     pipe.fit(samples(with_gaps), samples(x[:1]))
-    export(pipe, tmp_path / "model.pt2", format)
     np.save(tmp_path / "x.npy", with_gaps)
-    done = subprocess.run(
-        [sys.executable, "-c", CONSUMER, format], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), pipe.predict(with_gaps), rtol=1e-5, atol=1e-5)
+    for format in ("onnx", "torch"):
+        export(pipe, tmp_path / "model.pt2", format)
+        done = subprocess.run(
+            [sys.executable, "-c", CONSUMER, format], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), pipe.predict(with_gaps), rtol=1e-5, atol=1e-5)
+        (tmp_path / "y.npy").unlink()
