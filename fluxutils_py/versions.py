@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 
@@ -30,8 +31,9 @@ def show_versions() -> None:
         print(f"{name:<18}{value}")
 
 
+@functools.cache  # reading the metadata takes milliseconds, and each checkpoint names versions
 def installed_version(package: str) -> str:
-    """The version of a package, or "not installed"."""
+    """The version of a package, or "not installed"; looked up once."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -17,3 +17,12 @@ def test_a_package_that_is_missing_is_said_to_be(monkeypatch, capsys):
     monkeypatch.setattr(versions, "PACKAGES", ("numpy", "no-such-package"))
     versions.show_versions()
     assert "no-such-package   not installed" in capsys.readouterr().out
+
+
+def test_a_version_is_looked_up_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: asked.append(name) or "1.2")
+    versions.installed_version.cache_clear()
+    assert [versions.installed_version("numpy") for _ in range(3)] == ["1.2"] * 3
+    assert asked == ["numpy"]
+    versions.installed_version.cache_clear()

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 PROGRAM = Path(__file__).parent / "programs" / "forecasting.py"
 
@@ -19,7 +18,6 @@ def in_one_process(factor):
 
 
 def test_two_ranks_forecast_as_one_process(ran):
-    pytest.importorskip("narwhals")
     folder = ran("forecasting", 2)
     first, second = (np.load(folder / f"rank-{rank}.npz") for rank in range(2))
     expected = in_one_process(2)
@@ -40,7 +38,6 @@ MISTAKES = {
 
 
 def test_ranks_with_different_series_are_refused_before_anything_is_chosen_by_them(ran):
-    pytest.importorskip("narwhals")
     for said in json.loads((ran("forecasting", 2) / "said.json").read_text()):
         for name, text in MISTAKES.items():
             assert re.match(f"RankError: {text}", said[name]), said[name]
@@ -48,7 +45,6 @@ def test_ranks_with_different_series_are_refused_before_anything_is_chosen_by_th
 
 
 def test_an_error_in_the_data_of_one_rank_is_one_on_both(ran):
-    pytest.importorskip("narwhals")
     other, own = json.loads((ran("forecasting", 2) / "said.json").read_text())
     for name, kind in (("column", "DataError: .*'y'"), ("level", "SpecError: .*quantiles")):
         assert re.match(kind, own[name]), own[name]
@@ -58,5 +54,4 @@ def test_an_error_in_the_data_of_one_rank_is_one_on_both(ran):
 
 
 def test_rank_0_alone_saves_a_forecaster(ran):
-    pytest.importorskip("narwhals")
     assert [path.name for path in ran("forecasting", 2).glob("of-rank-*")] == ["of-rank-0"]
