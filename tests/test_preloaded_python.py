@@ -59,6 +59,14 @@ def test_signals_go_to_the_program_and_its_end_by_a_signal_comes_back(python, nu
         time.sleep(0.01)
 
 
+def test_one_that_is_killed_at_any_moment_ends_no_other(python):
+    for i in range(12):
+        with subprocess.Popen([python, "-c", "import time; time.sleep(60)"]) as started:
+            time.sleep(0.004 * i)
+            started.kill()
+    assert ends(python, "-c", "print('here')")[1] == "here\n"
+
+
 def test_the_end_of_the_program_by_a_signal_is_that_of_the_process(python):
     assert ends(python, "-c", "import os; os.kill(os.getpid(), 9)")[0] == -signal.SIGKILL
 

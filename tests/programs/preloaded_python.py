@@ -8,6 +8,7 @@ and ends as the child ends. If it is killed, so is the child with its process gr
 child starts as its Python: workers of joblib are forked too.
 """
 
+import contextlib
 import fcntl
 import marshal
 import os
@@ -56,18 +57,18 @@ def serve(listener):
         waiting = {client: child for child, client in clients.items() if client is not None}
         ready, _, _ = select.select([0, woken, listener, *waiting], [], [])
         for client in waiting.keys() & set(ready):  # they say no more: this one was killed
-            os.killpg(waiting[client], signal.SIGKILL)
+            kill(waiting[client])
             clients[waiting[client]] = None
         if woken in ready:
             os.read(woken, 512)
             while clients and (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 client = clients.pop(ended[0])
                 if client is not None:
-                    client.sendall(ended[1].to_bytes(4, "little"))
+                    tell(client, ended[1])
                     client.close()
         if 0 in ready:
             for child in clients:
-                os.killpg(child, signal.SIGKILL)
+                kill(child)
             os._exit(0)
         if listener in ready:
             client, _ = listener.accept()
@@ -84,20 +85,37 @@ def serve(listener):
                 os.close(woken)
                 os.close(wakes)
                 return request
-            os.setpgid(child, child)
+            with contextlib.suppress(OSError):  # it has ended
+                os.setpgid(child, child)
             for file in request[-1]:
                 os.close(file)
-            client.sendall(child.to_bytes(4, "little"))
+            tell(client, child)
             clients[child] = client
+
+
+def tell(client, number):
+    with contextlib.suppress(OSError):  # it was killed: select says so next
+        client.sendall(number.to_bytes(4, "little"))
+
+
+def kill(child):
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
 
 
 def receive(client):
     """What a program is started with, and its open files; None if the client is gone."""
-    head, files, _, _ = socket.recv_fds(client, 8, 253)  # no system passes more
-    size, body = int.from_bytes(head, "little"), bytearray()
-    while len(body) < size and (more := client.recv(size - len(body))):
-        body += more
-    return (*marshal.loads(body), files) if size and len(body) == size else None
+    size, body, files = 0, bytearray(), []
+    with contextlib.suppress(OSError):
+        head, files, _, _ = socket.recv_fds(client, 8, 253)  # no system passes more
+        size = int.from_bytes(head, "little")
+        while len(body) < size and (more := client.recv(size - len(body))):
+            body += more
+    if size and len(body) == size:
+        return *marshal.loads(body), files
+    for file in files:
+        os.close(file)
+    return None
 
 
 def become(request):
