@@ -12,7 +12,7 @@ import fluxutils_py
 from fluxutils_py.estimator import sklearn_private
 from fluxutils_py.estimator.sklearn_private import Scorer
 
-KNOWN_TO_WORK = ("1.6", "1.7", "1.8", "1.9")
+KNOWN_TO_WORK = ("1.9",)
 PACKAGE = Path(fluxutils_py.__file__).parent
 
 
