@@ -23,7 +23,9 @@ from fluxutils_py.parallel.launcher import detect_launcher
 
 PATIENCE, ABORT_AFTER = "FLUXUTILS_PATIENCE", "FLUXUTILS_ABORT_AFTER"  # environment variables
 LOOKS = 50  # polls in a row, before the rank yields the processor between polls
-YIELDING = 1e-3  # seconds of waiting, before the rank sleeps between polls
+YIELDING = 0.05  # seconds of waiting, before the rank sleeps between polls: waking up takes .1 ms and more
+YIELDING_SHARED = 1e-3  # the same where another program has taken the processor meanwhile
+TAKEN = 1e-4  # seconds that offering the processor takes, if another program takes it
 LONGEST_PAUSE = 0.02  # seconds
 ANNOUNCED_AFTER = 1.0  # seconds of waiting after which a rank tells the others where it waits
 FRAME = 512  # bytes; smaller objects of all ranks travel in one collective
@@ -146,12 +148,14 @@ class LaunchedComm(ABC):
             raise
 
     def _wait_longer(self, is_complete: Request) -> None:
-        began, n_warnings, is_announced = time.monotonic(), 0, False
+        began, n_warnings, is_announced, yielding = time.monotonic(), 0, False, YIELDING
         with contextlib.ExitStack() as announced:
             while not is_complete():  # Python's signal handlers run between these
                 seconds = time.monotonic() - began
-                if seconds < YIELDING:
+                if seconds < yielding:
                     _offer_processor()
+                    if time.monotonic() - began - seconds > TAKEN:
+                        yielding = YIELDING_SHARED
                     continue
                 time.sleep(min(seconds / 20, LONGEST_PAUSE))
                 if not is_announced and seconds > min(ANNOUNCED_AFTER, self.patience / 4):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,6 +57,7 @@ class MPIComm(LaunchedComm):
         self.rank, self.size = self._original.rank, self._original.size
         self._comm: Any = None  # the duplicate, made by the first collective, since it is one itself
         self._in_place = _import_mpi().IN_PLACE
+        self._rows = np.empty((self.size, 0))  # of all ranks, in the last sum that was a gathering
         self._last_heard: dict[int, int] = {}  # by rank: the last collective that it said it waits in
 
     @contextlib.contextmanager
@@ -81,15 +83,18 @@ class MPIComm(LaunchedComm):
         # Open MPI's Iallreduce (5.0) was seen to write into its buffer when that had been freed after completion
         if t.is_cuda or t.numel() * t.element_size() * self.size > (GATHERED_BY_TWO if self.size == 2 else GATHERED):
             return self._allreduce_together(t)
-        rows = torch.empty((self.size, t.numel()), dtype=t.dtype)
-        test = self._comm.Iallgather(t.numpy(), rows.numpy()).Test
+        own = t.view(-1).numpy()
+        if self._rows.shape[1:] != own.shape or self._rows.dtype != own.dtype:
+            self._rows = np.empty((self.size, own.size), own.dtype)
+        rows = self._rows
+        test = self._comm.Iallgather(own, rows).Test
 
         def is_complete() -> bool:
             if not test():
                 return False
-            flat = t.view(-1).copy_(rows[0])
-            for row in rows[1:]:  # in the order of ranks: the same bits everywhere
-                flat.add_(row)
+            np.add(rows[0], rows[1], out=own)
+            for row in rows[2:]:  # in the order of ranks: the same bits everywhere
+                np.add(own, row, out=own)
             return True
 
         return is_complete
