@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fluxutils_py.parallel.launched_comm import STATUS, LaunchedComm, Place, Request
