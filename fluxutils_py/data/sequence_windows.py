@@ -326,9 +326,9 @@ class SequenceWindows:
             t, b, f = (int(i) for i in np.argwhere(bad)[0])
             where = f"feature {f}, series {rows.series[b]}, step {rows.start[b] + start + t}"
             way_out = (
-                "give the step no target (NaN) or no weight, or fill it in"
+                "give the step no target (NaN) or no weight, or fill it in, as SequenceImputer does"
                 if self.y
-                else "a step without input is NaN in all features; fill in single ones"
+                else "a step without input is NaN in all features; fill in single ones, as SequenceImputer does"
             )
             raise DataError(f"{s.name} is {v[t, b, f]} at {where}; {way_out}")
         if live is None or live.shape[2] == 1:

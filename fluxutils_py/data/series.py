@@ -204,6 +204,9 @@ def as_series(value: Any, name: str) -> tuple[SeriesArray, ...]:
     return arrays
 
 
+BATCH_FIRST = ": arrays (N, T, F) become so by a.transpose(2, 0, 1)"
+
+
 def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
     """Check that two arrays hold the same series and the same time steps."""
     first, second = (getattr(s.array, "lengths", None) for s in (a, b))
@@ -212,7 +215,8 @@ def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
         raise ShapeError(f"{a.name}[{i}] has {first[i]} time steps and {b.name}[{i}] has {second[i]}")
     for axis, unit, m, n in ((1, "series", a.N, b.N), (2, "time steps", a.T, b.T)):
         if m != n:
+            batch_first = a.shape[:2] == b.shape[:2]
             raise ShapeError(
                 f"{a.name} has {m} {unit} and {b.name} has {n} (axis {axis} of shapes {a.shape} and {b.shape}); "
-                "both must be (F, N, T) with equal N and T"
+                f"both must be (F, N, T) with equal N and T{BATCH_FIRST if batch_first else ''}"
             )

@@ -18,6 +18,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator
 from fluxutils_py.estimator.collectives import device_of_rank, ranks_of_call, require_same_fit, require_same_inputs
+from fluxutils_py.estimator.data_warnings import warn_single_step_frame, warn_unscaled
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fit_data import FitData, prepare
 from fluxutils_py.estimator.inputs import feature_counts
@@ -25,7 +26,6 @@ from fluxutils_py.estimator.minibatch_size import MinibatchSize
 from fluxutils_py.estimator.repeated_search_warning import warn_repeated_search
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.sharded_data import SeriesPool
-from fluxutils_py.estimator.single_step_warning import warn_single_step_frame
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.nn.compiling import compile_arguments, compiled
 from fluxutils_py.nn.losses import SeqLoss
@@ -83,6 +83,8 @@ def run_fit(
         prepared = prepare(settings, schema, *data, batchsize=size.whole, pool=pool, **arguments)
         training = assemble(prepared, ranks, rng, size, est if resume else None)
         warn_single_step_frame(data[0], prepared.inputs, training.step.model)
+        if not resume and not ranks.rank:
+            warn_unscaled(prepared.windows, training.step.model, getattr(est, "scale_target", None))
         require_same_fit(training)
         run(est, training)
 

@@ -14,7 +14,7 @@ from fluxutils_py.data.arrays import DuckArray, as_three_axes, read_block, rejec
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.lazy import DerivedArray
 from fluxutils_py.data.ragged import RaggedArray, as_ragged
-from fluxutils_py.data.series import check_aligned
+from fluxutils_py.data.series import BATCH_FIRST, check_aligned
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.inputs import Inputs, feature_counts, is_native, n_axes, require_array
@@ -148,7 +148,7 @@ def _read_plain_targets(y: Any, inputs: Inputs, schema: TargetSchema) -> Targets
     else:
         array = check_array(y, accept_sparse="csr", ensure_2d=False, dtype=None, input_name="y")
         array = array.astype(np.float64) if array.dtype.kind == "O" else array
-        check_consistent_length(np.empty(n_rows), array)
+        _check_rows(array, n_rows, inputs, name)
     array = array.reshape(n_rows, -1)
     if schema.encode is not None:
         array = schema.encode(array)
@@ -166,6 +166,17 @@ def _read_plain_targets(y: Any, inputs: Inputs, schema: TargetSchema) -> Targets
     if array.dtype.kind in "iub" and schema.kind == "numbers":  # NaN marks the steps without a target
         array = array.astype(float)
     return Targets((SeriesArray(LastStepTargets(array, inputs.T, last), name),), True, ndim)
+
+
+def _check_rows(array: np.ndarray, n_rows: int, inputs: Inputs, name: str) -> None:
+    """Raise ValueError, as scikit-learn does, unless there are as many rows as series, or steps of a view."""
+    n = inputs.series[0].F
+    if inputs.form == "native" and len(array) == n != n_rows:
+        raise ShapeError(
+            f"{name} has {n} rows beside x of shape (F, N, T) = {inputs.series[0].shape}, which has {n_rows} series"
+            + BATCH_FIRST
+        )
+    check_consistent_length(np.empty(n_rows), array)
 
 
 def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: TargetSchema) -> bool:
@@ -220,7 +231,7 @@ def _labels_of_rows(y: Any, inputs: Inputs, name: str) -> np.ndarray:
     labels = np.asarray(column_or_1d(y, warn=True))
     if labels.dtype.kind != "O":
         assert_all_finite(labels, input_name="y")
-    check_consistent_length(np.empty(n_rows), labels)
+    _check_rows(labels, n_rows, inputs, name)
     return labels
 
 

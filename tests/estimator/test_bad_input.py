@@ -260,6 +260,18 @@ def test_arrays(case, stage):
     bad_fit(case, stage)
 
 
+@pytest.mark.parametrize(
+    ("y", "telling"),
+    [
+        (Y.transpose(1, 2, 0), r"both must be \(F, N, T\) with equal N and T"),
+        (Y[0], r"y has 5 rows beside x of shape \(F, N, T\) = \(5, 12, 2\), which has 12 series"),
+    ],
+)
+def test_the_way_from_batch_first_arrays_is_told(y, telling):
+    with pytest.raises(ShapeError, match=telling + r": arrays \(N, T, F\) become so by a.transpose\(2, 0, 1\)$"):
+        Estimator(spec=PLAIN).fit(X.transpose(1, 2, 0), y)
+
+
 @pytest.mark.parametrize("fitted", [False, True])
 def test_a_matrix_of_targets_is_one_row_per_series_and_may_not_fit_the_model(fitted):
     """It shows at the last step, the only one with targets: nothing was learnt by then."""

@@ -1,4 +1,4 @@
-"""A data frame whose rows look like steps in time is not taken for samples without a word."""
+"""Data from which a model probably learns something else than was meant are not taken without a word."""
 
 import warnings
 
@@ -20,7 +20,7 @@ from fluxutils_py import (
     timesteps,
 )
 from fluxutils_py.errors import ShapeError, SingleStepWarning
-from fluxutils_py.estimator import single_step_warning
+from fluxutils_py.estimator import data_warnings
 
 N = 40
 SMALL = {"hidden_size": 3, "epochs": 1, "random_state": 0}
@@ -74,7 +74,7 @@ def test_every_recurrent_estimator_warns(make):
 
 
 def test_many_rows_are_warned_of(monkeypatch):
-    monkeypatch.setattr(single_step_warning, "MANY", 30)
+    monkeypatch.setattr(data_warnings, "MANY", 30)
     with pytest.warns(SingleStepWarning, match=r"^x is a data frame that has 40 rows, but "):
         SequenceRegressor(**SMALL).partial_fit(frame(), np.arange(N))
 
@@ -102,3 +102,60 @@ def test_a_transformer_of_matrices_that_met_a_view_is_named_with_what_to_take(st
         r"SequenceImputer, which keep the steps$"
     )):  # fmt: skip
         make_pipeline(step, SequenceRegressor(**SMALL)).fit(view(x), view(x[:1]))
+
+
+class TestUnscaled:
+    x = np.random.default_rng(1).normal(size=(2, 7, 23))  # (F, N, T)
+    y = x.sum(axis=0, keepdims=True)
+
+    def fit(self, x, y, est=None):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            (est or SequenceRegressor(**SMALL)).fit(x, y)
+        return [str(w.message) for w in caught]
+
+    def test_an_input_of_a_million_is_named(self):
+        (said,) = self.fit(self.x * [[[1]], [[1e6]]], self.y)
+        assert "feature 1 of x has values of about 1e+06" in said
+        assert "SequenceScaler" in said
+
+    def test_an_offset_counts_as_well(self):
+        (said,) = self.fit(self.x + 3000, self.y)
+        assert "of about 3e+03" in said
+
+    def test_scaled_inputs_and_standardised_targets_are_fine(self):
+        assert self.fit(self.x * 10, self.y * 1e6) == []
+        assert self.fit(self.x * 1e6, self.y, make_pipeline(SequenceScaler(), SequenceRegressor(**SMALL))) == []
+
+    @pytest.mark.parametrize(
+        ("est", "way_out"),
+        [
+            (SequenceRegressor(scale_target=False, **SMALL), "scale_target=True"),
+            (Estimator(spec={"epochs": 1}, random_state=0), "TransformedTargetRegressor"),
+        ],
+    )
+    def test_targets_that_nobody_scales_are_named(self, est, way_out):
+        (said,) = self.fit(self.x, self.y * 1e4, est)
+        assert "feature 0 of y" in said
+        assert way_out in said
+
+    def test_a_model_that_normalizes_its_inputs_may_have_any(self):
+        model = nn.Sequential(nn.LayerNorm(2), nn.Linear(2, 1))
+        assert self.fit(self.x * 1e6, self.y, Estimator(model, spec={"epochs": 1}, random_state=0)) == []
+
+    def test_missing_values_and_short_series_are_no_trouble(self):
+        y = self.y.copy()
+        y[:, :, :5] = np.nan
+        assert self.fit(self.x, y) == []
+        assert (
+            self.fit(
+                [a[:, : 3 + i] for i, a in enumerate(self.x.transpose(1, 0, 2))],
+                [a[:, : 3 + i] for i, a in enumerate(self.y.transpose(1, 0, 2))],
+            )
+            == []
+        )
+
+    def test_a_fit_that_goes_on_says_nothing_again(self):
+        est = SequenceRegressor(warm_start=True, **SMALL)
+        assert len(self.fit(self.x * 1e6, self.y, est)) == 1
+        assert self.fit(self.x * 1e6, self.y, est) == []

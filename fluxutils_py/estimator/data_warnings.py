@@ -1,4 +1,4 @@
-"""Warn if a recurrent model is fitted on a data frame of time steps as if its rows were samples."""
+"""Warn of data from which a model probably learns something else than was meant."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import sys
 import warnings
 from typing import Any
 
+import numpy as np
 from torch import nn
 
-from fluxutils_py.errors import SingleStepWarning
+from fluxutils_py.data.sequence_windows import SequenceWindows
+from fluxutils_py.errors import DataError, SingleStepWarning
 from fluxutils_py.estimator.inputs import Inputs
 from fluxutils_py.nn import Recur
 
+LARGE = 1000  # root mean square of a feature, from which it should have been scaled
+LOOKED_AT = 4, 1000  # series and steps
+NORMALIZE = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Embedding, nn.modules.batchnorm._NormBase)
 MANY = 1000  # rows; a larger frame probably holds steps in time
 TIMES = ("date", "datetime", "day", "hour", "month", "period", "step", "t", "time", "timestamp", "week", "year")
 
@@ -35,6 +40,35 @@ def warn_single_step_frame(x: Any, inputs: Inputs, model: nn.Module) -> None:
         SingleStepWarning,
         stacklevel=_levels_to_caller(),
     )
+
+
+def warn_unscaled(windows: SequenceWindows, model: nn.Module, scales_target: bool | None) -> None:
+    """Warn if the first values of a feature have a root mean square of ``LARGE`` or more.
+
+    Inputs do not matter to a model that normalizes or embeds. ``scales_target`` is None for an estimator that cannot
+    standardise its targets.
+    """
+    rows = windows.own(windows.segments)[: LOOKED_AT[0]]
+    if not len(rows):
+        return
+    try:
+        window = windows.cut(rows, 0, min(LOOKED_AT[1], windows.segments.max_length))
+    except DataError:  # training says so when it comes there
+        return
+    way_out = (
+        "set scale_target=True" if scales_target is False else "wrap the estimator in a TransformedTargetRegressor"
+    )
+    found = [("y", v, way_out) for v in window.y]
+    if not any(isinstance(m, NORMALIZE) for m in model.modules()):
+        found += [("x", v, "scale it, as with make_pipeline(SequenceScaler(), estimator)") for v in window.x]
+    for name, values, way_out in found:
+        size = np.sqrt(np.mean(np.square(values, dtype=np.float64), axis=(0, 1)))
+        if values.dtype.kind == "f" and size.max() >= LARGE:
+            warnings.warn(
+                f"feature {size.argmax()} of {name} has values of about {size.max():.0g}, from which networks learn "
+                f"badly or not at all; {way_out}",
+                stacklevel=_levels_to_caller(),
+            )
 
 
 def _looks_like_time(frame: Any) -> str | None:
