@@ -36,19 +36,24 @@ def ratios(shape: str) -> dict[str, tuple[float, ...]]:
     return found
 
 
-figure, axes = plt.subplots(1, 2, figsize=(9, 2.6), sharey=True, layout="constrained")
-for ax, (shape, title) in zip(axes, TITLES.items(), strict=True):
-    for place, (name, (median, least, greatest)) in enumerate(ratios(shape).items()):
-        is_ours, fits = name == "fluxutils_py", median < LIMIT
-        ax.barh(place, min(median, LIMIT), color="tab:orange" if is_ours else "0.75", height=0.65)
-        if fits:
-            ax.plot([least, min(greatest, LIMIT)], [place, place], color="0.2", linewidth=1)
-        x, text = (min(greatest, LIMIT) + 0.03, f"{median:.2f}") if fits else (LIMIT - 0.03, f"{median:.1f} \u2192")
-        ax.text(x, place, text, ha="left" if fits else "right", va="center", weight="bold" if is_ours else "normal")
-    ax.set(xlim=(0, LIMIT), xlabel="time to train; PyTorch loop = 1")
-    ax.set_title(title, fontsize="medium")
-    ax.spines[["top", "right", "left"]].set_visible(False)
-    ax.tick_params(axis="y", length=0)
-axes[0].set_yticks(range(len(ROWS)), ROWS)
-axes[0].invert_yaxis()
-figure.savefig(HERE / "speed.png", dpi=120)
+def draw(path: Path) -> None:
+    figure, axes = plt.subplots(1, 2, figsize=(9, 2.6), sharey=True, layout="constrained")
+    for ax, (shape, title) in zip(axes, TITLES.items(), strict=True):
+        for place, (name, (median, least, greatest)) in enumerate(ratios(shape).items()):
+            is_ours, fits = name == "fluxutils_py", median < LIMIT
+            ax.barh(place, min(median, LIMIT), color="tab:orange" if is_ours else "0.75", height=0.65)
+            if fits:
+                ax.plot([least, min(greatest, LIMIT)], [place, place], color="0.2", linewidth=1)
+            x, text = (min(greatest, LIMIT) + 0.03, f"{median:.2f}") if fits else (LIMIT - 0.03, f"{median:.1f} \u2192")
+            ax.text(x, place, text, ha="left" if fits else "right", va="center", weight="bold" if is_ours else "normal")
+        ax.set(xlim=(0, LIMIT), xlabel="time to train; PyTorch loop = 1")
+        ax.set_title(title, fontsize="medium")
+        ax.spines[["top", "right", "left"]].set_visible(False)
+        ax.tick_params(axis="y", length=0)
+    axes[0].set_yticks(range(len(ROWS)), ROWS)
+    axes[0].invert_yaxis()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    draw(HERE / "speed.png")

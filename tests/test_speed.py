@@ -1,0 +1,37 @@
+"""What the README says of speed is what was measured."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def speed():
+    spec = importlib.util.spec_from_file_location("speed", ROOT / "docs" / "speed.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("shape", ["small", "large"])
+def test_each_contender_has_its_own_row(speed, shape):
+    found = speed.ratios(shape)
+    assert list(found) == list(speed.ROWS)
+    assert len(set(found.values())) == len(found)
+    assert found["PyTorch loop, by hand"] == (1, 1, 1)
+    assert all(least <= median <= greatest for median, least, greatest in found.values())
+
+
+def test_readme_and_picture_agree(speed):
+    said = re.search(r"takes ([\d.]+) and ([\d.]+) of the time", (ROOT / "README.md").read_text("utf-8"))
+    ours = [speed.ratios(shape)["fluxutils_py"][0] for shape in ("small", "large")]
+    assert [float(number) for number in said.groups()] == ours
+
+
+def test_the_picture_is_drawn(speed, tmp_path):
+    speed.draw(tmp_path / "speed.png")
+    assert (tmp_path / "speed.png").stat().st_size > 10_000
