@@ -45,11 +45,12 @@ def warn_single_step_frame(x: Any, inputs: Inputs, model: nn.Module) -> None:
 def warn_unscaled(windows: SequenceWindows, model: nn.Module, scales_target: bool | None) -> None:
     """Warn if the first values of a feature have a root mean square of ``LARGE`` or more.
 
-    Inputs do not matter to a model that normalizes or embeds. ``scales_target`` is None for an estimator that cannot
-    standardise its targets.
+    Only layers in a row (``nn.Sequential``) are known to see inputs as they are, unless they normalize or embed them; a
+    model of another class may scale them itself. ``scales_target`` is None for an estimator that cannot standardise
+    its targets.
     """
     rows = windows.own(windows.segments)[: LOOKED_AT[0]]
-    if not len(rows):
+    if not len(rows) or not isinstance(model, nn.Sequential):
         return
     try:
         window = windows.cut(rows, 0, min(LOOKED_AT[1], windows.segments.max_length))
