@@ -49,21 +49,23 @@ def warn_unscaled(windows: SequenceWindows, model: nn.Module, scales_target: boo
     model of another class may scale them itself. ``scales_target`` is None for an estimator that cannot standardise
     its targets.
     """
-    rows = windows.own(windows.segments)[: LOOKED_AT[0]]
+    rows = windows.own(windows.segments)[: min(LOOKED_AT[0], windows.batchsize)]
     if not len(rows) or not isinstance(model, nn.Sequential):
         return
     try:
-        window = windows.cut(rows, 0, min(LOOKED_AT[1], windows.segments.max_length))
+        window = windows.cut(rows, 0, min(LOOKED_AT[1], windows.seqsize, windows.segments.max_length))
     except DataError:  # training says so when it comes there
         return
     way_out = (
         "set scale_target=True" if scales_target is False else "wrap the estimator in a TransformedTargetRegressor"
     )
-    found = [("y", v, way_out) for v in window.y]
+    live = True if window.w is None else (window.w > 0).any(-1, keepdims=True)
+    found = [("y", np.where(live, v, 0), way_out) for v in window.y]
     if not any(isinstance(m, NORMALIZE) for m in model.modules()):
         found += [("x", v, "scale it, as with make_pipeline(SequenceScaler(), estimator)") for v in window.x]
     for name, values, way_out in found:
-        size = np.sqrt(np.mean(np.square(values, dtype=np.float64), axis=(0, 1)))
+        with np.errstate(over="ignore"):
+            size = np.sqrt(np.mean(np.square(values, dtype=np.float64), axis=(0, 1)))
         if values.dtype.kind == "f" and size.max() >= LARGE:
             warnings.warn(
                 f"feature {size.argmax()} of {name} has values of about {size.max():.0g}, from which networks learn "

@@ -107,6 +107,7 @@ EARLIER = {
 
 
 @pytest.mark.parametrize("case", EARLIER)
+@pytest.mark.filterwarnings("ignore:feature 0 of y has values of about")
 def test_an_error_after_updates_leaves_an_earlier_fit_as_it_was(case):
     settings, first, second, callback, error = EARLIER[case]
     first = {"x": X, "y": Y, **first}

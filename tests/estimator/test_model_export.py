@@ -30,6 +30,8 @@ from fluxutils_py.estimator.model_export import _compare_labels, check_export, e
 from fluxutils_py.exporting import read_metadata
 from fluxutils_py.nn import LSTM
 
+pytestmark = pytest.mark.filterwarnings("ignore:feature . of . has values of about")
+
 N, T = 7, 43
 SPEC = {"epochs": 1, "batchsize": 4, "seqsize": 10}
 

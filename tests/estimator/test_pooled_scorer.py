@@ -14,6 +14,8 @@ from sklearn.model_selection import GridSearchCV, TimeSeriesSplit, cross_validat
 from fluxutils_py import EstimatorRegressor, SequenceClassifier, SequenceRegressor, pooled_scorer, samples, timesteps
 from fluxutils_py.errors import ShapeError, SpecError
 
+pytestmark = pytest.mark.filterwarnings("ignore:feature . of . has values of about")
+
 F, N, T = 3, 7, 11
 FORMS = {"native": lambda a: a, "samples": samples, "timesteps": timesteps}
 ERRORS = {

@@ -16,6 +16,8 @@ from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import GRU, LSTM
 from fluxutils_py.training import predictor
 
+pytestmark = pytest.mark.filterwarnings("ignore:feature . of . has values of about")
+
 N, T = 7, 150  # more steps than a block of prediction, and a group that is not full
 SPEC = Spec(epochs=1, batchsize=3, seqsize=20)
 

@@ -15,6 +15,8 @@ from fluxutils_py.data import weights as weights_module
 from fluxutils_py.errors import DataError, LoadError, SpecError
 from fluxutils_py.training import Checkpointer, EveryNSteps
 
+pytestmark = pytest.mark.filterwarnings("ignore:feature . of . has values of about")
+
 N, T = 13, 17
 SMALL = {"hidden_size": 3, "epochs": 2, "batchsize": 5, "seqsize": 6, "random_state": 0}
 SHIFT, SIZE = np.array([50.0, -3e4]).reshape(2, 1, 1), np.array([7.0, 0.01]).reshape(2, 1, 1)

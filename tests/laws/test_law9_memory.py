@@ -104,6 +104,7 @@ def test_folds_masks_weights_and_lengths(order, kind, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float16", ">f4", "<f8", "int8", "uint16", ">i4", "bool"])
 @pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.filterwarnings("ignore:feature . of x has values of about")  # negative numbers as uint16
 def test_every_numeric_type(dtype, order, tmp_path):
     rng = np.random.default_rng(0)
     x = (rng.normal(size=(3, N, T)) * 3).astype(dtype)
