@@ -47,7 +47,7 @@ class Part:
 PARTS = {
     "fit": Part("bench_fit.py", ["--rounds", "13"]),
     "step": Part("bench_step.py"),
-    "ranks": Part("bench_parallel.py", ["--rounds", "3"]),
+    "ranks": Part("bench_parallel.py", ["--rounds", "2"]),
     "predict": Part("bench_predict.py"),
     "stream": Part("bench_stream.py", environment={"OMP_NUM_THREADS": "1"}),
     "growth": Part("bench_growth.py"),
