@@ -148,7 +148,7 @@ def epoch_table(folder: Path, rounds: int, n_steps: int) -> Table:
     table = Table("an epoch", ["from", "time / from memory (range)", "seconds", "aim"])
     for name, taken in seconds.items():
         cells = [spread(ratios(taken, seconds["memory"])), f"{median(taken):.3f}", aims.get(name, "")]
-        table.segments.append([name, *cells])
+        table.rows.append([name, *cells])
     table.notes.append(
         f"Share of the file that stayed in the page cache when it was dropped: at most {max(stayed):.1%}."
     )
