@@ -1,5 +1,7 @@
 """What all tests share."""
 
+import functools
+import importlib.util
 import os
 import random
 import shutil
@@ -88,6 +90,20 @@ def python():
 def forked_workers(python, monkeypatch):
     """Workers that joblib starts are forked from a Python that has imported the package."""
     monkeypatch.setattr(sys, "executable", python)
+
+
+@pytest.fixture(scope="session")
+def onnx_operators_once():
+    """All exports share one table of the operators that torch.onnx knows, for which it parses the source of each."""
+    name = "torch.onnx._internal.exporter._registration"
+    found = importlib.util.find_spec(name) and importlib.import_module(name)
+    if not found:  # another version of torch
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        read = functools.cache(found.ONNXRegistry.from_torchlib)
+        patch.setattr(found.ONNXRegistry, "from_torchlib", staticmethod(read))
+        yield
 
 
 @pytest.fixture

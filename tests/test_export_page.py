@@ -12,7 +12,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, onnx_operators_once):
     """A folder with the files that the first block of the page writes."""
     made = tmp_path_factory.mktemp("export")
     with pytest.MonkeyPatch.context() as patch:

@@ -30,7 +30,10 @@ from fluxutils_py.estimator.model_export import _compare_labels, check_export, e
 from fluxutils_py.exporting import read_metadata
 from fluxutils_py.nn import LSTM
 
-pytestmark = pytest.mark.filterwarnings("ignore:feature . of . has values of about")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:feature . of . has values of about"),
+    pytest.mark.usefixtures("onnx_operators_once"),
+]
 
 N, T = 7, 43
 SPEC = {"epochs": 1, "batchsize": 4, "seqsize": 10}

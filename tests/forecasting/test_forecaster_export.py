@@ -11,7 +11,10 @@ from fluxutils_py.errors import ExportError
 from fluxutils_py.exporting import ExportedModel, read_metadata
 from fluxutils_py.forecasting import Forecaster
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than a season")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*series have no more steps than a season"),
+    pytest.mark.usefixtures("onnx_operators_once"),
+]
 
 
 def shops(rng, n=40):
