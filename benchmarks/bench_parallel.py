@@ -8,6 +8,8 @@ the table has the median and the range. ``1 x 1 again`` is the A/A control.
 
 Two unconnected processes train a model each at the same time, without a word between them: what the machine allows two
 ranks at most. The processes of one ``mpirun`` take turns at both: separate runs differ by more than ranks cost.
+Ranks wait at each step for the slower of them, which changes from step to step: the row "each step as long as the
+slower's" is what the unconnected processes would have reached, had they waited so, and talked in no time.
 
 Beside other work, every core is shared with a process that computes all the time. Over a link, the ranks run in two
 network namespaces, joined by a link with the rate and the delay that the table says (gloo over TCP; tbf or netem).
@@ -62,6 +64,7 @@ BESIDE = {DDP: CONTENDERS[DDP], "DDP again (A/A)": CONTENDERS[DDP], RANKS: CONTE
 BESIDE["2 ranks x 1, torchrun"] = CONTENDERS["2 ranks x 1, torchrun"]
 APART = "2 unconnected processes"
 TURNS = {APART: None, "2 ranks, mpirun": "auto", "2 unconnected again (A/A)": None}  # which communicator each has
+WAITING = "2 unconnected, each step as long as the slower's"
 LINKS = [Link(1), Link(10), Link(1, 0.1), Link(1, 1), Link(10, 0.1), Link(10, 1)]
 ACCUMULATE = [1, 2, 4, 8]
 
@@ -89,18 +92,23 @@ class Stopwatch:
 
 
 def run_fit(
-    shape: Shape, x: np.ndarray, y: np.ndarray, model: nn.Module, comm: Any = "auto", accumulate: int = 1
+    shape: Shape, x: np.ndarray, y: np.ndarray, model: nn.Module, comm: Any = "auto", accumulate: int = 1, **others: Any
 ) -> tuple[float, torch.Tensor]:
     spec = Spec(
         epochs=shape.epochs, batchsize=shape.batchsize, seqsize=shape.seqsize, rebatch=False, accumulate=accumulate
     )
-    est = Estimator(model, F.mse_loss, None, spec, comm=comm, verbose=False)
+    est = Estimator(model, F.mse_loss, None, spec, comm=comm, verbose=False, **others)
     est.fit(x[:, :, : shape.seqsize], y[:, :, : shape.seqsize], epochs=1)  # warms up
     Stopwatch.seconds = 0.0
     get_communicator("auto").barrier()
     began = time.perf_counter()
     est.fit(x, y)
     return time.perf_counter() - began, net2vec(est)
+
+
+def note_time(times: list[float], loop: Any) -> None:
+    """A callback."""
+    times.append(time.perf_counter())
 
 
 def take_turns(shape: Shape, rounds: int, path: str) -> None:
@@ -112,14 +120,21 @@ def take_turns(shape: Shape, rounds: int, path: str) -> None:
     x, y, model = make(shape)
     half = np.array_split(np.arange(x.shape[1]), ranks.size)[ranks.rank]
     own = slice(half[0], half[-1] + 1)
-    found: dict[str, list[float]] = {turn: [] for turn in [*TURNS, "talking"]}
+    found: dict[str, list[float]] = {turn: [] for turn in [*TURNS, WAITING, "talking"]}
+    n_steps = shape.epochs * len(list(shape.places)) // ranks.size
     for n in range(rounds):
         for turn in list(TURNS)[:: -1 if n % 2 else 1]:
             comm = TURNS[turn]
-            taken, _ = run_fit(shape, *((x, y) if comm else (x[:, own], y[:, own])), model, comm)
+            ends: list[float] = []
+            data = (x, y) if comm else (x[:, own], y[:, own])
+            taken, _ = run_fit(shape, *data, model, comm, callbacks=partial(note_time, ends))
             found[turn].append(ranks.size / sum(1 / t for t in ranks.allgather(taken)))
             if comm:
                 found["talking"].append(Stopwatch.seconds / taken)
+            elif turn == APART:
+                of_steps = np.diff(ends[-n_steps:])
+                slower = np.max(ranks.allgather(of_steps), 0)
+                found[WAITING].append(taken - of_steps.sum() + slower.sum())
     if ranks.rank == 0:
         Path(path).write_text(json.dumps(found))
 

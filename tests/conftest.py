@@ -53,6 +53,19 @@ def rng():
     return np.random.default_rng(0)
 
 
+@pytest.fixture(scope="session")
+def load_script():
+    """Import a Python file that belongs to no package, by its path from the root of the repository."""
+
+    def load(path):
+        spec = importlib.util.spec_from_file_location(Path(path).stem, TESTS.parent / path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
 PRELOADED = TESTS / "programs" / "preloaded_python.py"
 MODULES = "fluxutils_py", "sklearn.model_selection", "torch._dynamo"  # the last: the first optimizer imports it
 

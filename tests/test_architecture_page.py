@@ -1,6 +1,5 @@
 """docs/architecture.md says what is: its files, its walk from fit to the optimizer, its words."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -27,10 +26,8 @@ def test_every_file_that_it_names_exists():
     assert [path for path in named if not (PACKAGE / path).exists() and not (ROOT / path).exists()] == []
 
 
-def test_the_list_of_files_is_that_of_the_package():
-    spec = importlib.util.spec_from_file_location("rooms", ROOT / "docs" / "rooms.py")
-    rooms = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(rooms)
+def test_the_list_of_files_is_that_of_the_package(load_script):
+    rooms = load_script("docs/rooms.py")
     rooms.PACKAGE = PACKAGE
     assert section("Files").strip() == rooms.rooms().strip(), "run python docs/rooms.py"
 

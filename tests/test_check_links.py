@@ -1,15 +1,8 @@
 """docs/check_links.py finds dead links in built pages."""
 
-import importlib.util
-from pathlib import Path
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
-
-
-def test_files_and_anchors_that_are_not_there_are_found(tmp_path):
-    spec = importlib.util.spec_from_file_location("check_links", DOCS / "check_links.py")
-    check_links = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(check_links)
+def test_files_and_anchors_that_are_not_there_are_found(load_script, tmp_path):
+    check_links = load_script("docs/check_links.py")
     (tmp_path / "deep").mkdir()
     (tmp_path / "a b.html").write_text(
         '<h1 id="top">A</h1><a href="deep/b.html#there"></a><a href="#top"></a><img src="no.png"><a href="https://x.y/z">'

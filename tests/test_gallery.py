@@ -1,6 +1,5 @@
 """The gallery shows the notebooks as they are: docs/gallery.py has written their pages and pictures."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -13,11 +12,8 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 @pytest.fixture(scope="module")
-def gallery():
-    spec = importlib.util.spec_from_file_location("gallery", ROOT / "docs" / "gallery.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def gallery(load_script):
+    return load_script("docs/gallery.py")
 
 
 def test_each_page_is_its_notebook(gallery):

@@ -1,6 +1,5 @@
 """What the README says of speed is what was measured."""
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -10,11 +9,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(scope="module")
-def speed():
-    spec = importlib.util.spec_from_file_location("speed", ROOT / "docs" / "speed.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def speed(load_script):
+    return load_script("docs/speed.py")
 
 
 @pytest.mark.parametrize("shape", ["small", "large"])
