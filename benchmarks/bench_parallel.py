@@ -62,8 +62,8 @@ CONTENDERS = {  # launcher, ranks, threads, program
 }
 BESIDE = {DDP: CONTENDERS[DDP], "DDP again (A/A)": CONTENDERS[DDP], RANKS: CONTENDERS[RANKS]}
 BESIDE["2 ranks x 1, torchrun"] = CONTENDERS["2 ranks x 1, torchrun"]
-APART = "2 unconnected processes"
-TURNS = {APART: None, "2 ranks, mpirun": "auto", "2 unconnected again (A/A)": None}  # which communicator each has
+APART, TOGETHER = "2 unconnected processes", "2 ranks, mpirun"
+TURNS = {APART: None, TOGETHER: "auto", "2 unconnected again (A/A)": None}  # which communicator each has
 WAITING = "2 unconnected, each step as long as the slower's"
 LINKS = [Link(1), Link(10), Link(1, 0.1), Link(1, 1), Link(10, 0.1), Link(10, 1)]
 ACCUMULATE = [1, 2, 4, 8]
@@ -273,7 +273,10 @@ def by_turns(name: str, report: Report, rounds: int, epochs: int, quick: bool) -
     )
     for turn, taken in found.items():
         table.rows.append([turn, spread(ratios(found[APART], taken)), f"{min(found[APART]) / min(taken):.2f}"])
-    table.notes.append(f"In collectives: {talking:.1%} of the time. Aim of 2 ranks: at least .95 of 2 unconnected.")
+    waiting = spread(ratios(found[WAITING], found[TOGETHER]))
+    table.notes.append(
+        f"2 ranks: {waiting} of {WAITING}. In collectives: {talking:.1%} of the time. Aim: .95 of 2 unconnected."
+    )
     report.add(table)
 
 

@@ -45,9 +45,11 @@ class Part:
 
 
 PARTS = {
-    "fit": Part("bench_fit.py", ["--rounds", "13"]),
+    "fit": Part("bench_fit.py"),
     "step": Part("bench_step.py"),
-    "ranks": Part("bench_parallel.py", ["--rounds", "2"]),
+    "ranks": Part("bench_parallel.py", ["--rounds", "3", "--only", "alone"]),
+    "ranks_beside_others": Part("bench_parallel.py", ["--rounds", "3", "--only", "beside"]),
+    "links": Part("bench_parallel.py", ["--rounds", "2", "--only", "links"]),
     "predict": Part("bench_predict.py"),
     "stream": Part("bench_stream.py", environment={"OMP_NUM_THREADS": "1"}),
     "growth": Part("bench_growth.py"),
@@ -79,17 +81,17 @@ range. Unless the column says otherwise it is a ratio of times: 1.10 is ten per 
 base measured twice: differences as small as that, or ranges that overlap, mean nothing. Seconds are medians, of this
 machine only. Rows that we lose are there as well.
 
-**How to repeat it**, on a machine with nothing else to do, in about 25 minutes on two cores. In a fresh
+**How to repeat it**, on a machine with nothing else to do, in about an hour and a half on two cores. In a fresh
 clone, with Python 3.11 or newer:
 
 ```sh
 python3 -m venv .venv && . .venv/bin/activate
-pip install -c constraints.txt -e ".[mpi,peers]"
+pip install -c constraints.txt -e ".[mpi,peers,export]"
 python benchmarks/run.py
 ```
 
-Without `peers` (skorch, Lightning, Keras) or `mpi` their rows are left out. The forecasts of M4 and ETTh1 need their
-data, and NeuralForecast an environment of its own; `python benchmarks/run.py --help` has the options. Each
+Without `peers` (skorch, Lightning, Keras), `mpi` or `export` their rows are left out. The forecasts of M4 and ETTh1
+need their data, and NeuralForecast an environment of its own; `python benchmarks/run.py --help` has the options. Each
 `benchmarks/bench_*.py` also runs by itself; its first lines say what it measures, and are repeated here.
 `OMP_NUM_THREADS` is best left unset: each section ends with the number of threads that torch had.
 """
