@@ -1,6 +1,7 @@
 """The laws for each estimator as it stands: no model, loss, optimizer or spec given."""
 
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from fluxutils_py import (
 from fluxutils_py.training import Checkpointer
 
 N, T = 37, 43
+EPOCHS = 12
 ALL = [Estimator, EstimatorRegressor, EstimatorClassifier, SequenceRegressor, SequenceClassifier]
 every = pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 LABELS = np.array(["down", "flat", "up"], object)
@@ -45,6 +47,12 @@ def fit(kind, x=X, y=None, weight=None, epochs=3, **settings):
     return kind(random_state=0, verbose=False, **settings).fit(x, y, weight, epochs=epochs)
 
 
+@functools.cache
+def plain(kind):
+    """Fitted once; tests only read it."""
+    return fit(kind)
+
+
 class Start:
     """Keeps the model as training begins."""
 
@@ -55,7 +63,7 @@ class Start:
 @every
 def test_law_1_and_2_a_fit_is_back_propagation_through_whole_series(kind):
     start = Start()
-    est = fit(kind, epochs=30, callbacks=start)
+    est = fit(kind, epochs=EPOCHS, callbacks=start)
     cell, head = nn.LSTM(3, 32).double(), start.model[1]
     cell.load_state_dict(start.model[0].module.state_dict())
     params = [*cell.parameters(), *head.parameters()]
@@ -69,7 +77,7 @@ def test_law_1_and_2_a_fit_is_back_propagation_through_whole_series(kind):
             y = (y - y.mean((1, 2), keepdims=True)) / y.std((1, 2), keepdims=True)
         target = torch.from_numpy(y.transpose(2, 1, 0).copy())
     xs = torch.from_numpy(X.transpose(2, 1, 0).copy())
-    for _ in range(30):
+    for _ in range(EPOCHS):
         opt.zero_grad()
         out = head(cell(xs)[0])
         criterion(out.flatten(0, 1) if is_classifier(kind) else out, target).backward()
@@ -80,7 +88,7 @@ def test_law_1_and_2_a_fit_is_back_propagation_through_whole_series(kind):
 
 @every
 def test_law_3_chunks_equal_the_whole(kind):
-    est = fit(kind)
+    est = plain(kind)
     for method in ["predict"] + ["predict_proba", "decision_function"] * is_classifier(kind):
         predict, state, found = getattr(est, method), None, []
         for start, stop in ((0, 7), (7, 8), (8, T)):
@@ -98,9 +106,9 @@ def test_law_3_chunks_equal_the_whole(kind):
 def test_law_4_and_5_steps_without_a_target_are_steps_without_weight(kind):
     y, odd = targets(kind), np.random.default_rng(1).random((N, T)) < 0.3
     missing = fit(kind, y=without(y, odd))
-    assert (net2vec(fit(kind, weight=np.full((N, T), 7.0))) - net2vec(fit(kind))).abs().max() < 1e-12
+    assert (net2vec(fit(kind, weight=np.full((N, T), 7.0))) - net2vec(plain(kind))).abs().max() < 1e-12
     assert (net2vec(fit(kind, weight=1.0 - odd)) - net2vec(missing)).abs().max() < 1e-12
-    assert (net2vec(missing) - net2vec(fit(kind))).abs().max() > 1e-6
+    assert (net2vec(missing) - net2vec(plain(kind))).abs().max() > 1e-6
     late = np.arange(N) % 5
     inside = np.arange(T) >= late[:, None]
     series = [X[:, n, s:] for n, s in enumerate(late)], [y[:, n, s:] for n, s in enumerate(late)]
@@ -111,7 +119,7 @@ def test_law_4_and_5_steps_without_a_target_are_steps_without_weight(kind):
 @every
 def test_law_7_threads_equal_one(kind):
     found = fit(kind, n_jobs=2)
-    assert (net2vec(found) - net2vec(fit(kind))).abs().max() < 1e-10
+    assert (net2vec(found) - net2vec(plain(kind))).abs().max() < 1e-10
     assert torch.equal(net2vec(found), net2vec(fit(kind, n_jobs=2)))
 
 
@@ -125,8 +133,8 @@ def test_law_8_a_fit_that_was_stopped_goes_on_bit_for_bit(kind, tmp_path):
         fit(kind, callbacks=[Checkpointer(tmp_path), fall])
     found = fit(kind, callbacks=Checkpointer(tmp_path))
     assert found.n_iter_ == 3
-    assert torch.equal(net2vec(found), net2vec(fit(kind)))
-    assert np.array_equal(found.predict(X), fit(kind).predict(X))
+    assert torch.equal(net2vec(found), net2vec(plain(kind)))
+    assert np.array_equal(found.predict(X), plain(kind).predict(X))
 
 
 @every
@@ -134,5 +142,5 @@ def test_law_9_a_file_is_the_array(kind, tmp_path):
     h5save(tmp_path / "d.h5", {"x": X, **({} if is_classifier(kind) else {"y": SALES})})
     x = h5mmap(tmp_path / "d.h5", "x")
     y = targets(kind) if is_classifier(kind) else h5mmap(tmp_path / "d.h5", "y")
-    assert torch.equal(net2vec(fit(kind, x, y)), net2vec(fit(kind)))
-    assert torch.equal(net2vec(fit(kind, np.asfortranarray(X))), net2vec(fit(kind)))
+    assert torch.equal(net2vec(fit(kind, x, y)), net2vec(plain(kind)))
+    assert torch.equal(net2vec(fit(kind, np.asfortranarray(X))), net2vec(plain(kind)))

@@ -108,7 +108,7 @@ class Random(nn.Module):
 
 def test_random_models_are_the_same_in_every_run(task):
     torch.manual_seed(0)
-    task.x, task.y = task.x[:, :11, :23], task.y[:, :11, :23]
+    task.x, task.y = task.x[:, :11, :13], task.y[:, :11, :13]
     model = Random()
     before = torch.get_rng_state()
     first, alone = fit(task, 3, model=model), fit(task, 1, model=model)

@@ -209,7 +209,7 @@ def test_two_fits_at_once_do_not_share_a_directory(tmp_path, scalars):
 
 
 @pytest.mark.parametrize("n_jobs", [None, 2])
-def test_each_fit_of_a_search_has_a_directory(tmp_path, scalars, accumulated, n_jobs):
+def test_each_fit_of_a_search_has_a_directory(tmp_path, scalars, accumulated, forked_workers, n_jobs):
     est = make(TensorBoard(tmp_path, each_fit=True), epochs=1)
     x, y = samples(X), samples(Y)
     search = GridSearchCV(est, {"spec__seqsize": [4, 6]}, cv=2, n_jobs=n_jobs, error_score="raise").fit(x, y)

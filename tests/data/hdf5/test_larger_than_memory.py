@@ -36,7 +36,7 @@ model = nn.Sequential(LSTM(F, 16), nn.Linear(16, 1))
 est = Estimator(model, None, None, Spec(1, 64, 64, shuffle=True), callbacks=warm, random_state=0)
 est.fit(x, y)
 out = h5create(folder / f"out{n_steps}.h5", "yhat", (1, 64, n_steps), "f4")
-part = min(n_steps, 64 * 200)
+part = min(n_steps, 64 * 100)
 est.predict(x[:, :64, :part], out=out[:, :, :part])
 print(json.dumps({
     "growth": max(warm.peak, anonymous()) - warm.before,

@@ -153,9 +153,9 @@ def _run(case, folder):
     other = Given(
         case, make_data(case, 4, more_series=case["data"] % 4, more_steps=case["data"] % (MORE_STEPS + 1)), place
     )
-    _same_predictions(same, case, est, oracle, other, "other")
+    predicted = _same_predictions(same, case, est, oracle, other, "other")
     if case["outputs"] != "last" and not case["view"]:
-        _same_chunks(same, case, est, oracle, other)
+        _same_chunks(same, case, est, oracle, other, predicted)
     return same.found
 
 
@@ -197,8 +197,9 @@ def _same_fit(same, when, est, oracle):
 
 
 def _same_predictions(same, case, est, oracle, given, name):
+    """Returns what the oracle predicts."""
     data = given.data
-    outputs, _ = oracle.predict(data)
+    predicted = outputs, _ = oracle.predict(data)
     got = est.predict(given.x, **given.ends)
     what = f"predict of {name}"
     if case["estimator"] == "EstimatorClassifier":
@@ -220,6 +221,7 @@ def _same_predictions(same, case, est, oracle, given, name):
     right = accuracy(outputs, data) if case["outputs"] == "labels" else pooled_r2(outputs, data)
     if not math.isnan(right):
         same(f"score of {name}", score, right)
+    return predicted
 
 
 def _tuple(a):
@@ -230,10 +232,10 @@ def _softmax(scores):
     return np.exp(scores) / np.exp(scores).sum(0)
 
 
-def _same_chunks(same, case, est, oracle, given):
+def _same_chunks(same, case, est, oracle, given, predicted):
     """Chunks of time, each with the state of the one before; the state is the model's own."""
     data = given.data
-    outputs, ends = oracle.predict(data)
+    outputs, ends = predicted
     predict, state = est.predict, None
     if case["estimator"] == "EstimatorClassifier":
         predict, outputs = est.predict_proba, [_softmax(outputs[0])]

@@ -6,6 +6,7 @@ Nothing here is imported from the package. Each rule stands where it is followed
 """
 
 import copy
+import functools
 import math
 from dataclasses import dataclass, replace
 
@@ -35,19 +36,33 @@ class Data:
     def n_steps(self):
         return self.x[0].shape[2]
 
+    @functools.cached_property
+    def _steps(self):
+        """Inputs and targets of [n][t]."""
+        x = [np.where(np.isnan(a).any(0), 0, a) for a in self.x]
+        return [
+            [list(zip(*(series.unbind(1) for series in arrays), strict=True)) for arrays in zip(*kind, strict=True)]
+            for kind in ([torch.tensor(a, dtype=torch.float64).unbind(1) for a in arrays] for arrays in (x, self.y))
+        ]
+
     def inputs(self, n, t):
         """One step of one series; a step whose input is missing in any feature counts as zeros."""
-        found = tuple(torch.tensor(a[:, n, t], dtype=torch.float64) for a in self.x)
-        return tuple(torch.zeros_like(v) if v.isnan().any() else v for v in found)
+        return self._steps[0][n][t]
 
     def targets(self, n, t):
-        return tuple(torch.tensor(a[:, n, t], dtype=torch.float64) for a in self.y)
+        return self._steps[1][n][t]
 
     def share(self, n, t):
         """How much a step counts: 1, 0 without a target or with a weight of 0, the share of its outputs in between."""
-        if not self.starts[n] <= t < self.starts[n] + self.lengths[n] or (self.w is not None and self.w[n, t] == 0):
-            return 0.0
-        return float(np.mean([np.mean(~np.isnan(a[:, n, t])) for a in self.y]))
+        return self._shares[n][t]
+
+    @functools.cached_property
+    def _shares(self):
+        t = np.arange(self.n_steps)
+        counts = (t >= self.starts[:, None]) & (t < (self.starts + self.lengths)[:, None])
+        if self.w is not None:
+            counts &= self.w != 0
+        return (counts * np.mean([np.mean(~np.isnan(a), axis=0) for a in self.y], axis=0)).tolist()
 
 
 class Elementwise:
@@ -164,17 +179,17 @@ class Oracle:
     def forward(self, data, group, past, start, stop, lead):
         """Run each row from its state ``lead`` steps before ``start``; outputs by (row, step).
 
-        ``past[i][t]`` is the detached state of row ``i`` before its step ``t``, as it was last computed.
+        ``past[i][t]`` is the state of row ``i`` before its step ``t``, as it was last computed.
         """
         found = {}
         for i, (n, a, b) in enumerate(group):
             end = min(stop, b - a)
             begin = min(start - lead, end)
             xs = [data.inputs(n, a + t) for t in range(begin, end)]
-            state = past[i][begin] if begin else self.net.initial_state(self.params)
+            state = detached(past[i][begin]) if begin else self.net.initial_state(self.params)
             outputs, states = self.net.run(self.params, xs, state)
             for k, s in enumerate(states):
-                past[i][begin + k] = [tuple(v.detach() for v in layer) for layer in s]
+                past[i][begin + k] = s
             for t in range(start, end):
                 found[i, t] = outputs[t - begin]
         return found
@@ -308,10 +323,14 @@ class Oracle:
                         if all(np.isfinite(a[:, n, first + t]).all() for a in data.x):
                             for whole, o in zip(found, out, strict=True):
                                 whole[:, n, first + t] = o.numpy()
-                ends.append(past[0].get(length))
+                ends.append(detached(past[0][length]))
         if self.scaled:
             found = [found[0] * self.target_scale + self.target_mean]
         return found, ends
+
+
+def detached(state):
+    return [tuple(v.detach() for v in layer) for layer in state]
 
 
 def mean_and_scale(data):

@@ -285,9 +285,9 @@ class Net:
         _, of_cells, _ = self.parameters(params)
         return [CELLS[name].start(p) for (name, _), p in zip(self.cells, of_cells, strict=True)]
 
-    def step(self, params, x, state):
+    def step(self, parameters, x, state):
         """Outputs (a tuple of vectors) for one step ``x``, a tuple of vectors; and the new state."""
-        embedding, of_cells, (weight, bias) = self.parameters(params)
+        embedding, of_cells, (weight, bias) = parameters
         x, new = torch.cat(x), []
         if embedding is not None:
             x = embedding[int(x[0])]
@@ -298,9 +298,9 @@ class Net:
 
     def run(self, params, xs, state):
         """Outputs for the steps ``xs``, and the states before each of them and after the last."""
-        outputs, states = [], [state]
+        outputs, states, parameters = [], [state], self.parameters(params)
         for x in xs:
-            out, state = self.step(params, x, state)
+            out, state = self.step(parameters, x, state)
             outputs.append(out)
             states.append(state)
         return outputs, states
