@@ -1,6 +1,7 @@
 """Truncated backpropagation through time as the documents of the package describe it, slowly.
 
-One series at a time, one step at a time, in float64, in plain torch and NumPy: the other side of the comparison.
+One window at a time, one step at a time, in float64, in plain torch and NumPy: the other side of the comparison. The
+series of a minibatch are columns, and each has what it would have alone.
 Nothing here is imported from the package. Each rule stands where it is followed, as DESIGN.md and the docstrings of
 ``Spec``, ``Estimator`` and ``seqloss`` put it.
 """
@@ -37,20 +38,24 @@ class Data:
         return self.x[0].shape[2]
 
     @functools.cached_property
-    def _steps(self):
-        """Inputs and targets of [n][t]."""
-        x = [np.where(np.isnan(a).any(0), 0, a) for a in self.x]
-        return [
-            [list(zip(*(series.unbind(1) for series in arrays), strict=True)) for arrays in zip(*kind, strict=True)]
-            for kind in ([torch.tensor(a, dtype=torch.float64).unbind(1) for a in arrays] for arrays in (x, self.y))
-        ]
+    def _x(self):
+        """A step whose input is missing in any feature counts as zeros."""
+        return [torch.tensor(np.where(np.isnan(a).any(0), 0, a), dtype=torch.float64) for a in self.x]
 
-    def inputs(self, n, t):
-        """One step of one series; a step whose input is missing in any feature counts as zeros."""
-        return self._steps[0][n][t]
+    @functools.cached_property
+    def _targets(self):
+        """Of [n][t]."""
+        arrays = [torch.tensor(a, dtype=torch.float64).unbind(1) for a in self.y]
+        return [list(zip(*(series.unbind(1) for series in n), strict=True)) for n in zip(*arrays, strict=True)]
+
+    def inputs(self, rows, begin, end):
+        """For each step of the rows from ``begin`` to ``end`` a tuple of (F, B); the last step stands past an end."""
+        n = torch.tensor([[n] for n, _, _ in rows])
+        t = torch.tensor([[min(a + t, b - 1) for t in range(begin, end)] for _, a, b in rows])
+        return list(zip(*(x[:, n, t].unbind(2) for x in self._x), strict=True))
 
     def targets(self, n, t):
-        return self._steps[1][n][t]
+        return self._targets[n][t]
 
     def share(self, n, t):
         """How much a step counts: 1, 0 without a target or with a weight of 0, the share of its outputs in between."""
@@ -74,10 +79,9 @@ class Elementwise:
     def window(self, items, n_steps):
         """The sum of weight times loss over the live steps, divided by their number; several targets are added."""
         total = 0
-        for out, y, w, _ in items:
-            for k in range(len(y)):
-                there = ~y[k].isnan()
-                total = total + w * self.f(out[k][there] - y[k][there]).sum() / len(y[k])
+        for out, y, w in stacked(items):
+            difference = torch.where(y.isnan(), 0, out - y)  # at 0 every loss is 0
+            total = total + (w[:, None] * self.f(difference)).sum() / y.shape[1]
         return total / sum(share for *_, share in items)
 
 
@@ -85,7 +89,7 @@ class Summed(Elementwise):
     """A criterion that sums: over series and outputs; the mean over the steps of the window."""
 
     def window(self, items, n_steps):
-        return sum(w * self.f(out[k] - y[k]).sum() for out, y, w, _ in items for k in range(len(out))) / n_steps
+        return sum((w[:, None] * self.f(out - y)).sum() for out, y, w in stacked(items)) / n_steps
 
 
 class CrossEntropy:
@@ -96,15 +100,20 @@ class CrossEntropy:
 
     def window(self, items, n_steps):
         total = 0
-        for k in range(len(items[0][0])):
-            losses, shares = [], []
-            for out, y, w, _ in items:
-                label = int(y[k][0])
-                share = 1.0 if self.class_weight is None else self.class_weight[label]
-                losses.append(w * share * -torch.log_softmax(out[k], 0)[label])
-                shares.append(share)
-            total = total + sum(losses) / sum(shares)
+        for out, y, w in stacked(items):
+            label = y[:, 0].long()
+            shares = torch.ones_like(w) if self.class_weight is None else torch.tensor(self.class_weight)[label]
+            losses = -torch.log_softmax(out, 1)[torch.arange(len(label)), label]
+            total = total + (w * shares * losses).sum() / shares.sum()
         return total
+
+
+def stacked(items):
+    """For each target: outputs and targets (steps, G), and weights."""
+    outputs, targets, weights, _ = zip(*items, strict=True)
+    w = torch.tensor(weights, dtype=torch.float64)
+    pairs = zip(zip(*outputs, strict=True), zip(*targets, strict=True), strict=True)
+    return [(torch.stack(out), torch.stack(y), w) for out, y in pairs]
 
 
 class Oracle:
@@ -177,21 +186,20 @@ class Oracle:
     # -- one window ----------------------------------------------------------------------------------
 
     def forward(self, data, group, past, start, stop, lead):
-        """Run each row from its state ``lead`` steps before ``start``; outputs by (row, step).
+        """Run the rows from their states ``lead`` steps before ``start``; outputs by (row, step).
 
-        ``past[i][t]`` is the state of row ``i`` before its step ``t``, as it was last computed.
+        ``past[t]`` are the detached states before step ``t``, as they were last computed; columns are rows.
         """
+        begin = start - lead
+        columns = [p[:, None] if p.ndim == 1 else p for p in self.params]
+        state = past[begin] if begin else self.net.initial_state(columns, len(group))
+        outputs, states = self.net.run(columns, data.inputs(group, begin, stop), state)
+        for t, s in enumerate(states, begin):
+            past[t] = [tuple(v.detach() for v in layer) for layer in s]
         found = {}
-        for i, (n, a, b) in enumerate(group):
-            end = min(stop, b - a)
-            begin = min(start - lead, end)
-            xs = [data.inputs(n, a + t) for t in range(begin, end)]
-            state = detached(past[i][begin]) if begin else self.net.initial_state(self.params)
-            outputs, states = self.net.run(self.params, xs, state)
-            for k, s in enumerate(states):
-                past[i][begin + k] = s
-            for t in range(start, end):
-                found[i, t] = outputs[t - begin]
+        for t in range(start, stop):
+            of_rows = zip(*(o.unbind(1) for o in outputs[t - begin]), strict=True)
+            found |= {(i, t): out for i, out in enumerate(of_rows) if t < group[i][2] - group[i][1]}
         return found
 
     def lead(self, start):
@@ -245,7 +253,7 @@ class Oracle:
         scale = self.weight_scale(data, rows)
         losses, live, self.gradients, waiting = [], [], [], []
         for group in self.groups(order or rows):
-            past = [{} for _ in group]
+            past = {}
             for start, stop, carries in self.windows(max(b - a for _, a, b in group)):
                 outputs = self.forward(data, group, past, start, stop, self.lead(start) if carries else 0)
                 items = self.live_items(data, group, outputs, scale) if carries else []
@@ -298,7 +306,7 @@ class Oracle:
         scale = self.weight_scale(data, rows)
         with torch.no_grad():
             for group in self.groups(rows):
-                past = [{} for _ in group]
+                past = {}
                 for start, stop, carries in self.windows(max(b - a for _, a, b in group)):
                     lead = self.lead(start) if self.net.context else 0
                     outputs = self.forward(data, group, past, start, stop, lead)
@@ -310,27 +318,22 @@ class Oracle:
 
     def predict(self, data):
         """A list of (G, N, T), NaN where there is no step or no input, and the state of all series at their ends."""
-        shape = (data.n_series, data.n_steps)
-        found, ends = [np.full((g, *shape), np.nan) for g in self.net.splits], []
+        found = [np.full((g, data.n_series, data.n_steps), np.nan) for g in self.net.splits]
+        there = np.all([np.isfinite(a).all(0) for a in data.x], 0)
+        rows, longest = self.rows(data, fold=False), int(max(data.lengths))
+        past, size = {}, self.spec.seqsize or longest
         with torch.no_grad():
-            for n, (first, length) in enumerate(zip(data.starts, data.lengths, strict=True)):
-                past, size = [{}], self.spec.seqsize or length
-                for start in range(0, length, size):
-                    lead = min(self.spec.overlap, start) if self.net.context else 0
-                    row = (n, int(first), int(first + length))
-                    outputs = self.forward(data, [row], past, start, min(start + size, length), lead)
-                    for (_, t), out in outputs.items():
-                        if all(np.isfinite(a[:, n, first + t]).all() for a in data.x):
-                            for whole, o in zip(found, out, strict=True):
-                                whole[:, n, first + t] = o.numpy()
-                ends.append(detached(past[0][length]))
+            for start in range(0, longest, size):
+                lead = min(self.spec.overlap, start) if self.net.context else 0
+                outputs = self.forward(data, rows, past, start, min(start + size, longest), lead)
+                for (n, t), out in outputs.items():
+                    if there[n, t := t + data.starts[n]]:
+                        for whole, o in zip(found, out, strict=True):
+                            whole[:, n, t] = o.numpy()
+        ends = [[tuple(v[..., n] for v in layer) for layer in past[b - a]] for n, a, b in rows]
         if self.scaled:
             found = [found[0] * self.target_scale + self.target_mean]
         return found, ends
-
-
-def detached(state):
-    return [tuple(v.detach() for v in layer) for layer in state]
 
 
 def mean_and_scale(data):

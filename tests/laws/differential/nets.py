@@ -1,7 +1,8 @@
-"""Networks by their formulas, one series and one step at a time, in plain torch: the slow half of the comparison.
+"""Networks by their formulas, one step at a time, in plain torch: the slow half of the comparison.
 
 Nothing here is imported from the package. A net gets its parameters as a flat list of float64 tensors, in the order of
-``nn.Module.parameters()``; a state is a list with one tuple of vectors per recurrent layer.
+``nn.Module.parameters()``, biases as columns; inputs, outputs and states have a column for each series, as their last
+axis. A state is a list with one tuple per recurrent layer.
 """
 
 from collections.abc import Callable
@@ -139,7 +140,7 @@ def tcn(p, x, s):
         y = x
         for k in range(2):
             direction, norm, b = (p.pop(0) for _ in range(3))
-            weight = direction * (norm / (direction**2).sum((1, 2)).sqrt())[:, None, None]
+            weight = direction * (norm[:, 0] / (direction**2).sum((1, 2)).sqrt())[:, None, None]
             y, new = convolution((weight, b), y, s[2 * level + k : 2 * level + k + 1], 2**level)
             y = torch.relu(y)
             after += new
@@ -163,16 +164,16 @@ def attention(p, x, s):
     keys, values, exist = (
         torch.cat([s[0], k[None]]),
         torch.cat([s[1], v[None]]),
-        torch.cat([s[2], torch.ones_like(b[:1])]),
+        torch.cat([s[2], torch.ones_like(q[:1])]),
     )
     n = len(q) // 2
-    ages = torch.arange(len(keys) - 1, -1, -1, dtype=torch.float64)
-    angles = -ages[:, None] * 10_000.0 ** -(torch.arange(n, dtype=torch.float64) / max(n, 1))
+    ages = torch.arange(len(keys) - 1, -1, -1, dtype=torch.float64)[:, None, None]
+    angles = -ages * 10_000.0 ** -(torch.arange(n, dtype=torch.float64)[:, None] / max(n, 1))
     first, second, odd = keys[:, :n], keys[:, n : 2 * n], keys[:, 2 * n :]
     turned = [first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin(), odd]
-    scores = torch.cat(turned, 1) @ q / len(q) ** 0.5
+    scores = (torch.cat(turned, 1) * q).sum(1) / len(q) ** 0.5
     share = torch.softmax(torch.where(exist > 0, scores, -torch.inf), 0)
-    return w_out @ (share @ values) + b_out, (keys[1:], values[1:], exist[1:])
+    return w_out @ (share[:, None] * values).sum(0) + b_out, (keys[1:], values[1:], exist[1:])
 
 
 def stack(p, x, s):
@@ -181,7 +182,8 @@ def stack(p, x, s):
 
     def normed(v):
         scale, shift = p.pop(0), p.pop(0)
-        return (v - v.mean()) / torch.sqrt(((v - v.mean()) ** 2).mean() + 1e-5) * scale + shift
+        v = v - v.mean(0)
+        return v / torch.sqrt((v**2).mean(0) + 1e-5) * scale + shift
 
     def linear(v):
         return p.pop(0) @ v + p.pop(0)
@@ -281,16 +283,17 @@ class Net:
             params = params[n:]
         return embedding, of_cells, params
 
-    def initial_state(self, params):
+    def initial_state(self, params, n_series):
         _, of_cells, _ = self.parameters(params)
-        return [CELLS[name].start(p) for (name, _), p in zip(self.cells, of_cells, strict=True)]
+        starts = [CELLS[name].start(p) for (name, _), p in zip(self.cells, of_cells, strict=True)]
+        return [tuple(s[..., None].expand(*s.shape, n_series) for s in start) for start in starts]
 
     def step(self, parameters, x, state):
-        """Outputs (a tuple of vectors) for one step ``x``, a tuple of vectors; and the new state."""
+        """Outputs (a tuple of matrices) for one step ``x``, a tuple of matrices; and the new state."""
         embedding, of_cells, (weight, bias) = parameters
         x, new = torch.cat(x), []
         if embedding is not None:
-            x = embedding[int(x[0])]
+            x = embedding[x[0].long()].T
         for (name, _), p, s in zip(self.cells, of_cells, state, strict=True):
             x, s = CELLS[name].formula(p, x, s)
             new.append(s)
@@ -327,7 +330,7 @@ class Convolution:
     def __init__(self, context, splits):
         self.context, self.splits = context, list(splits)
 
-    def initial_state(self, params):
+    def initial_state(self, params, n_series):
         return []
 
     def run(self, params, xs, state):
