@@ -48,7 +48,7 @@ def heavy(rng, dtype="float64"):
     return x
 
 
-@pytest.fixture(params=[(1 << 20, 64), (50, 64), (1 << 20, 2)], ids=["at once", "in blocks", "small digits"])
+@pytest.fixture(params=[(1 << 20, 64), (317, 64), (1 << 20, 2)], ids=["at once", "in blocks", "small digits"])
 def _ways(request, monkeypatch):
     monkeypatch.setattr(winsor, "BLOCK", request.param[0])
     monkeypatch.setattr(winsor, "MANY", request.param[1])
