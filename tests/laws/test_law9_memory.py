@@ -1,5 +1,7 @@
 """Law 9: a memory-mapped file gives bit for bit the result of the same array in memory, in any memory order."""
 
+import functools
+
 import h5py
 import numpy as np
 import pytest
@@ -60,6 +62,17 @@ def in_hdf5(a, order, kind, path):
     return h5mmap(path, "d", axes=order)
 
 
+SPEC = Spec(epochs=1, batchsize=8, seqsize=10, shuffle=True)
+
+
+@functools.cache
+def in_memory(dtype):
+    """Fitted once on arrays in memory, with its predictions and its score; tests only read it."""
+    task = make_task(dtype)
+    est = Estimator(task.ours(), None, None, SPEC, random_state=0).fit(task.x, task.y)
+    return net2vec(est), est.predict(task.x), est.score(task.x, task.y)
+
+
 CASES = [(o, k) for o in ORDERS for k in ("array", "memmap", "sliced")]
 CASES += [(o, k) for o in ("FNT", "TNF") for k in ("npy", "reversed twice", "torch")] + [
     ("FNT", "h5py"),
@@ -73,48 +86,60 @@ def test_fit_and_predict(order, kind, dtype, tmp_path):
     if kind == "list" and dtype == "float32":
         pytest.skip("lists of numbers are float64")
     task = make_task(dtype)
-    spec = Spec(epochs=1, batchsize=8, seqsize=10, shuffle=True)
-    plain = Estimator(task.ours(), None, None, spec, random_state=0).fit(task.x, task.y)
     x, y = convert(task.x, order, kind, tmp_path / "x"), convert(task.y, order, kind, tmp_path / "y")
-    other = Estimator(task.ours(), None, None, spec, random_state=0).fit(x, y)
-    assert torch.equal(net2vec(plain), net2vec(other))
-    assert np.array_equal(plain.predict(task.x), other.predict(x))
-    assert plain.score(task.x, task.y) == other.score(x, y)
+    other = Estimator(task.ours(), None, None, SPEC, random_state=0).fit(x, y)
+    params, predicted, score = in_memory(dtype)
+    assert torch.equal(params, net2vec(other))
+    assert np.array_equal(predicted, other.predict(x))
+    assert score == other.score(x, y)
 
 
-@pytest.mark.parametrize(
-    ("order", "kind"), [(o, k) for o in ORDERS for k in ("array", "memmap", "h5save", "h5chunked")] + [("FNT", "h5py")]
-)
-def test_folds_masks_weights_and_lengths(order, kind, tmp_path):
+@pytest.fixture(scope="module")
+def masked():
+    """Inputs, targets with gaps, weights, and what fits them; the last is called once with what it is given here."""
     task = make_task(n_series=3)
     y = task.y.copy()
     y[:, np.random.default_rng(0).random((3, T)) < 0.2] = np.nan
     w = np.random.default_rng(0).random((3, T)) + 0.1
     spec = Spec(epochs=2, batchsize=16, seqsize=4, overlap=2, shuffle=True)
-    lengths = [43, 29, 40]
 
     def fit(x, y, w):
         est = Estimator(task.ours(), None, None, spec, random_state=0)
-        return net2vec(est.fit(x, y, w, lengths=lengths))
+        return net2vec(est.fit(x, y, w, lengths=[43, 29, 40]))
 
-    x_, y_ = convert(task.x, order, kind, tmp_path / "x"), convert(y, order, kind, tmp_path / "y")
+    return task.x, y, w, fit, fit(task.x, y, w)
+
+
+@pytest.mark.parametrize(
+    ("order", "kind"), [(o, k) for o in ORDERS for k in ("array", "memmap", "h5save", "h5chunked")] + [("FNT", "h5py")]
+)
+def test_folds_masks_weights_and_lengths(order, kind, masked, tmp_path):
+    x, y, w, fit, expected = masked
+    x_, y_ = convert(x, order, kind, tmp_path / "x"), convert(y, order, kind, tmp_path / "y")
     w_ = stored(w[None], order, "memmap", tmp_path / "w")
-    assert torch.equal(fit(task.x, y, w), fit(x_, y_, w_))
+    assert torch.equal(fit(x_, y_, w_), expected)
+
+
+@functools.cache
+def of_type(dtype):
+    """Inputs, targets, a model, and its parameters after a fit on the inputs as numbers of torch's usual types."""
+    x = (np.random.default_rng(0).normal(size=(3, N, T)) * 3).astype(dtype)
+    y = make_task().y.astype("f4")
+    model = nn.Sequential(LSTM(3, 5), nn.Linear(5, 2))
+    as_floats = x.astype("f8" if "f8" in dtype else "f4")
+    return x, y, model, net2vec(Estimator(model, spec=IN_ORDER).fit(as_floats, y))
+
+
+IN_ORDER = Spec(epochs=1, batchsize=8, seqsize=10)
 
 
 @pytest.mark.parametrize("dtype", ["float16", ">f4", "<f8", "int8", "uint16", ">i4", "bool"])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.filterwarnings("ignore:feature . of x has values of about")  # negative numbers as uint16
 def test_every_numeric_type(dtype, order, tmp_path):
-    rng = np.random.default_rng(0)
-    x = (rng.normal(size=(3, N, T)) * 3).astype(dtype)
-    as_floats = x.astype("f8" if "f8" in dtype else "f4")
-    y = make_task().y.astype("f4")
-    model = nn.Sequential(LSTM(3, 5), nn.Linear(5, 2))
-    spec = Spec(epochs=1, batchsize=8, seqsize=10)
-    plain = Estimator(model, spec=spec).fit(as_floats, y)
-    other = Estimator(model, spec=spec).fit(stored(x, order, "memmap", tmp_path / "x"), y)
-    assert torch.equal(net2vec(plain), net2vec(other))
+    x, y, model, expected = of_type(dtype)
+    other = Estimator(model, spec=IN_ORDER).fit(stored(x, order, "memmap", tmp_path / "x"), y)
+    assert torch.equal(net2vec(other), expected)
 
 
 def test_the_users_data_are_never_written_to(task):
@@ -142,9 +167,8 @@ def test_files_put_together(task, virtual, tmp_path):
     h5concat(tmp_path / "all.h5", [tmp_path / f"{i}.h5" for i in range(3)], dims=1, virtual=virtual)
     x, y = h5mmap(tmp_path / "all.h5", "x"), h5mmap(tmp_path / "all.h5", "y")
     assert isinstance(x, np.ndarray) is not virtual
-    spec = Spec(epochs=1, batchsize=8, seqsize=10, shuffle=True)
-    plain = Estimator(task.ours(), None, None, spec, random_state=0).fit(task.x, task.y)
-    other = Estimator(task.ours(), None, None, spec, random_state=0).fit(x, y)
-    assert torch.equal(net2vec(plain), net2vec(other))
+    other = Estimator(task.ours(), None, None, SPEC, random_state=0).fit(x, y)
+    params, predicted, _ = in_memory("float64")
+    assert torch.equal(params, net2vec(other))
     out = h5create(tmp_path / "out.h5", "yhat", (2, N, T), "f8")
-    assert np.array_equal(other.predict(x, out=out), plain.predict(task.x))
+    assert np.array_equal(other.predict(x, out=out), predicted)

@@ -65,7 +65,6 @@ def fit(layer, task, n_jobs=None, callbacks=None, **spec):
     return est.fit(task.x, task.y)
 
 
-
 @functools.cache
 def fitted(layer):
     """Fitted once; tests only read it."""
