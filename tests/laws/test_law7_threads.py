@@ -83,7 +83,7 @@ def test_threads_equal_one(dtype, case):
 
 
 def test_no_run_differs_from_another():
-    task = make_task("float32")
+    task = make_task("float32", n_steps=23)
     first = fit(task, 3, y=gaps(task), overlap=3, opt=None)
     for _ in range(20):
         again = fit(task, 3, y=gaps(task), overlap=3, opt=None)

@@ -197,7 +197,8 @@ def test_gradients_are_those_of_finite_differences_also_twice(kind):
         return tuple(run(module, x, list(more[: len(states)])))
 
     assert torch.autograd.gradcheck(function, inputs)
-    assert torch.autograd.gradgradcheck(function, inputs)
+    fast = "LSTM" in kind  # along a random direction, not along each
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=fast)
 
 
 def test_gradients_of_outputs_that_are_not_used_are_zero():
