@@ -52,6 +52,8 @@ PROGRAM = """if True:
         for _ in range(rng.choice([1, 1, 1, 2, 4, 8])):
             at = rng.randrange(len(data))
             data[at] = rng.choice([0, 255, rng.randrange(256), data[at] ^ 1 << rng.randrange(8)])
+        if i:
+            os.unlink(path)  # a file that is written over is flushed to the disk first
         with open(path, "wb") as file:
             file.write(data)
         print(f"{name} {i}", file=sys.stderr, flush=True)  # the last line tells where it hangs
