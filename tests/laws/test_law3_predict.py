@@ -1,6 +1,7 @@
 """Law 3: predict is pure, and does not depend on how the work is divided."""
 
 import copy
+import functools
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,6 +22,23 @@ CHUNKS = {"float32": 2e-6, "float64": 1e-12}
 
 
 def fitted(dtype="float64", model=None, n_steps=T, **spec):
+    if model is None and not spec:
+        return copy.deepcopy(fitted_once(dtype, n_steps))
+    return fit(dtype, model, n_steps, **spec)
+
+
+@functools.cache
+def fitted_once(dtype, n_steps):
+    return fit(dtype, None, n_steps)
+
+
+@functools.cache
+def fitted_layer(dtype, layer):
+    """On 200 steps, once; tests only read it."""
+    return fit(dtype, nn.Sequential(layer(3, 7), nn.Linear(7, 2)), 200)
+
+
+def fit(dtype, model, n_steps, **spec):
     task = make_task(dtype, n_steps=n_steps)
     est = Estimator(model or task.ours(), None, None, Spec(epochs=1, batchsize=B, seqsize=S, **spec), random_state=0)
     return est.fit(task.x, task.y), task.x
@@ -51,7 +69,7 @@ def in_chunks(est, x, cuts, state=None, **arguments):
 @pytest.mark.parametrize("layer", [LSTM, GRU, RNN])
 @pytest.mark.parametrize("cuts", [[1], [7, 8, 30], [16, 32], list(range(1, 200))], ids=["1", "7-8-30", "16-32", "each"])
 def test_chunks_of_time_equal_the_whole(dtype, layer, cuts):
-    est, x = fitted(dtype, nn.Sequential(layer(3, 7), nn.Linear(7, 2)), n_steps=200)
+    est, x = fitted_layer(dtype, layer)
     found, _ = in_chunks(est, x, cuts)
     assert np.abs(found - est.predict(x)).max() < CHUNKS[dtype]
 
