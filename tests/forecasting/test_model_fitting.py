@@ -28,5 +28,5 @@ def test_about_as_many_steps_are_made_as_asked_for(rng, small):
     assert len(fc.loss_curve_) == 3  # of 2 x 2 windows
     short = Forecaster(3, season_length=1, **{**small, "max_steps": 10_000}).fit(x[:, :2, :9])
     assert len(short.loss_curve_) == 300
-    long = Forecaster(3, season_length=1, **{**small, "max_steps": 10_000, "batchsize": 4}).fit(x)
+    long = Forecaster(3, season_length=1, **{**small, "max_steps": 10_000, "batchsize": 4}).fit(x[:, :44])
     assert len(long.loss_curve_) == 16
