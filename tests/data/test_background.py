@@ -712,7 +712,7 @@ def run(python, program):
         "a = BackgroundDataLoader.map(lambda i: time.sleep(0.3) or i, [1, 2])\n"
         "threading.Thread(target=lambda: print(a.take())).start()",
         # a load that never ends: the exit does not wait for it for ever
-        "from fluxutils_py.data import background\nbackground.EXIT_WAIT_S = 0.3\n"
+        "from fluxutils_py.data import background\nbackground.EXIT_WAIT_S /= 8\n"
         "a = BackgroundDataLoader.map(lambda i: i if i == 1 else time.sleep(1000), range(1, 9), 2)\nprint(a.take())",
     ],
     ids=["idle", "loading", "finishing", "consumer", "endless"],
