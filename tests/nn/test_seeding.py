@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from fluxutils_py.nn.seeding import seeded
+from fluxutils_py.nn.seeding import _built_for_devices, seeded
 
 
 def expected(seed, n=4):
@@ -28,6 +28,14 @@ def test_generators_are_given_back_after_an_error():
     assert torch.equal(torch.get_rng_state(), before)
     with ThreadPoolExecutor(1) as other:  # nobody holds them any more
         assert torch.equal(other.submit(draws, 3).result(10), expected(3))
+
+
+@pytest.mark.skipif(_built_for_devices(), reason="seeds are for devices that may come later")
+def test_no_seeds_pile_up_for_devices_that_are_not_there():
+    before = len(torch.cuda._queued_calls)
+    with seeded(7):
+        assert torch.equal(torch.rand(4), expected(7))
+    assert len(torch.cuda._queued_calls) == before
 
 
 def test_one_may_be_inside_another():
