@@ -273,11 +273,27 @@ def read_step(x: Any, shape: tuple[int, int]) -> np.ndarray:
         if isinstance(x, np.ma.MaskedArray):
             raise DataError("x is a masked array, whose mask would be lost; use x.filled(np.nan)")
         x = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
-    if x.shape != shape:
-        raise ShapeError(f"a step must have the shape (F, N) = {shape}, got {x.shape}")
+    check_step_shape(x, shape)
     if x.dtype.kind not in "fiub":
         raise DataError(f"a step must hold real numbers, got dtype {x.dtype}")
     return x
+
+
+def check_step_shape(x: np.ndarray, shape: tuple[int, int]) -> None:
+    """Require one step of all series; the error says how a step of another shape fits."""
+    if x.shape == shape:
+        return
+    n_features, n_series = shape
+    ways_out = []
+    if x.shape == (n_features,) and n_series == 1:
+        ways_out.append("give x[:, None]")
+    elif x.ndim == 2 and n_features in x.shape:
+        is_transposed = x.shape[0] != n_features
+        n_found = x.shape[0] if is_transposed else x.shape[1]
+        ways_out += ["give x.T"] * is_transposed
+        ways_out += [f"make the stream with n_series={n_found}"] * (n_found != n_series)
+    hint = ": " + ", and ".join(ways_out) if ways_out else ""
+    raise ShapeError(f"a step must have the shape (F, N) = {shape}, got {x.shape}{hint}")
 
 
 def series_indices(series: Any, n_series: int) -> np.ndarray:

@@ -22,7 +22,7 @@ from fluxutils_py.estimator.collectives import ranks_of_call
 from fluxutils_py.estimator.inputs import InputLayout, Inputs, InputSchema
 from fluxutils_py.estimator.sharded_data import SeriesPool
 from fluxutils_py.estimator.sklearn_private import as_configured
-from fluxutils_py.estimator.streaming import series_indices
+from fluxutils_py.estimator.streaming import check_step_shape, series_indices
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.validation import check_integer
 
@@ -251,8 +251,7 @@ class TransformerStream:
     def step(self, x: Any) -> np.ndarray:
         """Transform the next step of all series: ``(F, N)`` to a new array ``(F, N)``."""
         x = np.asarray(x)
-        if x.shape != self.shape:
-            raise ShapeError(f"a step must have the shape (F, N) = {self.shape}, got {x.shape}")
+        check_step_shape(x, self.shape)
         if not depends_on_past(self.function):
             return self.function(x[:, :, None])[:, :, 0]
         found, self.state = self.function.step(x[:, :, None], self.state)

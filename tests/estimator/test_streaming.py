@@ -242,9 +242,15 @@ def test_steps_without_input_are_as_in_predict():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (lambda x: x[:, :5], ShapeError, r"^a step must have the shape \(F, N\) = \(3, 37\), got \(3, 5\)$"),
+        (
+            lambda x: x[:, :5],
+            ShapeError,
+            r"^a step .* \(F, N\) = \(3, 37\), got \(3, 5\): make the stream with n_series=5$",
+        ),
+        (lambda x: x[:, :5].T, ShapeError, r"got \(5, 3\): give x\.T, and make the stream with n_series=5$"),
+        (lambda x: x[0], ShapeError, r"got \(37,\)$"),
         (lambda x: x[:, :, None], ShapeError, r"got \(3, 37, 1\)$"),
-        (lambda x: x.T, ShapeError, r"got \(37, 3\)$"),
+        (lambda x: x.T, ShapeError, r"got \(37, 3\): give x\.T$"),
         (lambda x: x.astype(str), DataError, "^a step must hold real numbers, got dtype <U"),
         (lambda x: np.ma.masked_less(x, 50), DataError, r"^x is a masked array.*x\.filled\(np\.nan\)$"),
         (
