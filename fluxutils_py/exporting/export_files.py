@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.errors import ExportError, LoadError
-from fluxutils_py.exporting.conversion import convert
 from fluxutils_py.exporting.graph import Graph, module_of_operator, silence_exporters
 from fluxutils_py.files import atomic_path
 from fluxutils_py.tree import named_leaves
@@ -129,9 +128,11 @@ def _to_onnx(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Any
     results = [*outputs, *(f"next_state.{i}" for i in range(n_states))]
     try:
         with silence_exporters(), torch.no_grad():
-            return convert(graph.program, input_names=names, output_names=results)
+            made = torch.onnx.export(graph.program, dynamo=True, input_names=names, output_names=results, verbose=False)
     except Exception as error:
         raise _not_convertible(graph, error) from error
+    assert made is not None
+    return made.model_proto
 
 
 def _not_convertible(graph: Graph, error: Exception) -> ExportError:
