@@ -47,6 +47,14 @@ def seeded():
     torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack for devices that may come later
 
 
+@pytest.fixture(scope="session", autouse=True)
+def power_does_not_fail():
+    """Files are not forced to the disk, which is slow and helps when the power fails only; see test_files.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture
 def rng():
     """A NumPy generator of its own for each test."""

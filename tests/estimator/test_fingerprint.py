@@ -105,11 +105,6 @@ def message(folder, settings, arguments):
     return re.sub("[0-9a-f]{12}", "..", found[1])
 
 
-@pytest.fixture(autouse=True)
-def no_power_cuts(monkeypatch):
-    monkeypatch.setattr("os.fsync", lambda handle: None)
-
-
 # -- settings ------------------------------------------------------------------------------------------
 
 POWERS = partial(nn.BCEWithLogitsLoss, pos_weight=None)

@@ -13,7 +13,6 @@ TOGETHER = 10  # cases in a test
 
 
 @pytest.mark.parametrize("first", range(0, 200, TOGETHER))
-def test_random_cases_equal_a_naive_loop(first, monkeypatch):
-    monkeypatch.setattr("os.fsync", lambda handle: None)  # slow, and for power cuts, which this is none
+def test_random_cases_equal_a_naive_loop(first):
     failed = {number: found for number in range(first, first + TOGETHER) if (found := run(draw(number)))}
     assert not failed, "python -m tests.laws.differential --only NUMBER shrinks a case"

@@ -107,11 +107,6 @@ def same(a, b):
     return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, list | tuple) else a == b
 
 
-@pytest.fixture(autouse=True)
-def no_power_cuts(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda handle: None)  # slow, and for those only
-
-
 # -- stopped after every step --------------------------------------------------------------------------
 
 PLATEAU = partial(lr_scheduler.ReduceLROnPlateau, patience=0)

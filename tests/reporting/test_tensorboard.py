@@ -134,11 +134,8 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("killed_at", [1, 4, 9, 10, 14, 27])
-def test_a_fit_that_is_killed_and_resumed_has_each_point_once(
-    tmp_path, scalars, monkeypatch, uninterrupted, killed_at, every
-):
+def test_a_fit_that_is_killed_and_resumed_has_each_point_once(tmp_path, scalars, uninterrupted, killed_at, every):
     whole, folder = uninterrupted
-    monkeypatch.setattr("os.fsync", lambda handle: None)  # slow, and for power cuts, which this is none
 
     def kill(loop):
         if loop.step == killed_at and killing:

@@ -375,8 +375,7 @@ def same(a, b):
     return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, list | tuple) else a == b
 
 
-def test_a_run_that_is_killed_over_and_over_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda handle: None)  # slow, and for power cuts, which this is none
+def test_a_run_that_is_killed_over_and_over_ends_as_if_it_had_not_been(tmp_path):
     whole = Fit(tmp_path / "whole").run()
     outcome, folder, moments = tmp_path / "outcome.pt", Checkpointer(tmp_path / "killed"), random.Random(4)
     kills, saved, deadline = 0, 0, time.monotonic() + 60
