@@ -1,5 +1,6 @@
 """The library of native kernels: found or not, switched on or off, in threads and in forked processes."""
 
+import importlib.metadata
 import logging
 import os
 import subprocess
@@ -118,7 +119,7 @@ def test_whatever_is_missing_torchs_layers_are_used_and_one_line_says_why(what, 
 def test_show_versions_says_what_is_used(capsys):
     show_versions()
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if "layers" not in line)
-    assert lines["torch"] == torch.__version__
+    assert lines["torch"] == importlib.metadata.version("torch")
     with native_kernels(False):
         show_versions()
     assert capsys.readouterr().out.splitlines()[-1].startswith("recurrent layers  torch's layers: ")
