@@ -212,7 +212,8 @@ class RankGroup:
         if self._link.ended:
             raise RankError(f"{self.call} is for all ranks, and {name_ranks(self._link.ended)} ended the program")
         if not self._link.is_used:
-            if not any(link.is_used for link in Link.registry.values()):  # so that it runs before communicators end
+            links = list(Link.registry.values())  # ranks that are threads add theirs meanwhile
+            if not any(link.is_used for link in links):  # so that it runs before communicators end
                 atexit.register(_end_program)
             self._link.is_used = True
         try:
