@@ -121,7 +121,7 @@ def take_turns(shape: Shape, rounds: int, path: str) -> None:
     half = np.array_split(np.arange(x.shape[1]), ranks.size)[ranks.rank]
     own = slice(half[0], half[-1] + 1)
     found: dict[str, list[float]] = {turn: [] for turn in [*TURNS, WAITING, "talking"]}
-    n_steps = shape.epochs * len(list(shape.places)) // ranks.size
+    n_steps = shape.epochs * len(shape.places) // ranks.size
     for n in range(rounds):
         for turn in list(TURNS)[:: -1 if n % 2 else 1]:
             comm = TURNS[turn]

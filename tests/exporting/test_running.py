@@ -10,10 +10,10 @@ from fluxutils_py.exporting import read_metadata
 from fluxutils_py.exporting.running import ExportedModel
 
 KINDS = [
-    *("torch", "own_cells", "scans", "stacks", "norms_and_convolutions", "no_state", "several", "context"),
-    "classifier_of_cells",
+    *("torch", "torch_cells", "own_cells", "own_cells_in_recur", "scans", "convolutions", "stacks"),
+    *("norms", "no_state", "several", "context", "classifier"),
 ]
-CHEAP = ["no_state", "context", "classifier_of_cells"]  # as programs of torch, whose scan runs in Python
+CHEAP = ["torch_cells", "no_state", "context", "classifier"]  # as programs of torch, whose scan runs in Python
 
 
 def arrays(kind, n_series, n_steps, dtype="float32"):
@@ -32,7 +32,7 @@ def fitted(kind, model, dtype="float32"):
     x = arrays(kind, 7, 43, dtype)
     y = np.random.default_rng(1).normal(size=(8, 7, 43)).astype(dtype)
     spec = {"epochs": 1, "batchsize": 4, "seqsize": 10, "overlap": 4 if kind == "context" else 0}
-    if kind == "classifier_of_cells":
+    if kind == "classifier":
         return EstimatorClassifier(model, spec=spec).fit(x, np.array(["down", "same", "up"])[x.argmax(0)][None])
     if kind == "several":
         return Estimator(model, sum_of_losses, spec=spec).fit(x, (y[:2], y[2:3]))
