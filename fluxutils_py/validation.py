@@ -7,6 +7,8 @@ import numbers
 import operator
 from typing import Any
 
+import numpy as np
+
 
 def require_package(name: str, extra: str, purpose: str) -> Any:
     """Import a module of an optional package, or raise ImportError that names the extra to install."""
@@ -50,7 +52,7 @@ def check_integer(
     if value is None and optional:
         return None
     try:
-        number = None if isinstance(value, bool) else operator.index(value)
+        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
     except TypeError:
         number = None
     if number is not None and (minimum is None or number >= minimum):

@@ -34,7 +34,8 @@ def parse_axis_index(key: Any, n: int, axis: int) -> int | Index:
     if isinstance(key, slice):
         return range(*key.indices(n))
     try:
-        index = np.asarray([operator.index(key)])
+        # a boolean is an index for Python, and for NumPy 2.0
+        index = np.asarray([None if isinstance(key, bool | np.bool_) else operator.index(key)])
         single = True
     except TypeError:
         index, single = np.asarray(key), False
@@ -44,7 +45,7 @@ def parse_axis_index(key: Any, n: int, axis: int) -> int | Index:
         return np.flatnonzero(index)
     if index.size == 0:
         index = index.astype(np.intp)
-    if index.ndim != 1 or index.dtype.kind not in "iu" or isinstance(key, bool):
+    if index.ndim != 1 or index.dtype.kind not in "iu":
         raise IndexError(
             f"an index must be an integer, a slice, '...', or one list of integers or booleans, got {key!r}"
         )

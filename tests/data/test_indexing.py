@@ -67,7 +67,7 @@ def test_an_index_picks_what_numpy_picks(key):
     (([0, 1], [0, 1]), "arrays of indices are taken along one axis only; take slices along the others"),
     ((0, [True, False]), "a mask along axis 1 must have 5 values, got shape (2,)"),
     (True, "an index must be an integer, a slice, '...', or one list of integers or booleans, got True"),
-    (np.True_, "a mask along axis 0 must have 3 values, got shape ()"),
+    (np.True_, "an index must be an integer, a slice, '...', or one list of integers or booleans, got np.True_"),
     (1.0, "an index must be an integer, a slice, '...', or one list of integers or booleans, got 1.0"),
     ("a", "an index must be an integer, a slice, '...', or one list of integers or booleans, got 'a'"),
     (None, "an index must be an integer, a slice, '...', or one list of integers or booleans, got None"),
