@@ -261,7 +261,7 @@ def compare(name: str, report: Report, rounds: int, epochs: int, quick: bool) ->
         share = "not measured" if contender == DDP else f"{median(talking[contender]):.1%}"
         table.rows.append([contender, spread(ratios(seconds[BASE], taken)), share])
     report.add(table)
-    by_turns(name, report, 2 * rounds, epochs, quick)
+    by_turns(name, report, 6 * rounds, epochs, quick)
 
 
 def by_turns(name: str, report: Report, rounds: int, epochs: int, quick: bool) -> None:
