@@ -66,7 +66,9 @@ class ModelStep(nn.Module):
             inner = layer.module
             if hasattr(inner, "step"):
                 layer.module = _Stepwise(inner)
-            elif isinstance(inner, nn.RNNBase) and inner.weight_ih_l0.dtype is torch.float64:
+            elif isinstance(inner, nn.RNNBase) and (
+                inner.weight_ih_l0.dtype is torch.float64 or torch.__version__ < "2.13"  # its scan mistakes their states
+            ):
                 layer.module = _TorchLayer(inner)
         with native_kernels(False), torch.no_grad():
             self._find_states([x[0] for x in examples])

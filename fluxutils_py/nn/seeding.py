@@ -45,4 +45,4 @@ def seeded(seed: int, devices: Sequence[Any] = ()) -> Iterator[None]:
 
 def _built_for_devices() -> bool:
     """Tell whether torch may know others than the CPU, without waking a driver: processes can still be forked."""
-    return torch.__version__ < "2.7" or torch.accelerator.current_accelerator() is not None  # 2.6 wakes it
+    return torch.accelerator.current_accelerator() is not None
