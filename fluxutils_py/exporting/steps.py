@@ -67,7 +67,7 @@ class ModelStep(nn.Module):
             if hasattr(inner, "step"):
                 layer.module = _Stepwise(inner)
             elif isinstance(inner, nn.RNNBase) and (
-                inner.weight_ih_l0.dtype is torch.float64 or torch.__version__ < "2.13"  # its scan mistakes their states
+                inner.weight_ih_l0.dtype is torch.float64 or torch.__version__ < "2.13"  # scans mistake them
             ):
                 layer.module = _TorchLayer(inner)
         with native_kernels(False), torch.no_grad():
