@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import sys
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import nn
 
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.sequence_windows import SequenceWindows
+from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, SingleStepWarning
-from fluxutils_py.estimator.inputs import Inputs
+from fluxutils_py.estimator.inputs import Inputs, is_native
 from fluxutils_py.nn import Recur
 
 LARGE = 1000  # root mean square of a feature, from which it should have been scaled
+SMALL = 0.03  # standard deviation, below which defaults hardly learn: R2 of 0.9 at 1 is 0.3-0.8 there, 0.1 at 0.01
+RARE = 10 * SMALL  # distance from the mean, from which a value is an event, and no sign of a small scale
+CONSTANT = 1e-6  # share of the size of a feature, up to which it varies by rounding only
+AS_INPUT = "scale it, as with make_pipeline(SequenceScaler(), estimator)"
 LOOKED_AT = 4, 1000  # series and steps
 NORMALIZE = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Embedding, nn.modules.batchnorm._NormBase)
 MANY = 1000  # rows; a larger frame probably holds steps in time
@@ -42,36 +49,106 @@ def warn_single_step_frame(x: Any, inputs: Inputs, model: nn.Module) -> None:
     )
 
 
-def warn_unscaled(windows: SequenceWindows, model: nn.Module, scales_target: bool | None) -> None:
-    """Warn if the first values of a feature have a root mean square of ``LARGE`` or more.
+def warn_unscaled(windows: SequenceWindows, model: nn.Module, y: Any, scales_target: bool | None) -> None:
+    """Warn if the first values of a feature are too large to learn from, or vary too little (:class:`Scale`).
 
     Only layers in a row (``nn.Sequential``) are known to see inputs as they are, unless they normalize or embed them; a
-    model of another class may scale them itself. ``scales_target`` is None for an estimator that cannot standardise
-    its targets.
+    model of another class may scale them itself. ``y`` are the targets as they were given. ``scales_target`` is None
+    for an estimator that cannot standardise its targets.
     """
-    rows = windows.own(windows.segments)[: min(LOOKED_AT[0], windows.batchsize)]
-    if not len(rows) or not isinstance(model, nn.Sequential):
-        return
-    try:
-        window = windows.cut(rows, 0, min(LOOKED_AT[1], windows.seqsize, windows.segments.max_length))
-    except DataError:  # training says so when it comes there
-        return
-    way_out = (
-        "set scale_target=True" if scales_target is False else "wrap the estimator in a TransformedTargetRegressor"
-    )
-    live = True if window.w is None else (window.w > 0).any(-1, keepdims=True)
-    found = [("y", np.where(live, v, 0), way_out) for v in window.y]
-    if not any(isinstance(m, NORMALIZE) for m in model.modules()):
-        found += [("x", v, "scale it, as with make_pipeline(SequenceScaler(), estimator)") for v in window.x]
-    for name, values, way_out in found:
-        with np.errstate(over="ignore"):
-            size = np.sqrt(np.mean(np.square(values, dtype=np.float64), axis=(0, 1)))
-        if values.dtype.kind == "f" and size.max() >= LARGE:
+    scales = first_scales(windows) if isinstance(model, nn.Sequential) else {}
+    normalizes = any(isinstance(m, NORMALIZE) for m in model.modules())
+    for name, scale in scales.items():
+        is_input = name.startswith("x")
+        if (found := scale.describe_unusual()) is not None and not (is_input and normalizes):
+            way_out = AS_INPUT if is_input else _way_to_scale(y, scales_target)
             warnings.warn(
-                f"feature {size.argmax()} of {name} has values of about {size.max():.0g}, from which networks learn "
-                f"badly or not at all; {way_out}",
+                f"feature {found[0]} of {name} {found[1]}, from which networks learn badly or not at all; {way_out}",
                 stacklevel=_levels_to_caller(),
             )
+
+
+def _way_to_scale(y: Any, scales_target: bool | None) -> str:
+    """Return lines that scale targets of this form; the tests run them."""
+    if scales_target is False:
+        return "set scale_target=True"
+    if is_native(y) or isinstance(y, SequenceView):
+        return (
+            "scale it: scaler = SequenceScaler().fit(y); estimator.fit(x, scaler.transform(y)); "
+            "scaler.inverse_transform(estimator.predict(x))"
+        )
+    return "scale it: TransformedTargetRegressor(estimator, transformer=StandardScaler()).fit(x, y)"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The scale of each feature of some values.
+
+    Attributes
+    ----------
+    mean, size, spread, reach : ndarray of shape (F,)
+        Mean, root mean square, standard deviation, and largest distance from the mean.
+    """
+
+    mean: np.ndarray
+    size: np.ndarray
+    spread: np.ndarray
+    reach: np.ndarray
+
+    @classmethod
+    def of(cls, values: np.ndarray, live: np.ndarray) -> Scale:
+        """Of values (S, B, F), where ``live``, of a shape that broadcasts to theirs, is true."""
+        values = np.where(live, values, 0).astype(np.float64)
+        count = np.maximum(np.broadcast_to(live, values.shape).sum((0, 1)), 1)
+        with np.errstate(over="ignore"):
+            mean = values.sum((0, 1)) / count
+            distance = np.where(live, values - mean, 0)
+            size, spread = (np.sqrt(np.square(v).sum((0, 1)) / count) for v in (values, distance))
+        return cls(mean, size, spread, abs(distance).max((0, 1)))
+
+    @property
+    def varies(self) -> np.ndarray:
+        """Which features are not constant, as far as float32 can tell."""
+        return self.spread > CONSTANT * self.size
+
+    def describe_unusual(self) -> tuple[int, str] | None:
+        """Return the position of a feature that is too large or varies too little, and in which way; None: all fine."""
+        if self.size.max() >= LARGE:
+            return int(self.size.argmax()), f"has values of about {self.size.max():.0g}"
+        is_small = self.varies & (self.spread < SMALL) & (self.reach < RARE)  # rare events lie far from the mean
+        if not is_small.any():
+            return None
+        i = int(np.where(is_small, self.spread, np.inf).argmin())
+        return i, f"varies by no more than about {self.spread[i]:.0g}"
+
+
+def first_scales(windows: SequenceWindows) -> dict[str, Scale]:
+    """Return the scale of the first values of each array of numbers, by its name; of none if they cannot be read."""
+    n_steps = min(LOOKED_AT[1], windows.seqsize, windows.segments.max_length)
+    rows = windows.own(windows.segments)[: windows.batchsize]
+    first = rows[: LOOKED_AT[0] * LOOKED_AT[1] // n_steps]  # more of short series
+    if not len(rows):
+        return {}
+    try:
+        window = windows.cut(first, 0, n_steps)
+        with_targets = window
+        if window.y and window.n_live == 0:  # there may be one for each series, at its last step
+            last = Segments(rows.series, rows.start + rows.length - 1, np.ones_like(rows.length))
+            with_targets = windows.cut(last, 0, 1)
+    except DataError:  # training says so when it comes there
+        return {}
+    scales: dict[str, Scale] = {}
+    column, w, every = 0, with_targets.w, np.ones((1, 1, 1), bool)
+    for s, v in zip(windows.y, with_targets.y, strict=True):
+        live = every if w is None else w[:, :, column : column + s.F] > 0 if w.shape[2] > 1 else w > 0
+        column += s.F
+        if v.dtype.kind == "f" and live.any():
+            scales[s.name] = Scale.of(v, live)
+    exists = first.step_mask(0, n_steps)
+    for s, v in zip(windows.x, window.x, strict=True):
+        if v.dtype.kind == "f":
+            scales[s.name] = Scale.of(v, every if exists is None else exists[:, :, None])
+    return scales
 
 
 def _looks_like_time(frame: Any) -> str | None:

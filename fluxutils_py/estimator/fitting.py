@@ -84,7 +84,7 @@ def run_fit(
         training = assemble(prepared, ranks, rng, size, est if resume else None)
         warn_single_step_frame(data[0], prepared.inputs, training.step.model)
         if not resume and not ranks.rank:
-            warn_unscaled(prepared.windows, training.step.model, getattr(est, "scale_target", None))
+            warn_unscaled(prepared.windows, training.step.model, data[1], getattr(est, "scale_target", None))
         require_same_fit(training)
         run(est, training)
 

@@ -1,11 +1,15 @@
 """Data from which a model probably learns something else than was meant are not taken without a word."""
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.impute import SimpleImputer
+from sklearn.metrics import r2_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
@@ -116,7 +120,7 @@ class TestUnscaled:
 
     def test_an_input_of_a_million_is_named(self):
         (said,) = self.fit(self.x * [[[1]], [[1e6]]], self.y)
-        assert "feature 1 of x has values of about 1e+06" in said
+        assert "feature 1 of x has values of about 9e+05" in said
         assert "SequenceScaler" in said
 
     def test_an_offset_counts_as_well(self):
@@ -131,13 +135,76 @@ class TestUnscaled:
         ("est", "way_out"),
         [
             (SequenceRegressor(scale_target=False, **SMALL), "scale_target=True"),
-            (Estimator(spec={"epochs": 1}, random_state=0), "TransformedTargetRegressor"),
+            (Estimator(spec={"epochs": 1}, random_state=0), "SequenceScaler().fit(y)"),
         ],
     )
-    def test_targets_that_nobody_scales_are_named(self, est, way_out):
-        (said,) = self.fit(self.x, self.y * 1e4, est)
-        assert "feature 0 of y" in said
+    @pytest.mark.parametrize(("scale", "how"), [(1e4, "has values of about"), (1e-4, "varies by no more")])
+    def test_targets_that_nobody_scales_are_named(self, est, way_out, scale, how):
+        (said,) = self.fit(self.x, self.y * scale, est)
+        assert f"feature 0 of y {how}" in said
         assert way_out in said
+
+    @pytest.mark.parametrize("scale", [1e4, 1e-4])
+    @pytest.mark.parametrize("form", ["array", "list", "samples", "timesteps", "series", "several", "matrix"])
+    def test_what_it_says_of_targets_can_be_run(self, form, scale):
+        x, y = self.x, self.y * scale
+        forms = {
+            "array": (x, y),
+            "list": (list(x.transpose(1, 0, 2)), list(y.transpose(1, 0, 2))),
+            "samples": (samples(x), samples(y)),
+            "timesteps": (timesteps(x), timesteps(y)),
+            "series": (x, y[0, :, -1]),
+            "several": (x, y[0, :, -2:]),
+            "matrix": (x[:, :, 0].T, y[0, :, 0]),
+        }
+        x, y = forms[form]
+        adam = partial(torch.optim.Adam, lr=0.1)
+        est = Estimator(
+            nn.Sequential(nn.Linear(2, 1 + (form == "several"))), opt=adam, spec={"epochs": 30, "seqsize": 12}
+        )
+        (said,) = self.fit(x, y, est)
+        *steps, last = said.partition("; scale it: ")[2].split("; ")
+        tools = (SequenceScaler, TransformedTargetRegressor, StandardScaler)
+        names = {tool.__name__: tool for tool in tools} | {"x": x, "y": y, "estimator": est}
+        for step in steps:
+            exec(step, names)
+        found = eval(last, names)
+        found = found.predict(x) if hasattr(found, "predict") else found
+        y, found = (np.concatenate(a, None) if isinstance(a, list) else np.ravel(a) for a in (y, found))
+        assert r2_score(y, found) > 0.5
+
+    def test_an_input_that_varies_too_little_is_named(self):
+        (said,) = self.fit(self.x * [[[1]], [[1e-4]]], self.y)
+        assert "feature 1 of x varies by no more than about 9e-05" in said
+        assert "make_pipeline(SequenceScaler(), estimator)" in said
+        assert len(self.fit(self.x * 1e-4 + 1, self.y)) == 1  # whatever its mean
+
+    def test_constants_classes_and_rare_events_vary_enough(self):
+        x = np.zeros((5, 7, 600))
+        x[1] = 0.1  # a constant
+        x[2, 3] = 1  # a class of series
+        x[3, 0, 5] = 1  # a rare event
+        x[4] = 0.3 + 1e-9 * np.random.default_rng(0).normal(size=(7, 600))  # a constant, up to rounding
+        y = np.where(np.arange(600) % 599 == 7, 1.0, 0) + np.zeros((1, 7, 1))
+        assert self.fit(x, y, Estimator(spec={"epochs": 1}, random_state=0)) == []
+        assert self.fit(x, np.ones_like(y), Estimator(spec={"epochs": 1}, random_state=0)) == []
+
+    def test_a_scale_is_that_of_the_values_that_are_there(self):
+        rng = np.random.default_rng(0)
+        values, live = rng.normal(3, 0.01, (20, 5, 2)), rng.random((20, 5, 2)) < 0.5  # (S, B, F)
+        scale = data_warnings.Scale.of(np.where(live, values, 1e9), live)
+        for f in range(2):
+            there = values[:, :, f][live[:, :, f]]
+            assert scale.mean[f] == pytest.approx(there.mean())
+            assert scale.spread[f] == pytest.approx(there.std())
+            assert scale.size[f] == pytest.approx(np.sqrt((there**2).mean()))
+            assert scale.reach[f] == pytest.approx(abs(there - there.mean()).max())
+
+    def test_missing_outputs_do_not_hide_a_small_scale(self):
+        y = 100 + np.concatenate([self.y, self.y]) * 1e-3
+        y[0, :, ::2] = np.nan
+        (said,) = self.fit(self.x, y, Estimator(spec={"epochs": 1}, random_state=0))
+        assert "of y varies by no more than about 0.001" in said
 
     def test_a_model_that_normalizes_its_inputs_may_have_any(self):
         model = nn.Sequential(nn.LayerNorm(2), nn.Linear(2, 1))
