@@ -97,6 +97,8 @@ class SequenceWindows:
         Put only rows of equal length into a group, so that no step needs masking.
     mask_per_output : bool
         Whether to mask single missing outputs of a step. Otherwise such a step does not count.
+    one_target : bool
+        Whether each series has one target, at its last step, so that its earlier inputs count too.
     shards : SeriesShards, optional
         Of series that are divided over ranks: ``segments`` are then rows of all ranks, the arrays hold this rank's
         series only, and :meth:`own` picks the rows that can be read.
@@ -109,7 +111,8 @@ class SequenceWindows:
     ------
     DataError
         On reading: an infinite value, or a NaN input at a step whose target counts. NaN targets, and steps past the
-        end of a row, do not count; what their inputs hold in NaN is replaced by zeros.
+        end of a row, do not count; what their inputs hold in NaN is replaced by zeros. Without targets, and with
+        ``one_target``, inputs of all steps count, except where all features are NaN.
 
     Notes
     -----
@@ -142,12 +145,13 @@ class SequenceWindows:
         segments: Segments | None = None,
         equal_lengths: bool = False,
         mask_per_output: bool = False,
+        one_target: bool = False,
         shards: SeriesShards | None = None,
     ) -> None:
         self.x, self.y, self.weight = tuple(x), tuple(y), weight
         self.batchsize, self.seqsize, self.overlap, self.burn_in = batchsize, seqsize, overlap, burn_in
         self.segments = Segments.from_lengths(x[0].N, x[0].T) if segments is None else segments
-        self.equal_lengths, self.shards = equal_lengths, shards
+        self.equal_lengths, self.one_target, self.shards = equal_lengths, one_target, shards
         self.mask_per_output = mask_per_output and sum(s.F for s in self.y) > 1
         self.overlap_into_burn_in = False  # whether the overlap may reach into the burn-in, for models without a state
         self._checked: set[int] = set()  # arrays known to be finite everywhere
@@ -164,7 +168,7 @@ class SequenceWindows:
         for s in (*self.x, *self.y):
             if s.kind == "int" or (s.in_memory and all(_all_finite(a) for a in getattr(s.array, "arrays", (s.array,)))):
                 self._checked.add(id(s))
-        arrays = (*self.x, *self.y)
+        arrays = self.x if self.one_target else (*self.x, *self.y)
         if all(s.in_memory for s in arrays) and any(id(s) not in self._checked for s in arrays):
             spans = self._spanning_rows()  # some value is not finite: is it where it may be?
             for series, steps in block_slices(self.x[0].N, spans.max_length, self.x[0].F):
@@ -274,18 +278,23 @@ class SequenceWindows:
         if self.weight is not None:
             w = self.weight.read(rows, start, stop)
             live = _both_masks(live, w > 0)
-        missing_steps = None
-        if not self.y:  # no targets: a step without any input is a gap, a step with some is an error
+        missing_steps, counts = None, live  # whose inputs have to be numbers
+        if not self.y or self.one_target:  # a step without any input is a gap, a step with some is an error
+            counts = exists if w is None else _both_masks(exists, w > 0)
             for s, v in zip(self.x, x, strict=True):
                 if id(s) not in self._checked and s.kind == "float":
-                    live = _both_masks(live, ~np.isnan(v).all(-1))
-            missing_steps = None if live is None else ~live
+                    counts = _both_masks(counts, ~np.isnan(v).all(-1))
+            if not self.y:
+                live, missing_steps = counts, None if counts is None else ~counts
+            else:
+                counts = None if counts is None or live is None else counts | live
         if single and live is not None:
             present &= live[:, :, None]
         single = single and not (present.any(-1) == present.all(-1)).all()  # else whole steps are missing
         steps = None if live is None else live[:, :, None]
+        counted = None if counts is None else counts[:, :, None]
         for i, s in enumerate(self.x):
-            x[i] = self._clean_values(s, x[i], rows, start, steps, exists)
+            x[i] = self._clean_values(s, x[i], rows, start, counted, exists)
         column = 0
         for i, s in enumerate(self.y):
             y[i] = self._clean_values(
@@ -325,12 +334,12 @@ class SequenceWindows:
         if bad.any():
             t, b, f = (int(i) for i in np.argwhere(bad)[0])
             where = f"feature {f}, series {rows.series[b]}, step {rows.start[b] + start + t}"
-            way_out = (
-                "give the step no target (NaN) or no weight, or fill it in, as SequenceImputer does"
-                if self.y
-                else "a step without input is NaN in all features; fill in single ones, as SequenceImputer does"
-            )
-            raise DataError(f"{s.name} is {v[t, b, f]} at {where}; {way_out}")
+            way_out = "give the step no target (NaN) or no weight, or fill it in"
+            if self.one_target:
+                way_out = "a step without input is NaN in all features and not the one with the target; fill in others"
+            elif not self.y:
+                way_out = "a step without input is NaN in all features; fill in single ones"
+            raise DataError(f"{s.name} is {v[t, b, f]} at {where}; {way_out}, as SequenceImputer does")
         if live is None or live.shape[2] == 1:
             nonfinite = nonfinite.any(-1, keepdims=True)  # the whole step, not single features
         return np.where(nonfinite, v.dtype.type(0), v)

@@ -205,7 +205,7 @@ class Estimator(EstimatorBase):
             If only some outputs are NaN, the others carry loss. Rows of ``samples(y)``, ``timesteps(y)``, or of a plain
             vector or matrix match the rows of ``x``; with ``samples(x)``, a matrix of G * T columns holds all steps.
             For series of several steps, a vector (N,) or matrix (N, G) is one target per series, to be predicted at its
-            last step; see ``target``.
+            last step; see ``target``. Inputs of all its steps must then be numbers, or NaN in all features.
         sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
             Weights of series or steps, scaled to mean 1 over the steps that count. Steps of weight 0 do not count.
             For ``timesteps``, (T,) or (T, N); for a list of series, a list of (T_i,).

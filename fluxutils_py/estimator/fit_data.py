@@ -246,6 +246,7 @@ class WindowMaker:
             segments=segments,
             equal_lengths=not can_weigh,
             mask_per_output=mask_per_output,
+            one_target=targets.per_series,
             shards=inputs.shards,
         )
         windows.check()

@@ -435,6 +435,30 @@ def test_without_targets_a_step_with_some_input_is_an_error(value):
             list(windows)
 
 
+def test_with_one_target_the_inputs_of_all_steps_count():
+    x, y = arrays()
+    y[:, :, :-1] = np.nan
+    x[:, 2, 4] = np.nan  # a step without input
+    windows = cut(x, y, one_target=True, batchsize=99, seqsize=99)
+    windows.check()
+    (w,) = windows
+    assert np.array_equal(w.x[0], np.nan_to_num(x).transpose(2, 1, 0))
+    assert np.array_equal(w.w[:, :, 0], np.broadcast_to(np.arange(T)[:, None] == T - 1, (T, N)))
+    message = "^x is {} at feature 0, series 3, step {}; a step without input is NaN in all features and not the one wi"
+    for place, value, step in (
+        ((0, 3, 1), np.nan, 1),
+        ((0, 3, 1), np.inf, 1),
+        ((slice(None), 3, T - 1), np.nan, T - 1),
+    ):
+        bad = x.copy()
+        bad[place] = value
+        for seqsize in (99, 1):
+            with pytest.raises(DataError, match=message.format(value, step)):
+                cut(bad, y, one_target=True, batchsize=1, seqsize=seqsize).check()
+            with pytest.raises(DataError, match=message.format(value, step)):
+                list(cut(*map(Recording, (bad, y)), one_target=True, batchsize=1, seqsize=seqsize))
+
+
 def test_integers_and_booleans_pass_unlooked_at():
     x, y = arrays(dtype="i8")
     flags = x % 2 == 0

@@ -45,6 +45,30 @@ def matrix(y):
     return y.transpose(1, 0, 2).reshape(y.shape[1], -1)
 
 
+@pytest.mark.parametrize("kind", [SequenceRegressor, SequenceClassifier])
+@pytest.mark.parametrize("listed", [False, True], ids=["array", "list"])
+def test_with_one_target_per_series_fit_refuses_what_predict_refuses(x, y, kind, listed):
+    target = y[0, :, -1] if kind is SequenceRegressor else np.where(y[0, :, -1] > 0, "a", "b")
+    as_given = (lambda x: list(x.transpose(1, 0, 2))) if listed else np.copy
+    est = kind(**SMALL).fit(as_given(x), target)
+    bad, gap, zero = x.copy(), x.copy(), x.copy()
+    bad[1, 7, 5], gap[:, 7, 5], zero[:, 7, 5] = np.nan, np.nan, 0
+    for call in (
+        lambda: kind(**SMALL).fit(as_given(bad), target),
+        lambda: kind(**SMALL).fit(as_given(x), target, validation_data=(as_given(bad), target)),
+        lambda: est.evaluate(as_given(bad), target),
+        lambda: est.predict(as_given(bad)),
+        lambda: est.score(as_given(bad), target),
+    ):
+        with pytest.raises(
+            DataError, match="x is nan at feature 1, series 7, step 5; a step without input is NaN in all"
+        ):
+            call()
+    with_gap = kind(**SMALL).fit(as_given(gap), target)
+    assert same(with_gap, kind(**SMALL).fit(as_given(zero), target))
+    assert np.array_equal(with_gap.predict(as_given(gap)), with_gap.predict(as_given(zero)))
+
+
 # -- matrices --------------------------------------------------------------------------------------------
 
 
