@@ -20,6 +20,7 @@ from fluxutils_py.nn import Recur
 LARGE = 1000  # root mean square of a feature, from which it should have been scaled
 SMALL = 0.03  # standard deviation, below which defaults hardly learn: R2 of 0.9 at 1 is 0.3-0.8 there, 0.1 at 0.01
 RARE = 10 * SMALL  # distance from the mean, from which a value is an event, and no sign of a small scale
+FEW = 5  # values, of which fewer may be alike by chance
 CONSTANT = 1e-6  # share of the size of a feature, up to which it varies by rounding only
 AS_INPUT = "scale it, as with make_pipeline(SequenceScaler(), estimator)"
 LOOKED_AT = 4, 1000  # series and steps
@@ -86,10 +87,11 @@ class Scale:
 
     Attributes
     ----------
-    mean, size, spread, reach : ndarray of shape (F,)
-        Mean, root mean square, standard deviation, and largest distance from the mean.
+    count, mean, size, spread, reach : ndarray of shape (F,)
+        Number of values, mean, root mean square, standard deviation, and largest distance from the mean.
     """
 
+    count: np.ndarray
     mean: np.ndarray
     size: np.ndarray
     spread: np.ndarray
@@ -99,12 +101,13 @@ class Scale:
     def of(cls, values: np.ndarray, live: np.ndarray) -> Scale:
         """Of values (S, B, F), where ``live``, of a shape that broadcasts to theirs, is true."""
         values = np.where(live, values, 0).astype(np.float64)
-        count = np.maximum(np.broadcast_to(live, values.shape).sum((0, 1)), 1)
+        n = np.broadcast_to(live, values.shape).sum((0, 1))
+        count = np.maximum(n, 1)
         with np.errstate(over="ignore"):
             mean = values.sum((0, 1)) / count
             distance = np.where(live, values - mean, 0)
             size, spread = (np.sqrt(np.square(v).sum((0, 1)) / count) for v in (values, distance))
-        return cls(mean, size, spread, abs(distance).max((0, 1)))
+        return cls(n, mean, size, spread, abs(distance).max((0, 1)))
 
     @property
     def varies(self) -> np.ndarray:
@@ -115,7 +118,8 @@ class Scale:
         """Return the position of a feature that is too large or varies too little, and in which way; None: all fine."""
         if self.size.max() >= LARGE:
             return int(self.size.argmax()), f"has values of about {self.size.max():.0g}"
-        is_small = self.varies & (self.spread < SMALL) & (self.reach < RARE)  # rare events lie far from the mean
+        is_small = self.varies & (self.count >= FEW) & (self.spread < SMALL)
+        is_small &= self.reach < RARE  # rare events lie far from the mean
         if not is_small.any():
             return None
         i = int(np.where(is_small, self.spread, np.inf).argmin())

@@ -200,6 +200,11 @@ class TestUnscaled:
             assert scale.size[f] == pytest.approx(np.sqrt((there**2).mean()))
             assert scale.reach[f] == pytest.approx(abs(there - there.mean()).max())
 
+    def test_a_few_values_may_be_alike(self):
+        for n_steps, warned in ((1, False), (4, False), (5, True)):
+            x = self.x[:, :1, :n_steps] * 1e-4
+            assert bool(self.fit(x, self.y[:, :1, :n_steps])) == warned
+
     def test_missing_outputs_do_not_hide_a_small_scale(self):
         y = 100 + np.concatenate([self.y, self.y]) * 1e-3
         y[0, :, ::2] = np.nan
