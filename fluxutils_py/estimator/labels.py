@@ -15,7 +15,7 @@ from fluxutils_py.data.indexing import Index, as_key
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import DataError
-from fluxutils_py.estimator.targets import MISSING_LABEL
+from fluxutils_py.estimator.targets import MISSING_LABEL, is_label
 
 
 class LabelEncoder:
@@ -144,16 +144,3 @@ def unique_labels(labels: np.ndarray) -> np.ndarray:
 def _unordered_labels(labels: np.ndarray) -> DataError:
     kinds = sorted({type(v).__name__ for v in labels})
     return DataError(f"y has labels of types {', '.join(kinds)}, which have no order; make all of one type")
-
-
-def is_label(labels: np.ndarray) -> np.ndarray:
-    """Return a mask of labels that are not missing: not NaN and, among objects, not None or pandas' NA or NaT."""
-    if labels.dtype.kind == "f":
-        return ~np.isnan(labels)
-    if labels.dtype.kind != "O":
-        return np.ones(labels.shape, bool)
-    return np.array([_is_label_object(v) for v in labels.ravel()], bool).reshape(labels.shape)
-
-
-def _is_label_object(value: Any) -> bool:
-    return value is not None and type(value).__name__ not in ("NAType", "NaTType") and bool(value == value)

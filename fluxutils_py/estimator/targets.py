@@ -16,7 +16,7 @@ from fluxutils_py.data.lazy import DerivedArray
 from fluxutils_py.data.ragged import RaggedArray, as_ragged
 from fluxutils_py.data.series import BATCH_FIRST, check_aligned
 from fluxutils_py.data.views import SequenceView
-from fluxutils_py.errors import ShapeError
+from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.inputs import Inputs, feature_counts, is_native, n_axes, require_array
 
 MISSING_LABEL = -100  # marks a step without a label, as in torch
@@ -211,12 +211,12 @@ def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: TargetS
 
 
 def _labels_of_rows(y: Any, inputs: Inputs, name: str) -> np.ndarray:
-    """Return unencoded labels of rows, (n,), or of their steps, (n, m). None and NaN objects mark missing labels.
+    """Return unencoded labels of rows, (n,), or of their steps, (n, m), where None and NaN mark missing labels.
 
     Raises
     ------
     ValueError, DataError
-        If their number differs from the series or steps of the inputs, or numbers are missing or infinite.
+        If their number differs from the series or steps of the inputs, or one of a vector is missing or infinite.
     """
     reject_masked(y, name)
     n_rows, n_columns = (inputs.T, inputs.N) if inputs.form == "timesteps" else (inputs.N, inputs.T)
@@ -231,6 +231,12 @@ def _labels_of_rows(y: Any, inputs: Inputs, name: str) -> np.ndarray:
     labels = np.asarray(column_or_1d(y, warn=True))
     if labels.dtype.kind != "O":
         assert_all_finite(labels, input_name="y")
+    elif not (there := is_label(labels)).all():
+        row = int(there.argmin())
+        raise DataError(
+            f"{name} has no label in row {row}: {labels[row]!r}; leave such rows out, or give them a label and the "
+            "sample_weight 0. Only labels of steps, (1, N, T), may be missing"
+        )
     _check_rows(labels, n_rows, inputs, name)
     return labels
 
@@ -276,3 +282,16 @@ class LastStepTargets(DuckArray):
         row, column = np.nonzero(self.last[n][:, None] == t)
         out[:, row, column] = self.values[n[row]].T[g]
         return out
+
+
+def is_label(labels: np.ndarray) -> np.ndarray:
+    """Return a mask of labels that are not missing: not NaN and, among objects, not None or pandas' NA or NaT."""
+    if labels.dtype.kind == "f":
+        return ~np.isnan(labels)
+    if labels.dtype.kind != "O":
+        return np.ones(labels.shape, bool)
+    return np.array([_is_label_object(v) for v in labels.ravel()], bool).reshape(labels.shape)
+
+
+def _is_label_object(value: Any) -> bool:
+    return value is not None and type(value).__name__ not in ("NAType", "NaTType") and bool(value == value)

@@ -64,7 +64,8 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
     - The model returns one score (logit) per class; ``n_out`` is the number of classes. ``loss=None`` is cross-entropy;
       a loss of your own gets the indices of the labels in ``classes_``.
     - ``y`` holds labels: one per step, as (1, N, T), ``samples(y)``, ``timesteps(y)`` or a matrix (N, T) (for
-      ``timesteps``, (T, N)), or one per series, as (N,). NaN, and None among strings, marks a step without a label.
+      ``timesteps``, (T, N)), or one per series, as (N,). NaN, and None among strings, marks a step without a label; in
+      a vector it is an error.
     - ``predict`` returns labels in the same form. ``predict_proba`` returns probabilities: (K, N, T) for ``(F, N, T)``;
       one row of K columns per series or sample; rows of K * T or K * N columns for views with a label per step.
     - ``score`` is the accuracy, pooled over series and time. For metrics and displays of scikit-learn,
