@@ -185,9 +185,8 @@ def read_inputs(x: Any, schema: InputSchema, *, name: str = "x", starts: Any = N
     elif is_native(x):
         series = as_series(as_ragged(x, name), name)
         names = get_feature_names(x) if len(series) == 1 and hasattr(x, "shape") else None
-        inputs = Inputs(
-            series, "native", feature_counts(series), _as_names(names), lengths=_lengths_of_lists(series, name)
-        )
+        lengths_of_list = _lengths_of_lists(series, name)
+        inputs = Inputs(series, "native", feature_counts(series), _as_names(names), lengths=lengths_of_list)
     else:
         inputs = _read_rows(x, schema, name)
     fitted = schema.fitted
@@ -268,10 +267,12 @@ def _read_rows(x: Any, schema: InputSchema, name: str) -> Inputs:
         return _read_flat_view(x, schema, fitted, name)
     shape: Any = getattr(x, "shape", ())
     if fitted is not None and fitted.form == "native" and len(shape) == 2 and shape[1] != fitted.columns:
+        t = shape[1] // int(np.sum(fitted.features))
+        flat = f"; if it is samples(x) of {t} steps, fit on samples(x), or on its matrix with n_timesteps={t}"
         raise ShapeError(
             f"X has {shape[1]} features, but {schema.estimator} is expecting {fitted.columns} features as input; "
             f"the rows of a matrix are series of one step: if {name} is of one series or of one feature, add the "
-            "missing axis: x[:, None] or x[None]"
+            "missing axis: x[:, None] or x[None]" + flat * bool(shape[1] % np.sum(fitted.features) == 0)
         )
     x, names = validate_matrix(x, schema)
     n_steps = schema.n_timesteps or 1
@@ -279,8 +280,7 @@ def _read_rows(x: Any, schema: InputSchema, name: str) -> Inputs:
         raise ShapeError(
             f"X has {x.shape[1]} columns, which are not {n_steps} steps (n_timesteps) of any number of features"
         )
-    array = SamplesView.from_rows(x, x.shape[1] // n_steps)
-    return Inputs((SeriesArray(array, name),), "rows", x.shape[1], names)
+    return Inputs((SeriesArray(SamplesView.from_rows(x, x.shape[1] // n_steps), name),), "rows", x.shape[1], names)
 
 
 def _read_flat_view(x: Any, schema: InputSchema, fitted: InputLayout, name: str) -> Inputs:

@@ -125,6 +125,8 @@ class ClassWeightArray(DuckArray):
             occurs = counts > 0
             self.of_class[occurs] = counts.sum() / (occurs.sum() * counts[occurs])
         else:
+            if isinstance(class_weight, dict) and (unknown := [c for c in class_weight if c not in classes.tolist()]):
+                raise ValueError(f"class_weight names {unknown}, but the classes are {classes.tolist()}")
             self.of_class = compute_class_weight(class_weight, classes=classes, y=classes)
 
     def read(self, *index: Index) -> np.ndarray:

@@ -1,11 +1,14 @@
 """What y means beside x: matrices of all steps, labels per step, labels and values that are missing."""
 
+import re
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from sklearn.compose import TransformedTargetRegressor
+from sklearn.inspection import permutation_importance
 from sklearn.metrics import ConfusionMatrixDisplay, RocCurveDisplay, accuracy_score, confusion_matrix, roc_auc_score
 from sklearn.model_selection import KFold, cross_val_predict
 from sklearn.preprocessing import StandardScaler
@@ -198,6 +201,26 @@ def test_a_matrix_of_other_labels_is_an_error(x, shape):
         f"y should be a 1d array, one label per series, or have the shape ({N}, {T}), a label per step; y has shape "
         f"{shape}"
     )
+
+
+def test_class_weights_of_labels_that_are_no_class_are_refused(x, labels):
+    classes = np.unique(labels).tolist()
+    with pytest.raises(
+        ValueError, match=rf"^class_weight names \['zzz'\], but the classes are {re.escape(str(classes))}$"
+    ):
+        SequenceClassifier(**SMALL, class_weight={"zzz": 3, classes[0]: 1}).fit(x, labels)
+
+
+def test_a_flat_matrix_after_sequences_is_told_how_to_come(x, y):
+    est = SequenceRegressor(**SMALL).fit(x, y[:1])
+    for flat in (samples(x), matrix(x)):
+        message = rf"; if it is samples\(x\) of {T} steps, fit on samples\(x\), or on its matrix with n_timesteps={T}$"
+        with pytest.raises(ShapeError, match=message):
+            permutation_importance(est, flat, samples(y[:1]), n_repeats=1)
+    for given in (SequenceRegressor(**SMALL), SequenceRegressor(**SMALL, n_timesteps=T)):
+        form = samples if given.n_timesteps is None else matrix
+        est = given.fit(form(x), form(y[:1]))
+        assert permutation_importance(est, samples(x), samples(y[:1]), n_repeats=1).importances_mean.shape == (F * T,)
 
 
 @pytest.mark.parametrize("none", [None, np.nan, pd.NA])
