@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.sequence_windows import SequenceWindows
@@ -16,6 +17,7 @@ from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, SingleStepWarning
 from fluxutils_py.estimator.inputs import Inputs, is_native
 from fluxutils_py.nn import Recur
+from fluxutils_py.nn.model_windows import cut_dependence
 
 LARGE = 1000  # root mean square of a feature, from which it should have been scaled
 SMALL = 0.03  # standard deviation, below which defaults hardly learn: R2 of 0.9 at 1 is 0.3-0.8 there, 0.1 at 0.01
@@ -46,6 +48,29 @@ def warn_single_step_frame(x: Any, inputs: Inputs, model: nn.Module) -> None:
         "and y; if of several, make an array (F, N, T) of them, and fit on that, on samples(x) or on timesteps(x); if "
         "they are independent, fit on x.to_numpy()",
         SingleStepWarning,
+        stacklevel=_levels_to_caller(),
+    )
+
+
+def warn_cut(model: nn.Module, steps: Sequence[Tensor], overlap: int, seqsize: int) -> None:
+    """Warn if the outputs of a model without state depend on where windows cut the series. ``steps`` are inputs."""
+    found = cut_dependence(model, steps, overlap)
+    if found is None:
+        return
+    depends, way = {
+        "later": (
+            "change with later steps",
+            "make it causal: pad on the left alone, mask attention, or take fluxutils_py.nn.CausalConv1d",
+        ),
+        "earlier": (
+            f"change with steps more than overlap={overlap} before them",
+            "set spec.overlap to the number of earlier steps that an output needs",
+        ),
+    }[found]
+    warnings.warn(
+        f"the outputs of {type(model).__name__} {depends}, and windows of seqsize={seqsize} cut the series: what it "
+        f"predicts depends on where they are cut. {way[0].upper()}{way[1:]}; or let windows be whole series with "
+        "spec.seqsize=None, and predict whole series",
         stacklevel=_levels_to_caller(),
     )
 

@@ -18,7 +18,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator
 from fluxutils_py.estimator.collectives import device_of_rank, ranks_of_call, require_same_fit, require_same_inputs
-from fluxutils_py.estimator.data_warnings import warn_single_step_frame, warn_unscaled
+from fluxutils_py.estimator.data_warnings import warn_cut, warn_single_step_frame, warn_unscaled
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fit_data import FitData, prepare
 from fluxutils_py.estimator.inputs import feature_counts
@@ -248,25 +248,29 @@ def tensor_batches(
     some = windows.own(windows.segments)[:4]
     rows = some if len(some) else Segments.from_lengths(1, windows.x[0].T)
     values = windows.cut(rows, 0, min(3, windows.segments.max_length)).x
+    steps = [to_tensor(v, first.dtype, first.device) for v in values]
     try:
         with seeded(0):  # restores the generators; the lock keeps other fits out
-            takes_windows(model, [to_tensor(v, first.dtype, first.device) for v in values])
+            takes_windows(model, steps)
     except ShapeError as error:
         if isinstance(data.loss, SeqLoss):
             raise
         warnings.warn(f"predict will fail: {error}", stacklevel=5)
-    _adapt_windows(data, model)
+    if _adapt_windows(data, model) and windows.seqsize < windows.segments.max_length:
+        with seeded(0):
+            warn_cut(model, steps, int(data.spec.overlap), windows.seqsize)
     return TensorBatches(windows, first.dtype, first.device, rng, rank=ranks.rank, size=ranks.size)
 
 
-def _adapt_windows(data: FitData, model: nn.Module) -> None:
-    """Adapt overlap and length of the windows to the model.
+def _adapt_windows(data: FitData, model: nn.Module) -> bool:
+    """Adapt overlap and length of the windows to the model; tell whether it is one without state that takes windows.
 
     A model without state sees earlier steps at the start of each window. Validation with a mean over steps takes longer
     windows than training where it can, since it stores nothing for gradients.
     """
     validation = data.validation
-    if cached_window_mode(model) == "windows" and not recurrent_layers(model):
+    stateless = cached_window_mode(model) == "windows" and not recurrent_layers(model)
+    if stateless:
         data.windows.overlap_into_burn_in = True
         if validation is not None:
             validation.overlap_into_burn_in, validation.overlap = True, int(data.spec.overlap)
@@ -274,6 +278,7 @@ def _adapt_windows(data: FitData, model: nn.Module) -> None:
         together = min(len(validation.segments), validation.batchsize)
         if not hasattr(model, "takes_windows"):
             validation.seqsize = max(validation.seqsize, VALIDATION_STEPS // together)
+    return stateless
 
 
 # -- run ---------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from fluxutils_py.nn.recurrent import unwrapped_recurrent
 from fluxutils_py.nn.states import recurrent_layers, reset
 
 Outputs = Tensor | tuple[Tensor, ...]
+Run = Callable[[nn.Module, Sequence[Tensor]], Outputs]
 
 _modes: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()  # "steps", "windows" or "either"
 
@@ -37,7 +39,7 @@ def run_window(model: nn.Module, xs: Tensor | Sequence[Tensor]) -> Outputs:
     """
     inputs = (xs,) if isinstance(xs, Tensor) else tuple(xs)
     if takes_windows(model, inputs):
-        return _check_outputs(model(*inputs))
+        return _run_whole(model, inputs)
     return _run_stepwise(model, inputs)
 
 
@@ -131,27 +133,25 @@ def _with_mode(twin: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> str:
-    devices = sorted({x.device.index or 0 for x in xs if x.is_cuda})
-    # a generator of our own, and no wait for threads that have borrowed the global ones: they may wait for this one
-    generator = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
-        trial = deep_copy(model).eval()
-        for t in [*trial.parameters(), *trial.buffers()]:
-            if t.is_floating_point():  # so that zero heads and fresh batch statistics hide no difference
-                t.add_(0.1 * torch.rand(t.shape, generator=generator).to(t))
-        sample = _sample_steps(xs, generator)
-        whole, whole_error = _try_run(lambda: _check_outputs(reset(trial)(*sample)))
-        steps, steps_error = _try_run(lambda: _run_stepwise(reset(trial), sample))
+    with _trial(model, xs, 3) as (trial, sample):
+        whole, whole_error = _try_run(_run_whole, trial, sample)
+        steps, steps_error = _try_run(_run_stepwise, trial, sample)
+        mode = None
+        if whole is not None and (steps is None or _equal_outputs(whole, steps)):
+            mode = "windows" if steps is None else "either"
+            _require_series_apart(model, trial, sample, _run_whole, whole)
+        elif whole is None and steps is not None:
+            mode = "steps"
+            _require_series_apart(model, trial, sample, _run_stepwise, steps)
+    if mode is not None:
+        return mode
     if whole is None and steps is None:
         shapes = ", ".join(str(tuple(x.shape)) for x in xs)
         raise ShapeError(
             f"the model {type(model).__name__} runs neither on a window (S, B, F) = {shapes} "
-            f"({whole_error}) nor on its steps (B, F) ({steps_error})"
+            f"({whole_error}) nor on its steps (B, F) ({steps_error}). Windows have time first and features last; a "
+            "layer with others, as nn.Conv1d, needs x.permute(1, 2, 0); or take fluxutils_py.nn.CausalConv1d"
         ) from steps_error
-    if whole is None or steps is None:
-        return "windows" if steps is None else "steps"
-    if _equal_outputs(whole, steps):
-        return "either"
     lost = unwrapped_recurrent(model)
     cause = (
         f"its recurrent layer {lost[0]!r} sits outside Recur, so its state is lost between calls: build it as "
@@ -166,24 +166,84 @@ def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> str:
     )
 
 
-def _sample_steps(xs: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
-    """Return three steps of a few series; the number of series differs from that of features, to tell axes apart."""
-    n_series, n_features = min(xs[0].shape[1], 4), {x.shape[2] for x in xs}
-    fitting = [n for n in range(n_series, 0, -1) if n not in n_features]
-    # too few: repeat them, for each is disturbed in another way
-    n_series = fitting[0] if fitting else next(n for n in itertools.count(2) if n not in n_features)
-    sample = []
-    for x in xs:
-        x = x[[min(t, x.shape[0] - 1) for t in range(3)]][:, [n % x.shape[1] for n in range(n_series)]]
-        if x.is_floating_point():
-            x = torch.nan_to_num(x) + torch.randn(x.shape, generator=generator).to(x)
-        sample.append(x)
-    return sample
+def _require_series_apart(
+    model: nn.Module, trial: nn.Module, sample: Sequence[Tensor], run: Run, together: tuple[Tensor, ...]
+) -> None:
+    """Warn if the last series has other outputs alone than among others, or raise if a layer takes them for steps."""
+    alone, _ = _try_run(run, trial, [x[:, -1:] for x in sample])
+    if alone is None or any(y.dim() < 3 for y in together):
+        return
+    if _equal_outputs(alone, tuple(y[:, -1:] for y in together)):
+        return
+    again, _ = _try_run(run, trial, sample)
+    if again is None or not _equal_outputs(again, together):  # it goes by something else than its inputs
+        return
+    mixes = f"the model {type(model).__name__} gives a series other outputs alone than together with others"
+    for name, m in model.named_modules():
+        if getattr(m, "batch_first", False) is True:
+            raise ShapeError(
+                f"{mixes}: {name or 'it'!r} ({type(m).__name__}) has batch_first=True and takes series for steps, "
+                "because windows come as (S, B, F), time first. Build it with batch_first=False"
+            )
+    warnings.warn(
+        f"{mixes}: what it predicts depends on which series are in a minibatch. Windows come as (S, B, F), time first; "
+        "compute each series of axis 1 by itself, unless you mean to mix them",
+        stacklevel=5,
+    )
 
 
-def _try_run(run: Callable[[], Outputs]) -> tuple[tuple[Tensor, ...] | None, Exception | None]:
+def cut_dependence(model: nn.Module, xs: Sequence[Tensor], overlap: int) -> str | None:
+    """How the outputs of a model over windows depend on where series are cut, if it sees ``overlap`` steps before each.
+
+    The model is tried out like in :func:`takes_windows`.
+
+    Returns
+    -------
+    "later", "earlier" or None
+        Whether outputs change with later steps, or with steps more than ``overlap`` before them.
+    """
+    n_steps = 2 * overlap + 8
+    with _trial(model, xs, n_steps) as (trial, sample):
+        parts = sample, [x[:-4] for x in sample], [x[-overlap - 4 :] for x in sample]
+        whole, start, end = (_try_run(_run_whole, trial, part)[0] for part in parts)
+        if whole is not None:
+            _require_series_apart(model, trial, sample, _run_whole, whole)
+    if whole is None or any(y.dim() < 1 or len(y) != n_steps for y in whole):
+        return None
+    if start is not None and not _equal_outputs(start, tuple(y[:-4] for y in whole)):
+        return "later"
+    if end is not None and not _equal_outputs(tuple(y[-4:] for y in end), tuple(y[-4:] for y in whole)):
+        return "earlier"
+    return None
+
+
+@contextmanager
+def _trial(model: nn.Module, xs: Sequence[Tensor], n_steps: int) -> Iterator[tuple[nn.Module, list[Tensor]]]:
+    """A copy of the model with disturbed parameters, and steps of a few series with disturbed values."""
+    devices = sorted({x.device.index or 0 for x in xs if x.is_cuda})
+    # a generator of our own, and no wait for threads that have borrowed the global ones: they may wait for this one
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=devices), torch.no_grad():
+        trial = deep_copy(model).eval()
+        for t in [*trial.parameters(), *trial.buffers()]:
+            if t.is_floating_point():  # so that zero heads and fresh batch statistics hide no difference
+                t.add_(0.1 * torch.rand(t.shape, generator=generator).to(t))
+        # the number of series differs from that of features, to tell axes apart
+        n_series = next(n for n in itertools.count(4) if n not in {x.shape[2] for x in xs})
+        sample = []
+        for x in xs:  # where there are fewer, they are repeated, for each is disturbed in another way
+            x = x[[min(t, x.shape[0] - 1) for t in range(n_steps)]][:, [n % x.shape[1] for n in range(n_series)]]
+            if x.is_floating_point():
+                x = torch.nan_to_num(x) + torch.randn(x.shape, generator=generator).to(x)
+            sample.append(x)
+        yield trial, sample
+
+
+def _try_run(
+    run: Run, trial: nn.Module, sample: Sequence[Tensor]
+) -> tuple[tuple[Tensor, ...] | None, Exception | None]:
     try:
-        out = run()
+        out = run(reset(trial), [x.clone() for x in sample])  # which a model may change
     except Exception as error:  # whatever the user's model raises: the other way may work
         return None, error
     return ((out,) if isinstance(out, Tensor) else out), None
@@ -199,6 +259,10 @@ def _equal_values(u: Tensor, v: Tensor) -> bool:
         return u.equal(v)
     rounding = 16 * torch.finfo(v.dtype).eps * float(v.abs().max())
     return torch.allclose(u, v, rtol=0, atol=1e-3 * float((v - v.mean(0)).abs().max()) + rounding)
+
+
+def _run_whole(model: nn.Module, inputs: Sequence[Tensor]) -> Outputs:
+    return _check_outputs(model(*inputs))
 
 
 def _run_stepwise(model: nn.Module, inputs: Sequence[Tensor]) -> Outputs:

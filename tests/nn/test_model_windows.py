@@ -4,15 +4,16 @@ import copy
 import gc
 import threading
 import weakref
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import GRU, LSTM, Recur
+from fluxutils_py.nn import GRU, LSTM, BatchNorm, Recur
 from fluxutils_py.nn import model_windows as windows_module
-from fluxutils_py.nn.model_windows import prediction_copy, replica, run_window, takes_windows
+from fluxutils_py.nn.model_windows import cut_dependence, prediction_copy, replica, run_window, takes_windows
 from fluxutils_py.nn.states import reset, states
 from fluxutils_py.nn.vectors import net2vec
 
@@ -245,9 +246,10 @@ def test_the_answer_is_remembered_as_long_as_the_model_lives():
 
     model = Module(run, rnn=LSTM(3, 4))
     takes_windows(model, (torch.randn(7, 6, 3),))
-    assert calls == [(3, 4, 3)] + 3 * [(4, 3)]  # a window of three steps, then the steps; few series, not 3
+    # a window of three steps, then the steps, then one series; few series, not 3
+    assert calls == [(3, 4, 3), *3 * [(4, 3)], (3, 1, 3)]
     takes_windows(model, (torch.randn(2, 1, 3),))
-    assert len(calls) == 4
+    assert len(calls) == 5
     known = len(windows_module._modes)
     gone = weakref.ref(model)
     del model
@@ -419,3 +421,54 @@ def test_what_is_remembered_of_some_series_goes_to_a_replica_and_back(layer):
     for a, b in zip(found, noted, strict=True):
         torch.testing.assert_close(a, b)
     assert not any(t.requires_grad for t in states(layer))
+
+
+class Mixing(nn.Module):
+    """A layer of torch, by default with the axes as torch users often have them."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        out = self.layer(x)
+        return out if isinstance(out, torch.Tensor) else out[0]
+
+
+@pytest.mark.parametrize("declared", [None, True])
+@pytest.mark.parametrize("layer", [
+    lambda: nn.GRU(5, 4, batch_first=True),
+    lambda: nn.LSTM(5, 4, 2, batch_first=True),
+    lambda: nn.TransformerEncoderLayer(5, 1, 8, batch_first=True),
+])  # fmt: skip
+@pytest.mark.parametrize("n_series", [1, 6])
+def test_layers_that_take_series_for_steps_are_refused(layer, n_series, declared):
+    model, xs = Mixing(layer()), (torch.randn(7, n_series, 5),)
+    try_out = partial(cut_dependence, overlap=0) if declared else takes_windows
+    with pytest.raises(ShapeError, match=r"'layer[.\w]*' \(\w+\) has batch_first=True and takes series for steps"):
+        try_out(model, xs)
+
+
+def test_batch_first_layers_that_get_their_axes_and_a_batch_norm_are_fine():
+    swapped = Module(lambda m, x: m.rnn(x.transpose(0, 1))[0].transpose(0, 1), rnn=nn.GRU(5, 4, batch_first=True))
+    assert cut_dependence(swapped, (torch.randn(7, 6, 5),), 0) == "earlier"
+    assert takes_windows(nn.Sequential(nn.Linear(5, 4), BatchNorm(4)), (torch.randn(7, 6, 5),))
+
+
+def test_a_model_that_mixes_series_warns():
+    with pytest.warns(UserWarning, match="gives a series other outputs alone than together with others: what it pred"):
+        takes_windows(
+            Module(lambda m, x: m.a(x) - m.a(x).mean(-2, keepdim=True), a=nn.Linear(5, 4)), (torch.randn(7, 6, 5),)
+        )
+
+
+@pytest.mark.parametrize(("pad", "overlap", "found"), [
+    ((4, 0), 4, None), ((4, 0), 11, None), ((4, 0), 3, "earlier"), ((4, 0), 0, "earlier"), ((2, 2), 4, "later"),
+    ((0, 4), 4, "later"),
+])  # fmt: skip
+def test_how_outputs_depend_on_cuts(pad, overlap, found):
+    def run(m, x):
+        return m.conv(nn.functional.pad(x.permute(1, 2, 0), pad)).permute(2, 0, 1)
+
+    model = Module(run, conv=nn.Conv1d(3, 2, 5))
+    assert cut_dependence(model, (torch.randn(3, 6, 3),), overlap) == found
