@@ -22,6 +22,7 @@ from fluxutils_py.nn.model_windows import cut_dependence
 LARGE = 1000  # root mean square of a feature, from which it should have been scaled
 SMALL = 0.03  # standard deviation, below which defaults hardly learn: R2 of 0.9 at 1 is 0.3-0.8 there, 0.1 at 0.01
 RARE = 10 * SMALL  # distance from the mean, from which a value is an event, and no sign of a small scale
+UNLIKE = 100  # factor between standard deviations of training and validation inputs that are not scaled alike
 FEW = 5  # values, of which fewer may be alike by chance
 CONSTANT = 1e-6  # share of the size of a feature, up to which it varies by rounding only
 AS_INPUT = "scale it, as with make_pipeline(SequenceScaler(), estimator)"
@@ -90,6 +91,26 @@ def warn_unscaled(windows: SequenceWindows, model: nn.Module, y: Any, scales_tar
             way_out = AS_INPUT if is_input else _way_to_scale(y, scales_target)
             warnings.warn(
                 f"feature {found[0]} of {name} {found[1]}, from which networks learn badly or not at all; {way_out}",
+                stacklevel=_levels_to_caller(),
+            )
+
+
+def warn_unlike_training(windows: SequenceWindows, validation: SequenceWindows | None) -> None:
+    """Warn if the first validation inputs have a scale ``UNLIKE`` that of the training inputs."""
+    if validation is None:
+        return
+    of_training, of_validation = first_scales(windows), first_scales(validation)
+    for s, v in zip(windows.x, validation.x, strict=True):
+        a, b = of_training.get(s.name), of_validation.get(v.name)
+        if a is None or b is None:
+            continue
+        larger, smaller = np.maximum(a.spread, b.spread), np.minimum(a.spread, b.spread)
+        unlike = a.varies & b.varies & (a.count >= FEW) & (b.count >= FEW) & (larger > UNLIKE * smaller)
+        if unlike.any():
+            f = int(unlike.argmax())
+            warnings.warn(
+                f"feature {f} of {v.name} varies by about {b.spread[f]:.0g}, that of {s.name} by {a.spread[f]:.0g}: a "
+                "Pipeline does not transform validation_data; set early_stopping=True, or transform them yourself",
                 stacklevel=_levels_to_caller(),
             )
 

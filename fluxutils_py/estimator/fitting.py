@@ -18,7 +18,12 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator
 from fluxutils_py.estimator.collectives import device_of_rank, ranks_of_call, require_same_fit, require_same_inputs
-from fluxutils_py.estimator.data_warnings import warn_cut, warn_single_step_frame, warn_unscaled
+from fluxutils_py.estimator.data_warnings import (
+    warn_cut,
+    warn_single_step_frame,
+    warn_unlike_training,
+    warn_unscaled,
+)
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fit_data import FitData, prepare
 from fluxutils_py.estimator.inputs import feature_counts
@@ -85,6 +90,8 @@ def run_fit(
         warn_single_step_frame(data[0], prepared.inputs, training.step.model)
         if not resume and not ranks.rank:
             warn_unscaled(prepared.windows, training.step.model, data[1], getattr(est, "scale_target", None))
+        if len(data) > 3 and data[3] is not None and not ranks.rank:  # validation_data
+            warn_unlike_training(prepared.windows, prepared.validation)
         require_same_fit(training)
         run(est, training)
 

@@ -200,6 +200,16 @@ class TestUnscaled:
             assert scale.size[f] == pytest.approx(np.sqrt((there**2).mean()))
             assert scale.reach[f] == pytest.approx(abs(there - there.mean()).max())
 
+    def test_validation_data_that_a_pipeline_does_not_scale_are_named(self):
+        for scale, warned in ((3000, True), (1 / 3000, True), (3, False)):
+            x = self.x * scale
+            with warnings.catch_warnings(record=True) as found:
+                warnings.simplefilter("always")
+                pipe = make_pipeline(SequenceScaler(), SequenceRegressor(**SMALL))
+                pipe.fit(x, self.y, sequenceregressor__validation_data=(x, self.y))
+            assert all("of validation x varies by about" in str(w.message) for w in found)
+            assert bool(found) == warned
+
     def test_a_few_values_may_be_alike(self):
         for n_steps, warned in ((1, False), (4, False), (5, True)):
             x = self.x[:, :1, :n_steps] * 1e-4
