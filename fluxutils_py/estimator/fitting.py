@@ -311,6 +311,12 @@ def run(est: Any, training: Training) -> None:
             reset(model.train())
             if not training.resume and restore_newest(callbacks, ranks):
                 attributes.publish(loop.history, loop.step - loop.epoch_step)
+                if (done := loop.epoch - loop.start_epoch) > data.spec.epochs:
+                    warnings.warn(
+                        f"the checkpoint is of {done} epochs, more than epochs={data.spec.epochs}: this is the model "
+                        "after all of them; give the Checkpointer another folder to train a shorter time",
+                        stacklevel=5,
+                    )
             with compiled(model, compile_arguments(data.settings.compile)):
                 loop.run_epochs(training.batches, data.spec.epochs)
     except BaseException as error:
