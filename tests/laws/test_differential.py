@@ -12,8 +12,6 @@ from .differential.compare import run
 TOGETHER = 10  # cases in a test
 
 
-# some overlaps are too short for the convolutions, and the naive loop has them too
-@pytest.mark.filterwarnings("ignore:the outputs of .* change with steps more than overlap")
 @pytest.mark.parametrize("first", range(0, 200, TOGETHER))
 def test_random_cases_equal_a_naive_loop(first):
     failed = {number: found for number in range(first, first + TOGETHER) if (found := run(draw(number)))}
