@@ -40,7 +40,8 @@ class Part:
     file: str
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    data: str = ""  # the option that says where its data are; without it the part is left out
+    data: str = ""  # the option that says where its data are
+    needs_data: bool = True  # whether the part is left out without them
     peers: bool = False  # whether NeuralForecast takes part, if --neuralforecast says where it is
 
 
@@ -48,7 +49,7 @@ PARTS = {
     "fit": Part("bench_fit.py"),
     "step": Part("bench_step.py"),
     "ranks": Part("bench_parallel.py", ["--rounds", "2", "--only", "alone"]),
-    "ranks_beside_others": Part("bench_parallel.py", ["--rounds", "2", "--only", "beside"]),
+    "ranks_beside_others": Part("bench_parallel.py", ["--rounds", "4", "--only", "beside"]),
     "links": Part("bench_parallel.py", ["--rounds", "2", "--only", "links"]),
     "predict": Part("bench_predict.py"),
     "stream": Part("bench_stream.py", environment={"OMP_NUM_THREADS": "1"}),
@@ -56,7 +57,7 @@ PARTS = {
     "windows": Part("bench_windows.py"),
     "cells": Part("bench_cells.py", environment={"OMP_NUM_THREADS": "1"}),
     "layers": Part("bench_layers.py", environment={"OMP_NUM_THREADS": "1"}),
-    "layer_quality": Part("bench_layer_quality.py", ["--seconds", "10"]),
+    "layer_quality": Part("bench_layer_quality.py", ["--seconds", "10"], data="etth1", needs_data=False),
     "characters": Part("bench_characters.py"),
     "kernels": Part("bench_kernels.py", environment={"OMP_NUM_THREADS": "1"}),
     "hooks": Part("bench_hooks.py"),
@@ -143,11 +144,12 @@ def measure(name: str, args: argparse.Namespace, of: str) -> str:
     """Run a part; returns its section. ``of`` says what is measured."""
     part = PARTS[name]
     arguments = [*part.arguments, *(["--quick"] if args.quick else [])]
-    if part.data:
-        if getattr(args, part.data) is None:
-            way_out = f"`--{part.data} {DATA[part.data]}`"
-            return section(name, {"left_out": [f"all of it: the data were not given ({way_out})"]}, "")
-        arguments += ["--data", str(getattr(args, part.data))]
+    data = getattr(args, part.data) if part.data else None
+    if data is not None:
+        arguments += ["--data", str(data)]
+    elif part.data and part.needs_data:
+        way_out = f"`--{part.data} {DATA[part.data]}`"
+        return section(name, {"left_out": [f"all of it: the data were not given ({way_out})"]}, "")
     if part.peers and args.neuralforecast is not None:
         arguments += ["--peers", args.neuralforecast]
     with tempfile.TemporaryDirectory() as folder:

@@ -123,8 +123,8 @@ def as_three_axes(array: Any, name: str) -> Any:
             array = np.asarray(array)
         except ValueError as error:
             raise ShapeError(
-                f"{name} must be an array of shape (F, N, T): {error} Series of unequal length are a list of arrays "
-                "(F, T_i), given to fit and predict as it is."
+                f"{name} must be an array of shape (F, N, T), and the shapes of its parts differ; series of unequal "
+                f"length are a list of arrays (F, T_i), given to fit and predict as it is ({error})"
             ) from None
     reject_masked(array, name)
     if len(array.shape) != 3:

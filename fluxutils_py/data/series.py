@@ -204,7 +204,7 @@ def as_series(value: Any, name: str) -> tuple[SeriesArray, ...]:
     return arrays
 
 
-BATCH_FIRST = ": arrays (N, T, F) become so by a.transpose(2, 0, 1)"
+BATCH_FIRST = ": arrays (N, T, F) become so by a.transpose(2, 0, 1), datasets by h5mmap(path, name, axes='NTF')"
 
 
 def check_aligned(a: SeriesArray, b: SeriesArray) -> None:

@@ -23,6 +23,7 @@ LARGE = 1000  # root mean square of a feature, from which it should have been sc
 SMALL = 0.03  # standard deviation, below which defaults hardly learn: R2 of 0.9 at 1 is 0.3-0.8 there, 0.1 at 0.01
 RARE = 10 * SMALL  # distance from the mean, from which a value is an event, and no sign of a small scale
 UNLIKE = 100  # factor between standard deviations of training and validation inputs that are not scaled alike
+FAR = 30  # standard deviations between means of those
 FEW = 5  # values, of which fewer may be alike by chance
 CONSTANT = 1e-6  # share of the size of a feature, up to which it varies by rounding only
 AS_INPUT = "scale it, as with make_pipeline(SequenceScaler(), estimator)"
@@ -96,7 +97,7 @@ def warn_unscaled(windows: SequenceWindows, model: nn.Module, y: Any, scales_tar
 
 
 def warn_unlike_training(windows: SequenceWindows, validation: SequenceWindows | None) -> None:
-    """Warn if the first validation inputs have a scale ``UNLIKE`` that of the training inputs."""
+    """Warn if the first validation inputs have a scale ``UNLIKE`` that of the training inputs, or lie ``FAR`` off."""
     if validation is None:
         return
     of_training, of_validation = first_scales(windows), first_scales(validation)
@@ -105,12 +106,14 @@ def warn_unlike_training(windows: SequenceWindows, validation: SequenceWindows |
         if a is None or b is None:
             continue
         larger, smaller = np.maximum(a.spread, b.spread), np.minimum(a.spread, b.spread)
-        unlike = a.varies & b.varies & (a.count >= FEW) & (b.count >= FEW) & (larger > UNLIKE * smaller)
+        can_tell = a.varies & b.varies & (a.count >= FEW) & (b.count >= FEW)
+        unlike = can_tell & ((larger > UNLIKE * smaller) | (abs(a.mean - b.mean) > FAR * larger))
         if unlike.any():
             f = int(unlike.argmax())
+            described = (f"{scale.mean[f]:.2g} +- {scale.spread[f]:.1g}" for scale in (b, a))
             warnings.warn(
-                f"feature {f} of {v.name} varies by about {b.spread[f]:.0g}, that of {s.name} by {a.spread[f]:.0g}: a "
-                "Pipeline does not transform validation_data; set early_stopping=True, or transform them yourself",
+                f"feature {f} of {v.name} is about {next(described)}, that of {s.name} {next(described)}: a Pipeline "
+                "does not transform validation_data; set early_stopping=True, or transform them yourself",
                 stacklevel=_levels_to_caller(),
             )
 

@@ -16,6 +16,7 @@ from fluxutils_py.estimator.fingerprint import (
 )
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Checkpointer
+from fluxutils_py.training.checkpoint_folder import explain_lost_files
 from fluxutils_py.training.generator_state import RandomGenerators
 
 SERIES_OF_RANKS = SHARDS.format(""), SHARDS.format("validation ")
@@ -68,7 +69,9 @@ def saved_minibatch_size(callbacks: list[Any], ranks: RankGroup) -> Mapping[str,
 
     def read() -> Any:
         newest = max(checkpointers, key=Checkpointer.latest_step)  # the first of several, as restore_newest takes it
-        state = newest.read(newest.latest()) if newest.latest_step() >= 0 else None
+        with explain_lost_files(newest.dir):
+            path = newest.latest()
+            state = None if path is None else newest.read(path)
         return (state or {}).get("fit", {}).get("size")
 
     if not checkpointers:

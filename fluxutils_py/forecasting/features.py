@@ -93,6 +93,11 @@ class Features:
         return self.reach + self.memory + SEASONS_BACK * self.season
 
     @property
+    def smallest_scale(self) -> float:
+        """Smallest scale of values that are not logarithms."""
+        return 1e-6 * self.unit
+
+    @property
     def n_inputs(self) -> int:
         return self.input_size + 4 + self.h * (self.lag > self.season)
 
@@ -198,7 +203,7 @@ class Features:
             lowest: np.ndarray | float = LOWEST
         else:
             size = rolling_mean(np.abs(zeros), known, self.memory)
-            lowest = np.fmax(LOWEST * size, 1e-6 * self.unit)
+            lowest = np.fmax(LOWEST * size, self.smallest_scale)
         return np.fmax(seasonal, lowest)
 
 

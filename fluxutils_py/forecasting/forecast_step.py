@@ -166,7 +166,7 @@ class ForecastStep(nn.Module):
             lowest = torch.full_like(scale, LOWEST)
         else:
             size = LOWEST * _known_mean(filled.abs(), K, f.memory)
-            lowest = torch.where(size.isnan(), 1e-6 * f.unit, size.clamp(min=1e-6 * f.unit))
+            lowest = torch.where(size.isnan(), f.smallest_scale, size.clamp(min=f.smallest_scale))
         return torch.where(scale.isnan(), lowest, torch.maximum(scale, lowest))
 
 

@@ -38,6 +38,8 @@ class ForecasterBase(BaseEstimator):
             if known is not None and (panel.zone is None) != (known.zone is None):
                 raise DataError(f"the times of column {self.time_col!r} must have a time zone if those of fit had one")
             return panel, None
+        if isinstance(df, int | np.integer):
+            raise TypeError(f"df={df} is no data: the number of steps to forecast is h of the constructor, {self.h}")
         if fitted and self.frequency_ is not None:
             raise DataError("df is an array, but the forecaster was fitted on a data frame")
         if self._columns.hist or self._columns.futr or self._columns.stat:

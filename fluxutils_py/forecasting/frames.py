@@ -52,11 +52,25 @@ class Frame:
         names = list(map(str, self.frame.columns))
         for column, argument in columns.items():
             if column not in names:
-                near = difflib.get_close_matches(str(column), names, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
                 raise DataError(
-                    f"{self.name} has no column {column!r} (columns: {', '.join(names)}), which {argument} names{hint}"
+                    f"{self.name} has no column {column!r} (columns: {', '.join(names)}), which {argument} names"
+                    f"{self._way_to_column(column, argument, names)}"
                 )
+
+    def _way_to_column(self, column: str, argument: str, names: list[str]) -> str:
+        index = getattr(self.frame.to_native(), "index", None)
+        if column in getattr(index, "names", ()):
+            return f"; it is in the index: give {self.name}.reset_index()"
+        if argument == "time_col" and getattr(getattr(index, "dtype", None), "kind", "") == "M":
+            return f"; the index holds dates: give {self.name}.reset_index(names={column!r})"
+        if near := difflib.get_close_matches(column, names, 1):
+            return f"; did you mean {near[0]!r}?"
+        if argument == "id_col":
+            return (
+                "; for a single series add the column, for one series per column make one row per series and time, as "
+                "with pandas.melt"
+            )
+        return ""
 
     def dtype(self, column: str) -> Any:
         """Return the narwhals type of a column.
@@ -94,7 +108,10 @@ class Frame:
         """
         nw, values = require("narwhals"), self.frame[column]
         if not values.dtype.is_numeric() and values.dtype != nw.Boolean:
-            raise DataError(f"column {column!r} of {self.name} must hold numbers, it is of type {values.dtype}")
+            raise DataError(
+                f"column {column!r} of {self.name} must hold numbers, it is of type {values.dtype}; convert it, as "
+                "with pandas.to_numeric"
+            )
         found = values.cast(nw.Float64).to_numpy().astype(np.float64)
         bad = np.isinf(found)
         if bad.any():

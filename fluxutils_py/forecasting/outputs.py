@@ -10,6 +10,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.frames import Frame, make_frame
 from fluxutils_py.forecasting.history import History, Steps, forecasts
 from fluxutils_py.forecasting.panel import Panel, read_steps, series_name
@@ -47,6 +48,7 @@ def warn_short_series(fc: Any, lengths: np.ndarray, panel: Panel | None) -> None
 
 def forecast_values(fc: Any, history: History, ahead: np.ndarray) -> np.ndarray:
     """Return forecasts (N, 1 + quantiles, h); ``ahead`` holds the covariates known ahead, (C, N, h)."""
+    _warn_small_series(fc.features_, history)
     K, h = history.tail.shape[2], fc.features_.h
     tail = np.concatenate([history.tail, np.full((*history.tail.shape[:2], h), np.nan)], axis=2)
     if len(ahead):
@@ -63,6 +65,22 @@ def forecast_values(fc: Any, history: History, ahead: np.ndarray) -> np.ndarray:
             stacklevel=4,
         )
     return found
+
+
+def _warn_small_series(features: Features, history: History) -> None:
+    """Warn of series whose values are below the smallest scale, so that the network cannot see them change."""
+    if features.log:
+        return
+    largest = np.nan_to_num(np.abs(history.tail[0, :, -features.memory :])).max(1)
+    small = np.flatnonzero((largest > 0) & (largest < 0.1 * features.smallest_scale))
+    if len(small):
+        warnings.warn(
+            f"{len(small)} series are too small to forecast beside the others: the first is "
+            f"{series_name(history.panel, small[0])}, no larger than {largest[small[0]]:.2g} in its last "
+            f"{features.memory} steps, and the mean size of the values in fit was {features.unit:.2g}. Scale each "
+            "series, or fit those of such different size apart",
+            stacklevel=5,
+        )
 
 
 def forecast_frame(fc: Any, history: History, shape: tuple[int, int] | None, futr_df: Any) -> Any:

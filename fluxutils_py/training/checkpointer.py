@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import os
-import re
+import socket
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -19,6 +19,13 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.files import atomic_write
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.parallel import RankGroup, get_communicator, is_main_process
+from fluxutils_py.training.checkpoint_folder import (
+    checkpoint_paths,
+    explain_lost_files,
+    remove_leftovers,
+    require_sole_run,
+    save_number,
+)
 from fluxutils_py.training.plain_files import read_file, to_plain_data
 from fluxutils_py.training.preemption import Preemption
 from fluxutils_py.training.resharding import reshard, state_of_rank
@@ -27,7 +34,6 @@ from fluxutils_py.validation import check_integer
 from fluxutils_py.versions import installed_version
 
 KIND, FORMAT = "fluxutils_py checkpoint", 1
-NAME = re.compile(r"checkpoint-n(\d{7,})-step-(\d{8,})\.pt")
 
 
 class Checkpointer:
@@ -38,8 +44,9 @@ class Checkpointer:
     killed during a save, the earlier checkpoints remain, and the next save removes the temporary file. As a callback
     of an ``Estimator``, it saves what ``fit`` needs, and ``fit`` resumes from it.
 
-    Files hold plain data and tensors; reading them runs no code. Only one process may save to a folder at a time. On
-    several ranks, rank 0 saves for all.
+    Files hold plain data and tensors; reading them runs no code. On several ranks, rank 0 saves for all. Only one run
+    may save to a folder at a time: a save raises ``FileExistsError`` if another run has saved since this one restored
+    or saved a checkpoint.
 
     Parameters
     ----------
@@ -122,6 +129,7 @@ class Checkpointer:
             raise ValueError(f"take_mean={take_mean} needs as many checkpoints, and keep={keep}; raise keep")
         self.dir, self.trigger, self.exclude = Path(dir), trigger, tuple(exclude)
         self.tracked: dict[str, Any] = {}
+        self._last_number: int | None = None  # of the checkpoint that this run restored or saved last; 0 is none
 
     # -- save and restore ----------------------------------------------------------------------------
 
@@ -204,12 +212,14 @@ class Checkpointer:
             comm = next((thing.ranks for thing in self.tracked.values() if hasattr(thing, "ranks")), "auto")
         ranks = RankGroup.from_comm(comm, "Checkpointer.restore")
         paths = ranks.allgather(ranks.guard(self._paths_to_read))[0]
+        self._last_number = save_number(paths[-1]) if paths else 0
         if not paths:
             return False
         before: dict[str, Any] = {}
         try:
-            ranks.guard(self._load_files, paths, before, ranks.rank, ranks.size)
-            ranks.allgather()
+            with explain_lost_files(self.dir):
+                ranks.guard(self._load_files, paths, before, ranks.rank, ranks.size)
+                ranks.allgather()
         except BaseException:
             for name, state in before.items():
                 _load_state(self.tracked[name], state)
@@ -251,9 +261,7 @@ class Checkpointer:
 
     def paths(self) -> list[Path]:
         """Return the checkpoints in the folder, sorted by save number, oldest first."""
-        if not self.dir.is_dir():
-            return []
-        return sorted((path for path in self.dir.iterdir() if NAME.fullmatch(path.name)), key=save_number)
+        return checkpoint_paths(self.dir)
 
     def _paths_to_read(self) -> list[Path]:
         """Return the checkpoints to average, oldest first."""
@@ -294,6 +302,8 @@ class Checkpointer:
         ------
         TypeError
             If ``state`` holds other data; the message says where. Nothing is written.
+        FileExistsError
+            If another run saves to the folder too. Its checkpoints stay.
         """
         content = {
             "kind": KIND,
@@ -304,19 +314,21 @@ class Checkpointer:
             "others": list(others),
         }
         versions = {name: installed_version(name) for name in ("fluxutils_py", "torch", "numpy")}
-        about = {"step": step, "metrics": dict(metrics or {}), "versions": versions}
+        writer = {"process": os.getpid(), "host": socket.gethostname()}
+        about = {"step": step, "metrics": dict(metrics or {}), "versions": versions, **writer}
         self.dir.mkdir(parents=True, exist_ok=True)
-        self._remove_leftovers()
-        newest = self.latest()
-        number = 1 if newest is None else save_number(newest) + 1
+        number = require_sole_run(self.dir, self._last_number) + 1
+        remove_leftovers(self.dir)
         path = self.dir / f"checkpoint-n{number:07d}-step-{step:08d}.pt"
-        with atomic_write(path.with_suffix(".json")) as f:  # first, so that every checkpoint has one
-            f.write(json.dumps(about, indent=1, default=str).encode())
-        with atomic_write(path) as f:
-            torch.save(content, f)
+        with explain_lost_files(self.dir):
+            with atomic_write(path.with_suffix(".json")) as f:  # first, so that every checkpoint has one
+                f.write(json.dumps(about, indent=1, default=str).encode())
+            with atomic_write(path) as f:
+                torch.save(content, f)
+        self._last_number = number
         if self.keep != -1:
             for old in self.paths()[: -self.keep]:
-                old.unlink()
+                old.unlink(missing_ok=True)
                 old.with_suffix(".json").unlink(missing_ok=True)
         return path
 
@@ -347,26 +359,12 @@ class Checkpointer:
         except LoadError as error:
             raise LoadError(f"{error}. Delete it to continue from the previous checkpoint, if there is one") from None
 
-    def _remove_leftovers(self) -> None:
-        """Remove the files that a process killed during a save left behind."""
-        complete = {path.stem for path in self.paths()}
-        for path in self.dir.iterdir():
-            temporary = path.name.startswith(".checkpoint-n") and path.name.endswith(".part")
-            orphan = path.suffix == ".json" and NAME.fullmatch(f"{path.stem}.pt") and path.stem not in complete
-            if temporary or orphan:
-                path.unlink(missing_ok=True)
-
 
 def _load_state(thing: Any, state: Any) -> None:
     if isinstance(thing, torch.optim.Optimizer):
         load_optimizer_state(thing, state)
     else:
         thing.load_state_dict(state)
-
-
-def save_number(path: Path) -> int:
-    """Return the save number of a checkpoint."""
-    return int(path.name.split("-")[1].removeprefix("n"))
 
 
 def count_or_all(name: str, value: Any) -> int:

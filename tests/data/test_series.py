@@ -255,7 +255,7 @@ def test_what_is_no_real_number_is_refused(dtype):
 
 def test_ragged_lists_are_refused():
     with pytest.raises(
-        ShapeError, match=r"x must be an array of shape \(F, N, T\): .*inhomogeneous.* a list of arrays \(F, T_i\)"
+        ShapeError, match=r"x must be an array of shape \(F, N, T\), and .* a list of arrays \(F, T_i\).*inhomogeneous"
     ):
         SeriesArray([[[1, 2], [3]]], "x")
 

@@ -268,7 +268,9 @@ def test_arrays(case, stage):
     ],
 )
 def test_the_way_from_batch_first_arrays_is_told(y, telling):
-    with pytest.raises(ShapeError, match=telling + r": arrays \(N, T, F\) become so by a.transpose\(2, 0, 1\)$"):
+    with pytest.raises(
+        ShapeError, match=telling + r": arrays \(N, T, F\) become so by a.transpose\(2, 0, 1\), datasets"
+    ):
         Estimator(spec=PLAIN).fit(X.transpose(1, 2, 0), y)
 
 

@@ -201,13 +201,19 @@ class TestUnscaled:
             assert scale.reach[f] == pytest.approx(abs(there - there.mean()).max())
 
     def test_validation_data_that_a_pipeline_does_not_scale_are_named(self):
-        for scale, warned in ((3000, True), (1 / 3000, True), (3, False)):
-            x = self.x * scale
+        for scale, offset, warned in (
+            (3000, 0, True),
+            (1 / 3000, 0, True),
+            (3, 0, False),
+            (1, 99, True),
+            (1, 9, False),
+        ):
+            x = self.x * scale + offset
             with warnings.catch_warnings(record=True) as found:
                 warnings.simplefilter("always")
                 pipe = make_pipeline(SequenceScaler(), SequenceRegressor(**SMALL))
                 pipe.fit(x, self.y, sequenceregressor__validation_data=(x, self.y))
-            assert all("of validation x varies by about" in str(w.message) for w in found)
+            assert all("of validation x is about" in str(w.message) for w in found)
             assert bool(found) == warned
 
     def test_a_few_values_may_be_alike(self):

@@ -344,6 +344,8 @@ def test_data_of_another_kind_are_refused(panel, small, rng):
     fc = Forecaster(3, **small).fit(panel)
     with pytest.raises(DataError, match="df is an array, but the forecaster was fitted on a data frame"):
         fc.predict(rng.normal(size=(1, 2, 9)))
+    with pytest.raises(TypeError, match="df=12 is no data: the number of steps to forecast is h of the constructor, 3"):
+        fc.predict(12)
     with pytest.raises(DataError, match="futr_df is given, but futr_exog_list names no covariates"):
         fc.predict(futr_df=panel)
     fc = Forecaster(3, **small).fit(rng.normal(size=(1, 2, 30)))

@@ -1,4 +1,6 @@
-"""Covariates known ahead: what is missing is named."""
+"""Covariates known ahead, and series that cannot be forecast: what is missing is named."""
+
+import re
 
 import numpy as np
 import pandas as pd
@@ -43,3 +45,18 @@ def test_rows_of_other_series_and_times_are_left_out(fitted):
     more = pd.DataFrame({"unique_id": ["c", "a"], "ds": pd.to_datetime(["2024-03-11", "2024-05-01"]), "promo": 9.0})
     expected = fitted.predict(futr_df=frame)
     pd.testing.assert_frame_equal(fitted.predict(futr_df=pd.concat([more, frame])), expected)
+
+
+def test_series_that_are_too_small_beside_the_others_are_named(small):
+    t = np.arange(60)
+    wave = -3 - np.sin(t / 2)
+    df = pd.DataFrame({"unique_id": np.repeat(["a", "b", "c", "d"], 60), "ds": np.tile(t, 4)})
+    df["y"] = np.concatenate([1e9 * wave, wave, np.zeros(60), 1e6 * wave])
+    fc = Forecaster(3, 1, **small).fit(df)
+    message = "1 series are too small to forecast beside the others: the first is 'b', no larger than 4 in its last 128"
+    with pytest.warns(UserWarning, match=f"^{re.escape(message)}"):
+        fc.predict()
+    with pytest.warns(UserWarning, match="^1 series are too small"):
+        fc.predict(df[df.unique_id == "b"])
+    fc.predict(df[df.unique_id != "b"])
+    Forecaster(3, 1, **small).fit(df.assign(y=df.y.abs() + 1e-9)).predict()  # logarithms have no scale

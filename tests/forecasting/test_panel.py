@@ -65,11 +65,19 @@ def frame(**columns):
     [
         (frame().rename(columns={"y": "Y"}), {}, "df has no column 'y' .*which target_col names"),
         (frame().rename(columns={"unique_id": "unique_ids"}), {}, "did you mean 'unique_ids'?"),
+        (frame()[["ds", "y"]], {}, "no column 'unique_id' .*single series add the column, .* pandas.melt"),
+        (frame().set_index("ds"), {}, r"no column 'ds' .*it is in the index: give df.reset_index\(\)"),
+        (frame().set_index(["unique_id", "ds"]), {}, r"no column 'unique_id' .*give df.reset_index\(\)"),
+        (frame().set_index("ds").rename_axis("day"), {}, r"'ds' .*give df.reset_index\(names='ds'\)"),
         (frame(unique_id=["a", None, "b"]), {}, "column 'unique_id' of df is missing in row 1"),
         (frame(ds=pd.to_datetime(["2024-01-01", None, "2024-01-03"])), {}, "column 'ds' of df is missing in row 1"),
         (frame(ds=["x", "y", "z"]), {}, "column 'ds' of df must hold dates or integers, it is of type String"),
         (frame(ds=[1, 1.5, 2]), {}, "column 'ds' of df is 1.5 in row 1; times are integers"),
-        (frame(y=["1", "2", "3"]), {}, "column 'y' of df must hold numbers, it is of type String"),
+        (
+            frame(y=["1", "2", "3"]),
+            {},
+            "column 'y' of df must hold numbers, it is of type String; convert it, as with pandas.to_num",
+        ),
         (frame(y=[1, np.inf, 3]), {}, "column 'y' of df is inf in row 1"),
         (frame(unique_id="a"), {}, "rows 0 and 2 of df are both of series 'a' at 2024-01-01"),
         (frame(p=[1, np.nan, 2]), {"futr": ("p",)}, "column 'p' of df is missing in row 1"),
@@ -80,7 +88,7 @@ def frame(**columns):
 )
 def test_errors_name_column_and_row(df, columns, message):
     with pytest.raises(DataError, match=message):
-        read_panel(df, Columns(**columns), "D" if df.ds.dtype.kind == "M" else None)
+        read_panel(df, Columns(**columns), "D" if "ds" in df and df.ds.dtype.kind == "M" else None)
 
 
 def test_times_off_the_grid_are_named():
