@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -169,6 +169,16 @@ class _SeededGenerator(TorchDispatchMode):
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()
         self.generator = generator
+
+    # TorchDispatchMode's own also set flags that all threads share: threads whose modes overlap leave these set, and
+    # torch.compile then does nothing for the rest of the process.
+
+    def __enter__(self) -> Self:
+        _push_mode(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _pop_mode()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

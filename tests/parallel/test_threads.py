@@ -1,11 +1,16 @@
 """Threads that share out work: order, torch's own threads, errors, random numbers."""
 
+import functools
 import threading
 import time
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import (
+    is_in_any_mode_without_ignore_compile_internals,
+    is_in_torch_dispatch_mode,
+)
 
 from fluxutils_py.parallel import Threads
 from fluxutils_py.parallel.threads import n_threads
@@ -211,3 +216,19 @@ def test_a_block_inside_a_block_and_an_end_without_a_start_change_nothing():
         assert threads.map(abs, [-3, -4]) == [3, 4]
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == 2
+
+
+def test_threads_that_overlap_leave_no_mode_behind():
+    # torch.compile asks for these flags, and skips everything under a mode
+    barrier = threading.Barrier(2, timeout=30)
+
+    def call(i, first):
+        barrier.wait()
+        if i != first:
+            time.sleep(0.002)
+
+    with Threads(2) as threads:
+        for turn in range(20):  # which one enters first is chance
+            threads.map(functools.partial(call, first=turn % 2), range(2))
+    assert not is_in_torch_dispatch_mode()
+    assert not is_in_any_mode_without_ignore_compile_internals()
