@@ -11,8 +11,10 @@ ranks at most. The processes of one ``mpirun`` take turns at both: separate runs
 Ranks wait at each step for the slower of them, which changes from step to step: the row "each step as long as the
 slower's" is what the unconnected processes would have reached, had they waited so, and talked in no time.
 
-Beside other work, every core is shared with a process that computes all the time. Over a link, the ranks run in two
-network namespaces, joined by a link with the rate and the delay that the table says (gloo over TCP; tbf or netem).
+Beside other work, every core is shared with a process that computes all the time. Linux shares cores between sessions
+first, and ``torchrun`` gives each rank a session of its own: each launcher has a base of its own. Over a link, the
+ranks run in two network namespaces, joined by a link with the rate and the delay that the table says (gloo over TCP;
+tbf or netem).
 
 Threads (``n_jobs``), and ranks that share the work of one, are in bench_fit.py.
 
@@ -28,6 +30,7 @@ import dataclasses
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -60,8 +63,10 @@ CONTENDERS = {  # launcher, ranks, threads, program
     "2 ranks x 1, torchrun": ("torchrun", 2, 1, "fit"),
     DDP: ("torchrun", 2, 1, "ddp"),
 }
-BESIDE = {DDP: CONTENDERS[DDP], "DDP again (A/A)": CONTENDERS[DDP], RANKS: CONTENDERS[RANKS]}
-BESIDE["2 ranks x 1, torchrun"] = CONTENDERS["2 ranks x 1, torchrun"]
+BESIDE = {  # of each launcher, the first is the base
+    "torchrun": {"DDP with gloo": "ddp", "DDP again (A/A)": "ddp", "fit": "fit"},
+    "mpirun": {"DDP with gloo": "ddp", "fit": "fit"},
+}
 APART, TOGETHER = "2 unconnected processes", "2 ranks, mpirun"
 TURNS = {APART: None, TOGETHER: "auto", "2 unconnected again (A/A)": None}  # which communicator each has
 WAITING = "2 unconnected, each step as long as the slower's"
@@ -140,6 +145,9 @@ def take_turns(shape: Shape, rounds: int, path: str) -> None:
 
 
 def run_ddp(shape: Shape, x: np.ndarray, y: np.ndarray, model: nn.Module) -> tuple[float, torch.Tensor]:
+    if "RANK" not in os.environ:  # under mpirun
+        os.environ.update({name: os.environ[f"OMPI_COMM_WORLD_{name}"] for name in ("RANK", "SIZE")})
+        os.environ.update(WORLD_SIZE=os.environ["SIZE"], MASTER_ADDR="127.0.0.1")
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     x, y = (np.array_split(a, size, 1)[rank] for a in (x, y))
@@ -227,7 +235,7 @@ def over_link(names: list[str], quick: bool, path: str) -> None:
 
 
 def measure(contender: str, name: str, epochs: int, quick: bool) -> dict[str, float]:
-    found = run_ranks(*{**CONTENDERS, **BESIDE}[contender], name, epochs, quick)
+    found = run_ranks(*CONTENDERS[contender], name, epochs, quick)
     assert found["finite"]
     return found
 
@@ -240,8 +248,15 @@ def run_ranks(launcher: str, size: int, threads: int, program: str, name: str, e
         start(
             [*launch, __file__, "--rank", program, name, epochs, size, threads, int(quick), path],
             OMP_NUM_THREADS=str(threads),
+            MASTER_PORT=str(free_port()),  # of DDP under mpirun; torchrun finds its own
         )
         return json.loads(path.read_text())
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def compare(name: str, report: Report, rounds: int, epochs: int, quick: bool) -> None:
@@ -281,17 +296,29 @@ def by_turns(name: str, report: Report, rounds: int, epochs: int, quick: bool) -
 
 
 def beside(name: str, report: Report, rounds: int, epochs: int, quick: bool) -> None:
+    def turn(launcher: str, program: str) -> float:
+        return float(run_ranks(launcher, 2, 1, program, name, epochs, quick)["seconds each"])
+
+    turns = {
+        f"{launcher}: {contender}": partial(turn, launcher, program)
+        for launcher, programs in BESIDE.items()
+        for contender, program in programs.items()
+    }
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(cores())]
     try:
-        turns = {c: lambda c=c: measure(c, name, epochs, quick)["seconds each"] for c in BESIDE}  # type: ignore[misc]
         seconds = interleaved(turns, rounds)
     finally:
         for process in busy:
             process.kill()
             process.wait()
-    table = Table(f"{name}: beside a busy process per core", ["contender", "speed (range), of DDP with gloo"])
-    table.rows += [[contender, spread(ratios(seconds[DDP], taken))] for contender, taken in seconds.items()]
-    table.notes.append("Aim of 2 ranks: never behind DDP.")
+    table = Table(
+        f"{name}: 2 ranks beside a busy process per core",
+        ["contender", "speed (range), of DDP by the same launcher"],
+    )
+    for launcher, programs in BESIDE.items():
+        first, *_ = names = [f"{launcher}: {contender}" for contender in programs]
+        table.rows += [[contender, spread(ratios(seconds[first], seconds[contender]))] for contender in names]
+    table.notes.append("Aim of fit: never behind DDP.")
     report.add(table)
 
 

@@ -49,7 +49,7 @@ PARTS = {
     "fit": Part("bench_fit.py"),
     "step": Part("bench_step.py"),
     "ranks": Part("bench_parallel.py", ["--rounds", "2", "--only", "alone"]),
-    "ranks_beside_others": Part("bench_parallel.py", ["--rounds", "3", "--only", "beside"]),
+    "ranks_beside_others": Part("bench_parallel.py", ["--rounds", "2", "--only", "beside"]),
     "links": Part("bench_parallel.py", ["--rounds", "2", "--only", "links"]),
     "predict": Part("bench_predict.py"),
     "stream": Part("bench_stream.py", environment={"OMP_NUM_THREADS": "1"}),
