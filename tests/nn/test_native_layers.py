@@ -156,7 +156,7 @@ def test_no_series_and_no_steps_are_torchs_matter():
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop because:UserWarning")  # of torch's cells under vmap
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # of one class or another
 @pytest.mark.filterwarnings("ignore:Converting a tensor to a Python:torch.jit.TracerWarning")  # of Recur's checks
 def test_what_follows_torchs_operations_sees_them(x, monkeypatch):
     module = nn.GRU(F, H)

@@ -120,10 +120,14 @@ def receive(client):
 
 def become(request):
     """Turn this process into the program, as far as it is possible after the start of Python."""
+    import atexit
+    import gc
     import multiprocessing
     import runpy
     import types
 
+    if "triton" in sys.modules:  # its extension reports objects that are left at the end
+        atexit.register(gc.unfreeze)
     executable, arguments, environment, folder, numbers, files = request
     high = max(*numbers, *files) + 1
     files = [(fcntl.fcntl(file, fcntl.F_DUPFD, high), os.close(file))[0] for file in files]
