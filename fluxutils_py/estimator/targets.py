@@ -221,6 +221,9 @@ def _labels_of_rows(y: Any, inputs: Inputs, name: str) -> np.ndarray:
     reject_masked(y, name)
     n_rows, n_columns = (inputs.T, inputs.N) if inputs.form == "timesteps" else (inputs.N, inputs.T)
     labels = np.asarray(y)
+    if labels.dtype.kind == "U" and not hasattr(y, "dtype"):  # of a NaN in a list NumPy makes the text "nan"
+        given = np.asarray(y, dtype=object)
+        labels = labels if is_label(given).all() else given
     if labels.ndim == 2 and labels.shape[1] > 1:
         if labels.shape != (n_rows, n_columns):
             raise ShapeError(
@@ -228,7 +231,7 @@ def _labels_of_rows(y: Any, inputs: Inputs, name: str) -> np.ndarray:
                 f"the shape ({n_rows}, {n_columns}), a label per step; {name} has shape {labels.shape}"
             )
         return labels
-    labels = np.asarray(column_or_1d(y, warn=True))
+    labels = np.asarray(column_or_1d(labels, warn=True))
     if labels.dtype.kind != "O":
         assert_all_finite(labels, input_name="y")
     elif not (there := is_label(labels)).all():

@@ -270,6 +270,8 @@ def test_a_series_without_a_label_is_refused(x, labels, none):
     ):
         with pytest.raises(DataError, match=message):
             call(np.where(gone, none, y))
+        with pytest.raises(DataError, match=message):
+            call(np.where(gone, none, y).tolist())
     with pytest.raises(DataError, match=r"^y has labels of types .*int.*str.*, which have no order; make all of one "):
         est.partial_fit(x, np.arange(N).astype(object))
 
