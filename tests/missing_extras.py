@@ -3,6 +3,7 @@
 The sessions of noxfile.py that leave extras out use it. Everywhere else a package that is missing fails the test.
 """
 
+import doctest
 import importlib.metadata
 import importlib.util
 import re
@@ -53,8 +54,10 @@ def pytest_ignore_collect(collection_path):
     return None
 
 
-def _skip_for_an_extra(error: ImportError) -> None:
-    if any(re.search(rf"\b{name}\b", str(error)) for name in MISSING):
+def _skip_for_an_extra(error: Exception) -> None:
+    if isinstance(error, doctest.UnexpectedException):
+        error = error.exc_info[1]
+    if isinstance(error, ImportError) and any(re.search(rf"\b{name}\b", str(error)) for name in MISSING):
         pytest.skip(str(error))
 
 
@@ -70,9 +73,9 @@ def pytest_runtest_setup(item):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """A test that asks the package for something of an extra."""
+    """A test, or an example in a docstring, that asks the package for something of an extra."""
     try:
         return (yield)
-    except ImportError as error:
+    except (ImportError, doctest.UnexpectedException) as error:
         _skip_for_an_extra(error)
         raise
