@@ -22,6 +22,7 @@ import nox
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "no"
+os.environ.setdefault("UV_COMPILE_BYTECODE", "1")  # as pip does: the tests start hundreds of processes
 
 PYTHONS = ["3.11", "3.12", "3.13"]
 PYTEST = ["python", "-m", "pytest", "-n", "2", "--dist", "worksteal"]
