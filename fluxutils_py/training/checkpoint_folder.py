@@ -49,7 +49,8 @@ def explain_lost_files(folder: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise FileExistsError(f"{error.filename} was removed while this run used it: {_way_out(folder)}") from error
+        lost = error.filename or "a checkpoint"
+        raise FileExistsError(f"{lost} was removed while this run used it: {_way_out(folder)}") from error
 
 
 def _way_out(folder: Path) -> str:

@@ -77,7 +77,7 @@ def read_file(path: Any, kind: str, device: Any = "cpu", *, format: int | None =
         if asked is None:
             raise LoadError(f"{path} is damaged or no {kind} file") from None
         raise LoadError(f"{path} is no {kind} file: it asks to run code ({asked[1]}), which is refused") from None
-    except PermissionError:
+    except (PermissionError, FileNotFoundError):  # the second: it was removed since
         raise
     except Exception as error:  # torch may raise any error for a damaged file
         reason = (str(error).splitlines() or [""])[0]

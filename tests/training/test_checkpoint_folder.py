@@ -1,14 +1,16 @@
 """A folder of checkpoints: what a killed save left there, and a second run that saves there too."""
 
 import os
+import re
 import subprocess
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.training import Checkpointer, Loop, StepInfo
+from fluxutils_py.training import Checkpointer, Loop, StepInfo, plain_files
 
 
 def names(folder):
@@ -62,6 +64,24 @@ def test_a_file_that_another_run_takes_for_a_leftover(tmp_path, monkeypatch):
     assert checkpoints.latest_step() == 7
 
 
+@pytest.mark.parametrize(
+    ("module", "name"), [(plain_files, "check_path"), (torch, "load"), (plain_files, "_has_wrong_sum")]
+)
+def test_a_checkpoint_that_another_run_removes_while_it_is_read_is_explained(tmp_path, monkeypatch, module, name):
+    model, real = nn.Linear(1, 1), getattr(module, name)
+    Checkpointer(tmp_path).write({"model": {name: values + 1 for name, values in model.state_dict().items()}}, 1)
+    before = model.weight.item()
+
+    def remove_first(path, *args, **kwargs):
+        Path(path).unlink()
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(module, name, remove_first)
+    with pytest.raises(FileExistsError, match="was removed while this run used it: another run saves to"):
+        Checkpointer(tmp_path).track(model=model).restore()
+    assert model.weight.item() == before
+
+
 def test_of_two_processes_that_fit_into_one_folder_one_ends_as_if_alone(tmp_path, python):
     """Such as ranks of a job that was restarted, whose launcher alone was killed."""
     program = textwrap.dedent("""
@@ -85,9 +105,8 @@ def test_of_two_processes_that_fit_into_one_folder_one_ends_as_if_alone(tmp_path
     alone = start("alone", "alone.pt")
     said = [p.communicate(timeout=120)[1] for p in (*both, alone)]
     failed = [text for p, text in zip((*both, alone), said, strict=True) if p.returncode]
-    assert all(
-        "FileExistsError: " in text and f"another run saves to {tmp_path / 'both'} too" in text for text in failed
-    )
+    told = re.compile(rf"FileExistsError: .*another run saves to {re.escape(str(tmp_path / 'both'))} too", re.DOTALL)
+    assert [text for text in failed if not told.search(text)] == []
     expected = torch.load(tmp_path / "alone.pt")
     if len(failed) == 2:  # neither knew of the other before both had saved: started again, it goes on
         start("both", "a.pt").communicate(timeout=120)
