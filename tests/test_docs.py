@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import fluxutils_py
+
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 
@@ -39,4 +41,5 @@ def test_linked_files_exist(page):
     prose = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)#]+)\)", prose):
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            installed = Path(fluxutils_py.__file__).parents[1] / target.removeprefix("../")
+            assert (page.parent / target).exists() or installed.exists(), target

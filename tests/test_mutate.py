@@ -65,6 +65,7 @@ def test_an_operator_at_the_beginning_of_a_line_is_broken_there():
 def package(folder, source):
     path = folder / "fluxutils_py" / "part" / "one.py"
     path.parent.mkdir(parents=True, exist_ok=True)
+    (folder / "fluxutils_py" / "__init__.py").touch()  # comes before one that is installed
     path.write_text(source)
     return folder
 
