@@ -1,4 +1,8 @@
-"""What all tests share."""
+"""What all tests share.
+
+What takes long to import is imported in functions: pytest-xdist's controller reads this file too, before it starts
+workers.
+"""
 
 import functools
 import importlib.util
@@ -18,11 +22,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # What scikit-learn asks for before it dispatches to other array libraries. Before scipy is imported.
 os.environ["SCIPY_ARRAY_API"] = "1"
 
-import numpy as np
 import pytest
-import torch
-
-import fluxutils_py
 
 TESTS = Path(__file__).parent
 
@@ -42,6 +42,9 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def seeded():
     """Every test starts from the same global generators, whichever tests ran before it."""
+    import numpy as np
+    import torch
+
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  scikit-learn still draws from the global generator
     torch.default_generator.manual_seed(0)  # torch.manual_seed formats the stack for devices that may come later
@@ -58,6 +61,8 @@ def power_does_not_fail():
 @pytest.fixture
 def rng():
     """A NumPy generator of its own for each test."""
+    import numpy as np
+
     return np.random.default_rng(0)
 
 
@@ -87,6 +92,8 @@ def python():
     if sys.platform != "linux":
         yield sys.executable
         return
+    import fluxutils_py
+
     folder = Path(tempfile.mkdtemp())
     executable = folder / "python"
     executable.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {PRELOADED} start "$0" "$@"\n')

@@ -67,7 +67,7 @@ def search(x, y, n_jobs):
     }
 
 small = search(*make(100), 2)
-x, y = make(1100)
+x, y = make(550)
 large = search(x, y, 2)
 in_memory = search(np.array(x), np.array(y), None)
 print(json.dumps({"small": small, "large": large, "in_memory": in_memory, "pid": os.getpid()}))
@@ -80,10 +80,10 @@ def test_workers_of_a_grid_search_share_the_file(python, tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     small, large, in_memory = found["small"], found["large"], found["in_memory"]
-    assert large["bytes"] > 256 << 20
-    # 2 candidates, 2 folds, 4 groups of 125 of the 500 series to train on, 35 windows of at most 32 of the 1100 steps
-    assert large["steps"] == in_memory["steps"] == 2 * 2 * 4 * 35
+    assert large["bytes"] > 128 << 20
+    # 2 candidates, 2 folds, 4 groups of 125 of the 500 series to train on, 18 windows of at most 32 of the 550 steps
+    assert large["steps"] == in_memory["steps"] == 2 * 2 * 4 * 18
     assert str(found["pid"]) not in large["peaks"]
-    # MiB that cannot be dropped, as pages can: two processes of one search differ by up to 20, a copy would take 256
+    # MiB that cannot be dropped, as pages can: two processes of one search differ by up to 20, a copy would take 128
     assert max(large["peaks"].values()) < max(small["peaks"].values()) + 60
     assert large["scores"] == in_memory["scores"]

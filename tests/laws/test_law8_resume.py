@@ -159,8 +159,8 @@ def test_a_fit_stopped_at_any_step_and_called_again_equals_the_uninterrupted_one
             make(folder, Breaks(k), trigger=trigger, **settings).fit(**arguments)
         again = make(folder, trigger=trigger, **settings)
         assert same(outcome(again.fit(**arguments)), whole), k
-        assert again.fit(**arguments) is again
-        assert same(outcome(again), whole), k  # a finished one makes no more steps
+    assert again.fit(**arguments) is again
+    assert same(outcome(again), whole)  # a finished one makes no more steps
 
 
 @pytest.mark.parametrize("settings", [{}, {"shuffle": True, "patience": 5}, {"accumulate": 4}], ids=str)
