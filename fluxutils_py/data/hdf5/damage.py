@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import ctypes
 import functools
+import gc
 import io
 import os
 import struct
@@ -53,9 +54,13 @@ def _is_missing(file: h5py.File, name: str) -> bool:
 
 @functools.cache
 def _close_before_python_ends() -> None:
-    """HDF5 may keep hold of a guarded file that it failed to read, and would let go of it when Python is gone."""
+    """HDF5 may keep hold of a guarded file that it failed to read, and would let go of it when Python is gone.
+
+    Garbage goes first: HDF5 may crash when it closes the list of properties of a virtual dataset that is still held.
+    """
     with contextlib.suppress(AttributeError, OSError):
         atexit.register(ctypes.CDLL(h5py.h5.__file__).H5close)  # which h5py does not give
+        atexit.register(gc.collect)  # the last that is registered is the first to run
 
 
 def read_attribute(dataset: h5py.Dataset, name: str) -> Any:
