@@ -12,6 +12,8 @@ from fluxutils_py.data.indexing import Index, as_key, parse_index
 from fluxutils_py.data.lazy import DerivedArray
 from fluxutils_py.errors import DataError, ShapeError
 
+TIME_FIRST = ": arrays (T_i, F) become so by a.T"
+
 
 class RaggedArray(DuckArray):
     """A list of arrays of shape (F, T_i) as one array of shape (F, N, max(T_i)), without copying anything.
@@ -48,9 +50,10 @@ class RaggedArray(DuckArray):
         first = self.arrays[0]
         for i, a in enumerate(self.arrays):
             if a.shape[0] != first.shape[0]:
+                time_first = len({b.shape[1] for b in self.arrays}) == 1 and first.shape[1] < first.shape[0]
                 raise ShapeError(
                     f"{name}[{i}] has {a.shape[0]} features and {name}[0] has {first.shape[0]}; the arrays of a list "
-                    "are series (F, T_i) of equal F"
+                    f"are series (F, T_i) of equal F{TIME_FIRST if time_first else ''}"
                 )
             if _native(a.dtype) != _native(first.dtype) and not {a.dtype.kind, first.dtype.kind} <= {"U"}:
                 raise DataError(

@@ -10,6 +10,7 @@ import numpy as np
 
 from fluxutils_py.data.arrays import as_three_axes, in_memory, is_nonblocking, read_block
 from fluxutils_py.data.hdf5.h5map import H5Map
+from fluxutils_py.data.ragged import TIME_FIRST
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
 
@@ -56,7 +57,10 @@ class SeriesArray:
         self.F, self.N, self.T = (int(n) for n in array.shape)
         self.dtype = np.dtype(getattr(array, "dtype", None) or np.asarray(array[0:1, 0:1, 0:1]).dtype)
         if self.dtype.kind not in "fiub":
-            raise DataError(f"{name} must hold real numbers, got dtype {self.dtype}; convert it, as with astype")
+            way_out = "convert it, as with astype"
+            if name.startswith("y") and self.dtype.kind in "USO":
+                way_out = f"labels are for SequenceClassifier and EstimatorClassifier; if they are numbers, {way_out}"
+            raise DataError(f"{name} must hold real numbers, got dtype {self.dtype}; {way_out}")
         self.kind = "int" if self.dtype.kind in "iu" else "float"
         self.in_memory = in_memory(array) or bool(getattr(array, "in_memory", False))
         self._may_wrap = self.dtype.kind == "u" and self.dtype.itemsize == 8
@@ -212,7 +216,8 @@ def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
     first, second = (getattr(s.array, "lengths", None) for s in (a, b))
     if first is not None and second is not None and len(first) == len(second) and (first != second).any():
         i = int(np.flatnonzero(first != second)[0])
-        raise ShapeError(f"{a.name}[{i}] has {first[i]} time steps and {b.name}[{i}] has {second[i]}")
+        way_out = f"; the arrays of a list are series (F, T_i){TIME_FIRST}" if a.F == b.F else ""
+        raise ShapeError(f"{a.name}[{i}] has {first[i]} time steps and {b.name}[{i}] has {second[i]}{way_out}")
     for axis, unit, m, n in ((1, "series", a.N, b.N), (2, "time steps", a.T, b.T)):
         if m != n:
             batch_first = a.shape[:2] == b.shape[:2]

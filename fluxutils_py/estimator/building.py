@@ -72,7 +72,7 @@ def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, de
     Raises
     ------
     TypeError
-        If ``model`` has another type, or makes something other than a module.
+        If ``model`` has another type, needs other arguments, or makes something other than a module.
     ValueError
         If the device does not exist.
     """
@@ -84,6 +84,11 @@ def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, de
         built = copy.deepcopy(model)
     elif callable(model):
         model = with_python_numbers(model)
+        if unknown := _required_arguments(model) - set(SIZES):
+            raise TypeError(
+                f"model={model!r} needs the arguments {', '.join(sorted(unknown))}, which nothing gives: those for the "
+                "numbers of features are called n_in and n_out; give others a default, or use functools.partial"
+            )
         built = model(**{k: (n_in, n_out)[i] for k, i in SIZES.items() if k in _open_arguments(model)})
         if not isinstance(built, nn.Module):
             raise TypeError(f"model={model!r} must make a torch module, it made {type(built).__name__}")
@@ -199,3 +204,13 @@ def _open_arguments(f: Callable[..., Any]) -> set[str]:
         return set(inspect.signature(f).parameters) - closed
     except (TypeError, ValueError):
         return set()
+
+
+def _required_arguments(f: Callable[..., Any]) -> set[str]:
+    """Return the names of the arguments that a class, function or partial needs."""
+    try:
+        parameters = inspect.signature(f).parameters.values()
+    except (TypeError, ValueError):
+        return set()
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {p.name for p in parameters if p.default is p.empty and p.kind not in variable}

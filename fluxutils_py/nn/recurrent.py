@@ -92,8 +92,7 @@ class Recur(nn.Module):
                 )
             if module.batch_first:
                 raise TypeError(
-                    f"Recur is time-major: build the {type(module).__name__} with batch_first=False "
-                    "(windows are (S, B, F))"
+                    f"windows are (S, B, F), time first: build the {type(module).__name__} with batch_first=False"
                 )
         self.module = module
         self.state = None

@@ -101,6 +101,9 @@ def test_what_is_a_list_of_series(arrays):
 
 @pytest.mark.parametrize(("bad", "message"), [
     ([], "x is an empty list; give at least one array of shape (F, T_i)"),
+    ([np.zeros((4, 2)), np.zeros((5, 2))],
+     "x[1] has 5 features and x[0] has 4; the arrays of a list are series (F, T_i) of equal F: arrays (T_i, F) become "
+     "so by a.T"),
     ([np.ones((2, 3)), np.ones((3, 3))],
      "x[1] has 3 features and x[0] has 2; the arrays of a list are series (F, T_i) of equal F"),
     ([np.ones((2, 3)), np.ones((2, 3), "f4")],
@@ -114,7 +117,7 @@ def test_what_is_a_list_of_series(arrays):
      "x[1] has shape (2, 3, 1): the arrays of a list are series (F, T_i) = (features, time steps)"),
     ([np.ma.masked_array(np.ones((2, 3)))],
      "x[0] is a masked array, whose mask would be lost; use x[0].filled(np.nan)"),
-], ids=range(8))  # fmt: skip
+], ids=range(9))  # fmt: skip
 def test_arrays_that_do_not_fit(bad, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         RaggedArray(bad, "x")

@@ -216,6 +216,8 @@ def test_starts_tell_one_fit_from_another(x, tmp_path):
 @pytest.mark.parametrize(("arguments", "settings", "message"), [
     (lambda x, y: (x, y[:-1]), {}, "x has 7 series and y has 6"),
     (lambda x, y: (x, [*y[:2], y[2][:, :5], *y[3:]]), {}, "x[2] has 14 time steps and y[2] has 5"),
+    (lambda x, y: ([np.ones((9, 3))] * 7, [np.ones((9, 1))] * 7), {},
+     "x[0] has 3 time steps and y[0] has 1; the arrays of a list are series (F, T_i): arrays (T_i, F) become so"),
     (lambda x, y: (x, padded(y)), {}, "x is a list of series and y is not: give both as arrays (F, N, T), or both as"),
     (lambda x, y: (padded(x), y), {}, "x is an array and y is not: give both as arrays (F, N, T), or both as lists"),
     (lambda x, y: ((x, padded(x)), y), {}, "some of the 2 arrays of x are lists of series; give all as lists, or none"),
@@ -225,7 +227,7 @@ def test_starts_tell_one_fit_from_another(x, tmp_path):
     (lambda x, y: (x, y), {"sample_weight": [np.ones(9)] * 3}, "sample_weight is a list of 3 arrays of 1 features"),
     (lambda x, y: ([a[0] for a in x], y), {}, "x[0] has shape (9,): the arrays of a list are series (F, T_i)"),
     (lambda x, y: (x, [*y[:2], y[2] * np.inf, *y[3:]]), {}, "y is "),
-], ids=range(10))  # fmt: skip
+], ids=range(11))  # fmt: skip
 def test_arguments_that_do_not_fit(x, arguments, settings, message):
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         est().fit(*arguments(x, targets(x)), **settings)
