@@ -87,7 +87,8 @@ MODULES = "fluxutils_py", "sklearn.model_selection", "torch._dynamo"  # the last
 def python():
     """An executable to start programs with: Python, which has imported the package already where it can be forked.
 
-    For programs that are not about imports and the start of Python; those start ``sys.executable``.
+    For programs that are not about imports or the start of Python, which start ``sys.executable``, nor about its end,
+    for which there is ``finalized_python``.
     """
     if sys.platform != "linux":
         yield sys.executable
@@ -95,9 +96,9 @@ def python():
     import fluxutils_py
 
     folder = Path(tempfile.mkdtemp())
-    executable = folder / "python"
-    executable.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {PRELOADED} start "$0" "$@"\n')
-    executable.chmod(0o755)
+    for executable in (folder / "finalized", folder / "python"):
+        executable.write_text(f'#!/bin/sh\nexec {sys.executable} -IS {PRELOADED} start "$0" "$@"\n')
+        executable.chmod(0o755)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"{folder}/socket")
         listener.listen(64)
@@ -112,6 +113,12 @@ def python():
     server.stdin.close()
     server.wait(timeout=60)
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def finalized_python(python):
+    """As ``python``; takes its modules apart at the end, as Python does."""
+    return python if python == sys.executable else str(Path(python).with_name("finalized"))
 
 
 @pytest.fixture

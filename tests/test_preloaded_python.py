@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import h5py
 import pytest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the fixture gives a real one")
@@ -69,6 +70,18 @@ def test_one_that_is_killed_at_any_moment_ends_no_other(python):
 
 def test_the_end_of_the_program_by_a_signal_is_that_of_the_process(python):
     assert ends(python, "-c", "import os; os.kill(os.getpid(), 9)")[0] == -signal.SIGKILL
+
+
+def test_it_ends_after_what_is_registered(python, finalized_python):
+    program = "import atexit, sys; atexit.register(print, 'registered'); sys.exit(3)"
+    for executable in (sys.executable, finalized_python, python):
+        assert ends(executable, "-c", program) == (3, "registered\n", "")
+
+
+def test_a_file_that_the_program_leaves_open_is_whole(python, tmp_path):
+    assert ends(python, "-c", "import sys, h5py; f = h5py.File(sys.argv[1], 'w'); f['x'] = 7", tmp_path / "x")[0] == 0
+    with h5py.File(tmp_path / "x") as file:
+        assert file["x"][()] == 7
 
 
 def test_a_program_handles_a_signal(python):

@@ -717,8 +717,8 @@ def run(python, program):
     ],
     ids=["idle", "loading", "finishing", "consumer", "endless"],
 )
-def test_the_interpreter_exits(python, program):
-    assert run(python, program) == "1"
+def test_the_interpreter_exits(finalized_python, program):
+    assert run(finalized_python, program) == "1"
 
 
 @pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork on this system")

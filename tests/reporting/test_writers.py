@@ -155,7 +155,7 @@ def test_a_forked_process_is_told_that_the_writer_is_not_its_own(opened, tmp_pat
     assert scalars(tmp_path) == {"parent": [(1, 1.0)]}
 
 
-def test_nothing_is_lost_when_a_program_ends_without_close(python, tmp_path, scalars):
+def test_nothing_is_lost_when_a_program_ends_without_close(finalized_python, tmp_path, scalars):
     program = f"""
 import numpy as np
 from fluxutils_py.reporting import SummaryWriter, ThreadedSummaryWriter
@@ -166,7 +166,7 @@ for step in range(500):
 threaded.add_histogram("empty", np.zeros(0), 1)
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([python, "-c", program], capture_output=True, text=True, env=env, timeout=120)
+    done = subprocess.run([finalized_python, "-c", program], capture_output=True, text=True, env=env, timeout=120)
     told = (
         f"RuntimeError: summary 'empty' was not written to {tmp_path}/threaded: ValueError: The input has no element."
     )

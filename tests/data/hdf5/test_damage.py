@@ -84,11 +84,11 @@ def sound_files(folder):
         file.create_virtual_dataset("x", layout).attrs["axes"] = "TNF"
 
 
-def test_a_damaged_file_gives_right_data_or_an_error_in_time(python, tmp_path):
+def test_a_damaged_file_gives_right_data_or_an_error_in_time(finalized_python, tmp_path):
     sound_files(tmp_path / "files")
     n_mutations = int(os.environ.get("FLUXUTILS_MUTATIONS", "600"))
     done = subprocess.run(
-        [python, "-c", PROGRAM, tmp_path / "files", str(n_mutations)],
+        [finalized_python, "-c", PROGRAM, tmp_path / "files", str(n_mutations)],
         capture_output=True, text=True, timeout=LIMIT + n_mutations / 10,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
