@@ -131,6 +131,8 @@ def end_at_once():
         return
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi and mpi.Is_initialized() and not mpi.Is_finalized():
+        if status:  # with which mpi4py may end all ranks
+            return
         mpi.Finalize()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # none, or closed
