@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.errors import ExportError, LoadError
-from fluxutils_py.exporting.graph import Graph, module_of_operator, silence_exporters
+from fluxutils_py.exporting.graph import Graph, module_of_operator, quiet_exporters
 from fluxutils_py.files import atomic_path
 from fluxutils_py.tree import named_leaves
 from fluxutils_py.validation import require_package
@@ -127,7 +127,7 @@ def _to_onnx(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Any
     names = [*inputs, *(f"state.{i}" for i in range(n_states))]
     results = [*outputs, *(f"next_state.{i}" for i in range(n_states))]
     try:
-        with silence_exporters(), torch.no_grad():
+        with quiet_exporters(), torch.no_grad():
             made = torch.onnx.export(graph.program, dynamo=True, input_names=names, output_names=results, verbose=False)
     except Exception as error:
         raise _not_convertible(graph, error) from error

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fluxutils_py.exporting.export_files import SERIES, format_of, read_metadata, require
-from fluxutils_py.exporting.graph import silence_exporters
+from fluxutils_py.exporting.graph import quiet_exporters
 
 
 class ExportedModel:
@@ -35,7 +35,7 @@ class ExportedModel:
         self._session: Any = None
         if format_of(path) == "torch":
             # torch warns of paths that do not end in .pt2, and up to 2.12 of the memory that it reads into
-            with open(path, "rb") as file, silence_exporters():
+            with open(path, "rb") as file, quiet_exporters():
                 self._program = torch.export.load(file).module()
         else:
             runtime = require("onnxruntime")
