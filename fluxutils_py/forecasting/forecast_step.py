@@ -89,7 +89,7 @@ class ForecastStep(nn.Module):
         own, of_network = states[: self.n_own], states[self.n_own :]
         values, age = self._append_value(own[0], own[1], xs["y"])
         following = [values, age]
-        level, scale, naive, here, parts = self._compute_features(values[0], values[1])
+        level, scale, naive, here, parts = self._compute_features(*values.unbind())
         now: list[Tensor] = []
         ahead: list[Tensor] = []
         if "past" in xs:
@@ -109,57 +109,57 @@ class ForecastStep(nn.Module):
             ahead = [torch.cat([known[..., 1:], before[..., at]], -1).flatten(-2)]
         ordered = [channel for _, channel in sorted(zip(c.positions, now, strict=True), key=lambda pair: pair[0])]
         rest = [torch.stack(ordered, -1)] if ordered else []
-        tail = torch.zeros_like(level)[:, None].expand(-1, c.h * c.base + 1)  # for the loss in training
+        tail = torch.zeros_like(level).expand(-1, c.h * c.base + 1)  # for the loss in training
         x = torch.cat([parts, *(t.nan_to_num() for t in (*rest, *ahead)), tail], -1).to(self.dtype)
         found = self.network(x, *of_network)
         outputs = found[0].double().unflatten(-1, (self.n_models, -1)).mean(-2)
-        z = naive.unsqueeze(-2) + scale[:, None, None] * outputs.unflatten(-1, (self.n_outputs, -1))
-        y = torch.where(here[:, None, None], z.exp() if f.log else z, torch.nan)
+        z = naive.unsqueeze(-2) + scale.unsqueeze(-1) * outputs.unflatten(-1, (self.n_outputs, -1))
+        y = torch.where(here.unsqueeze(-1), z.exp() if f.log else z, torch.nan)
         return (*y.unbind(-2), *following, *found[1:])
 
     def _append_value(self, values: Tensor, age: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the last values with this one, and the steps since the last value that was not filled in from it."""
         f = self.features
         new = y.log() if f.log else y  # (B, 1)
-        filled = new
+        filled, (given, filled_in) = new, values.unbind()
         for back in range(1, SEASONS_BACK + 1):
             at = self.n_kept - back * f.season
-            filled = torch.where(filled.isnan(), values[0, :, at : at + 1], filled)
-        missing = filled.isnan()[:, 0]
+            filled = torch.where(filled.isnan(), given.narrow(1, at, 1), filled)
+        missing = filled.isnan().squeeze(1)
         age = torch.where(missing, age + 1, 0.0)
-        last = torch.where((age <= f.memory)[:, None], values[1, :, -1:], torch.nan)
+        last = torch.where((age <= f.memory).unsqueeze(1), filled_in.narrow(1, -1, 1), torch.nan)
         filled = torch.where(filled.isnan(), last, filled)
-        return torch.cat([values[..., 1:], torch.stack([new, filled])], -1), age
+        return torch.cat([values.narrow(2, 1, self.n_kept - 1), torch.stack([new, filled])], -1), age
 
     def _compute_features(self, z: Tensor, filled: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return level, scale (B,), the seasonal naive forecast (B, h), whether there is a value, and the inputs."""
-        f, K = self.features, self.n_kept
-        here = ~filled[:, -1].isnan()
+        """Return level, scale (B, 1), the seasonal naive forecast (B, h), whether there is a value, and the inputs."""
+        f, K, last = self.features, self.n_kept, filled.narrow(1, -1, 1)
+        here = ~last.isnan()
         level, scale = _known_mean(filled, K, f.season), self._compute_scale(z, filled)
-        now = K - 1 + torch.from_numpy(f.counterparts())
-        naive = torch.where(filled[:, now].isnan(), filled[:, -1:], filled[:, now])
+        season_before = filled.index_select(1, K - 1 + torch.from_numpy(f.counterparts()))
+        naive = torch.where(season_before.isnan(), last, season_before)
         unit = scale if f.log else scale / f.unit
         columns = [
-            filled[:, K - f.input_size :] - level[:, None],
-            (level - _known_mean(filled, K - f.lag, f.season))[:, None],
-            (filled[:, -1] - filled[:, K - 1 - f.season])[:, None],
-            (_known_mean(filled, K, f.lag) - level)[:, None],
+            filled.narrow(1, K - f.input_size, f.input_size) - level,
+            level - _known_mean(filled, K - f.lag, f.season),
+            last - filled.narrow(1, K - 1 - f.season, 1),
+            _known_mean(filled, K, f.lag) - level,
         ]
-        columns = [column / scale[:, None] for column in columns]
-        columns.append((unit.clamp(min=1e-30).log() + (2.5 if f.log else 0.0))[:, None])
+        columns = [torch.cat(columns, -1) / scale]
+        columns.append(unit.clamp(min=1e-30).log() + (2.5 if f.log else 0.0))
         if f.lag > f.season:
             at = K - 1 + torch.from_numpy(f.counterparts(f.lag))
             turns = -(-np.arange(1, f.h + 1) // f.lag)
             levels = {turn: _known_mean(filled, K - turn * f.lag, f.season) for turn in map(int, np.unique(turns))}
-            before = torch.stack([levels[turn] for turn in map(int, turns)], -1)
-            columns.append((filled[:, at] - before - (naive - level[:, None])) / scale[:, None])
+            before = torch.cat([levels[turn] for turn in map(int, turns)], -1)
+            columns.append((filled.index_select(1, at) - before - (naive - level)) / scale)
         x = torch.cat(columns, -1).clamp(-LARGEST, LARGEST)
-        x = torch.where(x.isnan() | ~here[:, None], 0.0, x)
-        return level, torch.where(here, scale, 1.0), torch.where(here[:, None], naive, 0.0), here, x
+        x = torch.where(x.isnan() | ~here, 0.0, x)
+        return level, torch.where(here, scale, 1.0), torch.where(here, naive, 0.0), here, x
 
     def _compute_scale(self, z: Tensor, filled: Tensor) -> Tensor:
         f, K = self.features, self.n_kept
-        changes = [(z[:, back:] - z[:, :-back]).abs() for back in (f.season, 1)]
+        changes = [(z.narrow(1, back, K - back) - z.narrow(1, 0, K - back)).abs() for back in (f.season, 1)]
         seasonal, single = (_known_mean(change, change.shape[1], f.memory) for change in changes)
         scale = torch.where(seasonal.isnan(), single, seasonal)
         if f.log:
@@ -175,7 +175,8 @@ def _repeat_values(values: Sequence[float], times: int) -> Tensor:
 
 
 def _known_mean(values: Tensor, stop: int, n: int) -> Tensor:
-    """Return the mean (B,) of the values that are known among the ``n`` before column ``stop``; NaN if none is."""
-    part = values[:, max(0, stop - n) : max(0, stop)]
+    """Return the mean (B, 1) of the values that are known among the ``n`` before column ``stop``; NaN if none is."""
+    start = max(0, stop - n)
+    part = values.narrow(1, start, max(0, stop) - start)
     known = ~part.isnan()
-    return torch.where(known, part, 0.0).sum(-1) / known.sum(-1)
+    return torch.where(known, part, 0.0).sum(-1, keepdim=True) / known.sum(-1, keepdim=True)
