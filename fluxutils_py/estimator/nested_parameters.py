@@ -99,8 +99,9 @@ class NestedParamsMixin:
                 nested[argument][name] = value
             else:
                 plain[key] = value
+        names = parameter_names(type(self))
         for key in plain:
-            self._check_name(key, params, known)
+            self._check_name(key, params, names, known)
         before = dict(vars(self))
         try:
             super().set_params(**plain)  # type: ignore[misc]  # BaseEstimator's
@@ -130,10 +131,9 @@ class NestedParamsMixin:
             return view(Spec() if value is None else value, optional=NAMES)
         return view(default_model if value is None else value)
 
-    def _check_name(self, key: str, params: dict[str, Any], known: list[str]) -> None:
+    def _check_name(self, key: str, params: dict[str, Any], names: list[str], known: list[str]) -> None:
         """Raise unless scikit-learn can set the parameter."""
         argument, inside, _ = key.partition("__")
-        names = parameter_names(type(self))
         fault = f"Invalid parameter {key!r} for estimator {type(self).__name__}"
         if argument not in names:
             raise SpecError(f"{fault}. Valid parameters are: {names!r}.{_did_you_mean(key, known)}")

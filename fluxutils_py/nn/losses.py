@@ -42,6 +42,7 @@ class SeqLoss:
         self._same_shape = needs_equal_shapes(criterion)
         self._reduction = _criterion_setting(criterion, "reduction", "mean")
         self.ignore_index: int = _criterion_setting(criterion, "ignore_index", -100)
+        self._class_weights: Tensor | None = _criterion_setting(criterion, "weight", None)
 
     @property
     def is_mean(self) -> bool:
@@ -170,7 +171,7 @@ class SeqLoss:
         if not y.is_floating_point():
             live = y != self.ignore_index
             share = share * live
-            weight = _criterion_setting(self.criterion, "weight", None)
+            weight = self._class_weights
             if weight is not None:  # the clamp: the criterion itself reports labels out of range
                 share = share * weight.to(y.device)[torch.where(live, y, 0).clamp(0, len(weight) - 1)]
         return share
