@@ -14,6 +14,7 @@ from torch import nn
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.nn import LSTM
+from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.recurrent import wrap_recurrent
 from fluxutils_py.optim import ChainedOptimizer
 from fluxutils_py.training.make_optimizer import make_optimizer, with_python_numbers
@@ -81,7 +82,7 @@ def build_model(model: Any, n_in: Any, n_out: Any, dtype: torch.dtype | None, de
         require_single_input_and_output("model=None", n_in, n_out)
         built: Any = default_model(n_in, n_out)
     elif isinstance(model, nn.Module):
-        built = copy.deepcopy(model)
+        built = deep_copy(model)
     elif callable(model):
         model = with_python_numbers(model)
         if unknown := _required_arguments(model) - set(SIZES):

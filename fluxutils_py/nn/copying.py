@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import types
 import weakref
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,8 +33,11 @@ def deep_copy(model: nn.Module, shared: Sequence[Tensor] = ()) -> nn.Module:
     Tensors that a model keeps in its attributes, such as attention weights, may have a graph, which torch refuses to
     copy: they are detached in the copy.
     """
-    memo = {id(t): t for t in shared}
+    memo: dict[int, Any] = {id(t): t for t in shared}
     for kept in (value for m in model.modules() for value in vars(m).values()):
+        if type(kept) is OrderedDict and not kept:  # of hooks, a dozen in each module: they take deepcopy most of the time
+            memo[id(kept)] = OrderedDict()
+            continue
         inside = kept.values() if isinstance(kept, dict) else kept if isinstance(kept, list | tuple) else (kept,)
         memo |= {id(t): t.detach() for t in inside if isinstance(t, Tensor) and not t.is_leaf and id(t) not in memo}
     twin = copy.deepcopy(model, memo)

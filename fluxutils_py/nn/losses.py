@@ -261,7 +261,7 @@ def as_loss(loss: Any) -> Loss:
     four, ``(model, xs, ys[, ws])``, is returned unchanged.
     """
     if loss is None:
-        return seqloss(F.mse_loss)
+        return _mean_squared_error()
     if isinstance(loss, SeqLoss):
         return loss
     if isinstance(loss, type) or not callable(loss):
@@ -274,6 +274,11 @@ def as_loss(loss: Any) -> Loss:
             "def criterion(yhat, y): return gaussian(yhat[..., :1], y, yhat[..., 1:].exp()), for a mean and a variance"
         )
     return seqloss(loss) if required <= 2 else loss
+
+
+@functools.cache
+def _mean_squared_error() -> SeqLoss:
+    return seqloss(F.mse_loss)
 
 
 def takes_weights(loss: Loss) -> bool:
