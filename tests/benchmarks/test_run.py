@@ -45,7 +45,7 @@ def cells(text):
 
 def test_failing_and_endless_parts_are_reported_and_stop_no_other(run):
     text = run(
-        "--limit", "5",
+        "--limit", "3",
         bad=GOOD.format(1) + "raise ValueError('something is wrong')",
         endless="import time\ntime.sleep(600)",
         good=GOOD.format(2),
@@ -54,7 +54,7 @@ def test_failing_and_endless_parts_are_reported_and_stop_no_other(run):
         "## bad",
         "**Failed:** it ended with 1: ValueError: something is wrong",
         "## endless",
-        "**Failed:** it was stopped after 5 s",
+        "**Failed:** it was stopped after 3 s",
         "## good",
     ]
     assert cells(text) == ["1", "2"]  # what the failing part had found before is kept

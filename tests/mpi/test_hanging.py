@@ -21,7 +21,7 @@ def hook(loop):
 kind = {"mpi": MPIComm, "torch": TorchComm}[sys.argv[1]]
 x = np.random.default_rng(0).standard_normal((1, 6, 20))
 spec = dict(epochs=2, batchsize=2, seqsize=5)
-Estimator(spec=spec, comm=kind(patience=1, abort_after=3), callbacks=hook, verbose=False).fit(x, x)
+Estimator(spec=spec, comm=kind(patience=0.7, abort_after=2), callbacks=hook, verbose=False).fit(x, x)
 """
 
 

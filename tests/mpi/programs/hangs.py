@@ -11,7 +11,7 @@ from fluxutils_py import Estimator, Spec
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.training import Checkpointer
 
-PATIENCE, LONG = 0.3, 1.0  # seconds
+PATIENCE, LONG = 0.3, 0.8  # seconds
 COMM = get_communicator("auto")
 X = np.random.default_rng(0).standard_normal((2, 9, 12))
 SPEC = Spec(epochs=2, batchsize=1, seqsize=4)  # 9 steps per epoch on three ranks

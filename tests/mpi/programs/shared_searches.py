@@ -69,8 +69,8 @@ def data(folder):
 
 
 def searches(x, y):
-    ready = SequenceRegressor(3, epochs=2, batchsize=8, seqsize=10, random_state=0, callbacks=Alone(), verbose=False)
-    spec = {"epochs": 2, "batchsize": 8, "seqsize": 10}
+    ready = SequenceRegressor(3, epochs=2, batchsize=16, seqsize=10, random_state=0, callbacks=Alone(), verbose=False)
+    spec = {"epochs": 2, "batchsize": 16, "seqsize": 10}
     own = EstimatorRegressor(Skip, opt=torch.optim.Adam, spec=spec, random_state=0, verbose=False)
     pipe = make_pipeline(SequenceScaler(), own)
     grid = {"estimatorregressor__model__hidden": [2, 3], "estimatorregressor__opt__lr": [0.01, 0.1]}
