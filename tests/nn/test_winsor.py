@@ -176,7 +176,7 @@ class Watched:  # looks at the memory each time a block is read
         return self.x[key]
 
 found = []
-for n_steps in 50_000, 450_000:  # (T, N, F), nearly all of it never written: up to 72 MB
+for n_steps in 50_000, 1_000_000:  # (T, N, F), nearly all of it never written: up to 160 MB
     x = np.memmap(sys.argv[1], "f4", "w+", shape=(n_steps, 10, 4))
     x[::1000] = np.random.default_rng(0).normal(size=(n_steps // 1000, 10, 4))
     x = Watched(x.T)
@@ -194,4 +194,4 @@ def test_memory_does_not_grow_with_the_file(kind, python, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     small, large = json.loads(done.stdout)
-    assert large < small + 48  # the larger file has 69 MiB, 137 as float64
+    assert large < small + 100  # the larger file has 153 MiB, 305 as float64; beside other work 74 came once
