@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 WIDE = 64  # units of an LSTM from which bfloat16 is faster
@@ -55,9 +55,26 @@ def lstm_gains(hidden_size: int) -> bool:
     return hidden_size >= WIDE and torch.get_autocast_dtype("cpu") is torch.bfloat16 and _multiplies_bfloat16()
 
 
-def computes_recurrences(x: Tensor) -> bool:
-    """Whether torch has recurrent layers for the precision of autocast where ``x`` is: on the CPU not in float16."""
-    return not (x.is_cpu and torch.get_autocast_dtype("cpu") is torch.float16)
+def computes_recurrence(module: nn.Module, x: Tensor) -> bool:
+    """Whether torch computes a recurrent layer in the precision of autocast where ``x`` is.
+
+    On the CPU it does not in float16, and LSTMs in bfloat16 only where oneDNN has them (AVX-512, AMX).
+    """
+    if not x.is_cpu:
+        return True
+    if torch.get_autocast_dtype("cpu") is torch.bfloat16:
+        return not isinstance(module, nn.LSTM) or _computes_lstm_in_bfloat16()
+    return False
+
+
+@functools.cache
+def _computes_lstm_in_bfloat16() -> bool:
+    try:
+        with torch.no_grad(), autocast("bfloat16", torch.device("cpu")):
+            nn.utils.skip_init(nn.LSTM, 1, 1)(torch.zeros(1, 1, 1))  # draws no random numbers
+    except RuntimeError:  # what torch can do, it says nowhere else
+        return False
+    return True
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import native_layers
-from fluxutils_py.nn.precision import as_float32, computes_recurrences, without_autocast
+from fluxutils_py.nn.precision import as_float32, computes_recurrence, without_autocast
 
 State = Tensor | tuple[Tensor, ...]
 TORCH_LAYERS = (nn.RNNBase, nn.RNNCellBase)  # made once: a union takes longer to make than to ask
@@ -245,7 +245,7 @@ class Recur(nn.Module):
             y, state = result
             object.__setattr__(self, "state", state)
             return y
-        if torch.is_autocast_enabled("cpu") and not computes_recurrences(x):
+        if torch.is_autocast_enabled("cpu") and not computes_recurrence(self.module, x):
             self.state = None if self.state is None else map_state(as_float32, self.state)
             with without_autocast(x.device):
                 return self._run_module(as_float32(x))

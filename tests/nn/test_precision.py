@@ -4,7 +4,20 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.nn import FLSTM, GRU, HFGRU, LRU, LSTM, MGU, RNN, TCN, MinGRU, SlidingWindowAttention, native_kernels
+from fluxutils_py.nn import (
+    FLSTM,
+    GRU,
+    HFGRU,
+    LRU,
+    LSTM,
+    MGU,
+    RNN,
+    TCN,
+    MinGRU,
+    Recur,
+    SlidingWindowAttention,
+    native_kernels,
+)
 from fluxutils_py.nn import precision as precisions
 from fluxutils_py.nn.kernels import library
 from fluxutils_py.nn.precision import as_float32, autocast, check_precision, lstm_gains, require_float32
@@ -47,11 +60,29 @@ def test_a_wide_lstm_is_torchs_own_in_bfloat16_where_the_processor_multiplies_it
         with autocast("bfloat16", CPU):
             assert lstm_gains(64) == able
             assert not lstm_gains(8)
-            assert (layer(x).dtype == torch.bfloat16) == able
-            if able:
-                assert torch.equal(layer.module(x)[0], (layer.reset(), layer(x))[1])
+            assert (layer(x).dtype == torch.bfloat16) == (able and precisions._computes_lstm_in_bfloat16())
+            if layer(x).dtype == torch.bfloat16:
+                layer.reset()
+                assert torch.equal(layer.module(x)[0], layer(x))
     with autocast("float16", CPU):
         assert not lstm_gains(64)
+
+
+@pytest.mark.parametrize("as_here", [True, False])
+def test_torchs_lstm_is_float32_where_torch_does_not_compute_it_in_bfloat16(monkeypatch, as_here):
+    layer, x = Recur(nn.LSTM(F, 5, 2, dropout=0.1)), torch.randn(S, B, F)  # the kernels have no dropout
+    computes = precisions._computes_lstm_in_bfloat16
+    computes.cache_clear()
+    before = torch.get_rng_state()
+    able = computes() and as_here
+    assert torch.equal(torch.get_rng_state(), before)
+    monkeypatch.setattr(precisions, "_computes_lstm_in_bfloat16", lambda: able)
+    with autocast("bfloat16", CPU):
+        y = layer(x)
+    assert y.dtype == (torch.bfloat16 if able else torch.float32)
+    if not able:
+        torch.set_rng_state(before)
+        assert torch.equal(y, layer.module(x)[0])
 
 
 def test_gradients_of_weights_used_at_every_step_add_up_in_float32_and_survive_a_first_use_without():
