@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 from functools import partial
@@ -153,11 +154,16 @@ def test_a_fit_stopped_at_any_step_and_called_again_equals_the_uninterrupted_one
     whole = outcome(make(**settings).fit(**arguments))
     steps = whole[1][-1]
     assert steps >= STEPS
-    for k in range(1, steps + 1):
-        folder, trigger = tmp_path / str(k), EveryNSteps(1 + k % 3)
-        with pytest.raises(Boom):
-            make(folder, Breaks(k), trigger=trigger, **settings).fit(**arguments)
-        again = make(folder, trigger=trigger, **settings)
+    every = Checkpointer(tmp_path / "every", keep=-1, trigger=EveryNSteps(1))
+    with pytest.raises(Boom):
+        make(None, every, Breaks(steps), **settings).fit(**arguments)
+    for k in range(1, steps):
+        folder = tmp_path / str(k)
+        folder.mkdir()
+        for path in every.dir.glob(f"*-step-{k:08d}.*"):  # as if it had been stopped then
+            shutil.copy(path, folder)
+        assert Checkpointer(folder).latest_step() == k
+        again = make(folder, trigger=EveryNSteps(1 + k % 3), **settings)
         assert same(outcome(again.fit(**arguments)), whole), k
     assert again.fit(**arguments) is again
     assert same(outcome(again), whole)  # a finished one makes no more steps

@@ -172,7 +172,7 @@ def a_rank_that_is_late_is_named():
     for _ in range(2):  # the first meeting of a communicator, and a later one
         comm = patient
         if rank == 1:
-            time.sleep(1.5)
+            time.sleep(0.9)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             est(comm=comm).fit(x, y)
@@ -184,7 +184,7 @@ def a_rank_that_is_late_is_named():
             assert " s, for rank 1" in told[0]
 
 
-patient = MPIComm(patience=0.5)
+patient = MPIComm(patience=0.3)
 good = est().fit(x, y)
 
 
