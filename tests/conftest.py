@@ -4,11 +4,9 @@ What takes long to import is imported in functions: pytest-xdist's controller re
 workers.
 """
 
-import contextlib
 import functools
 import gc
 import importlib.util
-import logging
 import os
 import random
 import shutil
@@ -70,46 +68,6 @@ def power_does_not_fail():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield
-
-
-class LogCapture(logging.Handler):
-    """What is logged during a test, with the names of pytest's ``caplog``.
-
-    pytest's own goes through all loggers three times per test, used or not, and torch has hundreds.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.records = []
-
-    def emit(self, record):
-        self.records.append(record)
-
-    @property
-    def messages(self):
-        return [record.getMessage() for record in self.records]
-
-    @property
-    def text(self):
-        return "\n".join(self.messages)
-
-    @contextlib.contextmanager
-    def at_level(self, level, name=None):
-        logger = logging.getLogger(name)
-        before = logger.level
-        logger.setLevel(level)
-        try:
-            yield
-        finally:
-            logger.setLevel(before)
-
-
-@pytest.fixture
-def caplog():
-    capture, root = LogCapture(), logging.getLogger()
-    root.addHandler(capture)
-    yield capture
-    root.removeHandler(capture)
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def _computes_lstm_in_bfloat16() -> bool:
     try:
         with torch.no_grad(), autocast("bfloat16", torch.device("cpu")):
             nn.utils.skip_init(nn.LSTM, 1, 1)(torch.zeros(1, 1, 1))  # draws no random numbers
-    except RuntimeError:  # what torch can do, it says nowhere else
+    except RuntimeError:  # torch has no public name for what it can do
         return False
     return True
 

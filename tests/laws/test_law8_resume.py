@@ -155,14 +155,13 @@ def test_a_fit_stopped_at_any_step_and_called_again_equals_the_uninterrupted_one
     steps = whole[1][-1]
     assert steps >= STEPS
     every = Checkpointer(tmp_path / "every", keep=-1, trigger=EveryNSteps(1))
-    with pytest.raises(Boom):
-        make(None, every, Breaks(steps), **settings).fit(**arguments)
-    for k in range(1, steps):
+    make(None, every, **settings).fit(**arguments)
+    for k in range(steps):
         folder = tmp_path / str(k)
         folder.mkdir()
         for path in every.dir.glob(f"*-step-{k:08d}.*"):  # as if it had been stopped then
             shutil.copy(path, folder)
-        assert Checkpointer(folder).latest_step() == k
+        assert Checkpointer(folder).latest_step() == (k or -1)  # -1: none was saved yet
         again = make(folder, trigger=EveryNSteps(1 + k % 3), **settings)
         assert same(outcome(again.fit(**arguments)), whole), k
     assert again.fit(**arguments) is again

@@ -79,10 +79,9 @@ def test_mpirun_without_mpi4py_is_an_error_that_says_what_to_install(monkeypatch
     )
 
 
-def test_importing_the_backend_of_joblib_and_fitting_alone_start_neither_mpi_nor_torch_distributed():
+def test_fitting_alone_starts_neither_mpi_nor_torch_distributed():
     program = (
-        "import sys, joblib, numpy as np, torch.distributed as dist; from fluxutils_py import Estimator; "
-        "joblib.parallel_config('mpi'); "  # importing the package registers it
+        "import sys, numpy as np, torch.distributed as dist; from fluxutils_py import Estimator; "
         "x = np.zeros((1, 2, 5)); Estimator(spec=dict(epochs=1, batchsize=2, seqsize=5)).fit(x, x).predict(x); "
         "print('mpi4py' in sys.modules, dist.is_initialized())"
     )

@@ -1,5 +1,7 @@
 """joblib's backend "mpi" without ranks; tests/mpi/test_shared_searches.py has ranks."""
 
+import subprocess
+import sys
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -47,3 +49,12 @@ def test_after_a_failure_no_further_task_begins(monkeypatch):
     found = joblib_mpi._run_tasks(executor, RankGroup(), 5)
     assert found == [(True, b"failed on another rank"), (False, b"")]
     assert not done
+
+
+def test_importing_the_package_registers_it_and_starts_nothing():
+    program = (
+        "import joblib, sys, fluxutils_py; assert not [m for m in sys.modules if m.startswith('mpi4py')]; "
+        "joblib.parallel_config('mpi'); assert not [m for m in sys.modules if m.startswith('mpi4py')]"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -140,7 +140,7 @@ def newest(folder):
 def kills(size, n):
     """Kill a fit of ``size`` ranks ``n`` times, or of another number each time (None), then let it come to its end."""
     elastic, size = size is None, size or 1
-    how = (12 if elastic or size > 1 else 6, elastic)  # 144 steps of two ranks, 126 of one
+    how = (12, elastic)
     assert wait(start(size, attempt, None, 1, "whole", *how)) == [0] * size
     folder, rng = Checkpointer(FOLDER / "killed"), np.random.default_rng(size)
     steps, sizes, saving, read = [], [size], 0, 0
@@ -164,7 +164,7 @@ def kills(size, n):
         if elastic:
             size = int(rng.choice([k for k in (1, 2, 3, 4) if k != size]))
             sizes.append(size)
-    assert wait(start(size, attempt, folder.dir, 10, "resumed", *how)) == [0] * size
+    assert wait(start(size, attempt, folder.dir, 2, "resumed", *how)) == [0] * size
     resumed = [read_file(FOLDER / f"resumed-{r}", "outcome") for r in range(size)]
     whole = [read_file(FOLDER / f"whole-{0 if elastic else r}", "outcome") for r in range(size)]
     found = {"same": same(resumed, whole), "apart": apart(resumed, whole), "sizes": sizes}
