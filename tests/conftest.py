@@ -22,6 +22,10 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 # What scikit-learn asks for before it dispatches to other array libraries. Before scipy is imported.
 os.environ["SCIPY_ARRAY_API"] = "1"
+# What one process has compiled the others read, whatever is asked for elsewhere: the workers of pytest-xdist would
+# rewrite every test again in each run, and hundreds of programs compile the package, which takes a sixth of the time.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 import pytest
 

@@ -361,13 +361,13 @@ def main() -> int:
             if arguments.list:
                 continue
             source, began, by = (copy / path).read_text("utf-8"), time.monotonic(), None
-            (copy / path).write_text(breakage.apply(source), "utf-8")
+            write(copy / path, breakage.apply(source), second=2 * number)
             for tests, seconds in (
                 [(arguments.tests, 10 * SECONDS)] if arguments.tests else stages(path)[: arguments.stages]
             ):
                 if by := run(tests, copy, seconds, Path(temporary) / "log"):
                     break
-            (copy / path).write_text(source, "utf-8")
+            write(copy / path, source, second=2 * number + 1)
             failed |= {by} if by and "::" in by else set()
             survivors += [] if by else [number]
             print(f"    {f'caught by {by}' if by else 'SURVIVED'} ({time.monotonic() - began:.0f} s)", flush=True)
@@ -379,13 +379,17 @@ def main() -> int:
     return bool(survivors)
 
 
+def write(path: Path, source: str, second: int) -> None:
+    """Write a file as of a second of its own: Python tells by its size and that second whether it is compiled already."""
+    path.write_text(source, "utf-8")
+    os.utime(path, (second, second))
+
+
 def prepare() -> None:
     """Import once what every run needs, but nothing of the package."""
     os.nice(10)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # ends the tests, too, and removes the copy
     os.environ["OMP_NUM_THREADS"] = os.environ["SCIPY_ARRAY_API"] = "1"  # as tests/conftest.py has it
-    sys.dont_write_bytecode = True  # a broken file may have the size and the second of the whole one
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     for library in ("h5py", "pytest", "sklearn.model_selection", "torch._dynamo"):
         importlib.import_module(library)
 
