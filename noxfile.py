@@ -25,7 +25,7 @@ nox.options.reuse_venv = "no"
 os.environ.setdefault("UV_COMPILE_BYTECODE", "1")  # as pip does: the tests start hundreds of processes
 
 PYTHONS = ["3.11", "3.12", "3.13"]
-PYTEST = ["python", "-m", "pytest", "-n", "2", "--dist", "worksteal"]
+PYTEST = ["python", "-m", "pytest", "-n", "3", "--dist", "worksteal"]
 WITHOUT_KERNELS = {"CXX": "false"}  # a compiler that always fails
 
 # what each extra is for

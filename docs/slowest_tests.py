@@ -1,6 +1,6 @@
 """Write the slowest twenty tests into CONTRIBUTING.md, with the reason for each:
 
-python -m pytest -n 2 --dist worksteal --durations 40 | tee log; python docs/slowest_tests.py log
+python -m pytest -n 3 --dist worksteal --durations 40 | tee log; python docs/slowest_tests.py log
 """
 
 import re

@@ -22,12 +22,13 @@ from pathlib import Path
 os.environ["OMP_NUM_THREADS"] = "1"
 # What scikit-learn asks for before it dispatches to other array libraries. Before scipy is imported.
 os.environ["SCIPY_ARRAY_API"] = "1"
+
+import pytest
+
 # What one process has compiled the others read, whatever is asked for elsewhere: the workers of pytest-xdist would
 # rewrite every test again in each run, and hundreds of programs compile the package, which takes a sixth of the time.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
-import pytest
 
 TESTS = Path(__file__).parent
 
@@ -44,10 +45,16 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: long.isdisjoint((item.path, item.path.parent)))
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
     """Leave modules and tests, which all stay, out of garbage collections: each would take a third of a second."""
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_sessionfinish():

@@ -380,7 +380,7 @@ def main() -> int:
 
 
 def write(path: Path, source: str, second: int) -> None:
-    """Write a file as of a second of its own: Python tells by its size and that second whether it is compiled already."""
+    """Write a file as of a second of its own: by that and its size Python tells whether it is compiled already."""
     path.write_text(source, "utf-8")
     os.utime(path, (second, second))
 

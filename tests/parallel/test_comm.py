@@ -79,13 +79,13 @@ def test_mpirun_without_mpi4py_is_an_error_that_says_what_to_install(monkeypatch
     )
 
 
-def test_fitting_alone_starts_neither_mpi_nor_torch_distributed():
+def test_fitting_alone_starts_neither_mpi_nor_torch_distributed(python):
     program = (
         "import sys, numpy as np, torch.distributed as dist; from fluxutils_py import Estimator; "
         "x = np.zeros((1, 2, 5)); Estimator(spec=dict(epochs=1, batchsize=2, seqsize=5)).fit(x, x).predict(x); "
         "print('mpi4py' in sys.modules, dist.is_initialized())"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "False False", done.stderr
 
 

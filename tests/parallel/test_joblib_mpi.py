@@ -1,7 +1,6 @@
 """joblib's backend "mpi" without ranks; tests/mpi/test_shared_searches.py has ranks."""
 
 import subprocess
-import sys
 from concurrent.futures import Future
 from types import SimpleNamespace
 
@@ -51,10 +50,10 @@ def test_after_a_failure_no_further_task_begins(monkeypatch):
     assert not done
 
 
-def test_importing_the_package_registers_it_and_starts_nothing():
+def test_importing_the_package_registers_it_and_starts_nothing(python):
     program = (
         "import joblib, sys, fluxutils_py; assert not [m for m in sys.modules if m.startswith('mpi4py')]; "
         "joblib.parallel_config('mpi'); assert not [m for m in sys.modules if m.startswith('mpi4py')]"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
