@@ -1,5 +1,6 @@
 """The tool that breaks the package, on sources and a package of a few lines."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -60,6 +61,16 @@ def test_each_kind_of_breakage(line, broken):
 
 def test_an_operator_at_the_beginning_of_a_line_is_broken_there():
     assert [(b.line, new) for b, _, new in mutate.breakages("a = (\n    b\n    and c\n)")] == [(3, "or c")]
+
+
+def test_sources_of_one_size_are_not_taken_for_each_other(tmp_path):
+    for second, source in enumerate(("a = 1\n", "a = 2\n")):
+        mutate.write(tmp_path / "one.py", source, second)
+        spec = importlib.util.spec_from_file_location("one", tmp_path / "one.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)  # reads what it compiled before, if that is of the same second and size
+        assert module.a == second + 1
+        assert os.path.exists(spec.cached)
 
 
 def package(folder, source):
