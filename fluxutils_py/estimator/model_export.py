@@ -15,10 +15,9 @@ from fluxutils_py.estimator.exported_parts import Classify, inverse_target_modul
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.streaming import pipeline_transformers, stream
 from fluxutils_py.exporting import ContextWindow, ExportedModel, Graph, ModelStep, write_graph
+from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.nn.model_windows import needs_context
 from fluxutils_py.versions import installed_version
-
-FORMATS = ("onnx", "torch")
 
 
 def export(
@@ -86,8 +85,7 @@ def export(
     True
     >>> folder.cleanup()
     """
-    if format not in FORMATS:
-        raise ValueError(f"format must be 'onnx' or 'torch', got {format!r}")
+    check_format(format)
     if hasattr(model, "_check_export"):  # a forecaster
         return model.export(path, format)
     transformers, est, of_targets = _parts(model)

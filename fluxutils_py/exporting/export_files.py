@@ -25,6 +25,12 @@ TEXTS = ("estimator", "fluxutils_py", "torch")  # entries that are texts; the ot
 SERIES, STEPS = "batch", "steps"  # names of free axes
 
 
+def check_format(format: str) -> None:
+    """Raise ValueError for a format that there is not."""
+    if format not in FORMATS:
+        raise ValueError(f"format must be 'onnx' or 'torch', got {format!r}")
+
+
 def write_graph(
     path: Any,
     graph: Graph,

@@ -10,6 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.errors import ExportError
 from fluxutils_py.exporting import ExportedModel, Graph, write_graph
+from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.forecast_step import ForecastStep
 from fluxutils_py.forecasting.history import forecasts_along
@@ -18,14 +19,12 @@ from fluxutils_py.forecasting.panel import series_name
 from fluxutils_py.forecasting.panel_windows import PanelWindows
 from fluxutils_py.versions import installed_version
 
-FORMATS = ("onnx", "torch")
 N_COMPARED = 24  # steps at which forecasts are compared
 
 
 def export_forecaster(fc: Any, path: Any, format: str) -> None:
     """Implement ``Forecaster.export``."""
-    if format not in FORMATS:
-        raise ValueError(f"format must be 'onnx' or 'torch', got {format!r}")
+    check_format(format)
     check_is_fitted(fc, "models_")
     step = ForecastStep(fc.models_, fc.features_, fc.channels_, fc.covariates_, len(fc.quantiles))
     inputs = [torch.ones(n, dtype=torch.float64) for n in step.inputs.values()]
