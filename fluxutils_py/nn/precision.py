@@ -69,11 +69,12 @@ def computes_recurrence(module: nn.Module, x: Tensor) -> bool:
 
 @functools.cache
 def _computes_lstm_in_bfloat16() -> bool:
-    try:
-        with torch.no_grad(), autocast("bfloat16", torch.device("cpu")):
-            nn.utils.skip_init(nn.LSTM, 1, 1)(torch.zeros(1, 1, 1))  # draws no random numbers
-    except RuntimeError:  # torch has no public name for what it can do
-        return False
+    lstm = nn.LSTM(1, 1, device="meta").to_empty(device="cpu")  # draws no random numbers
+    with torch.no_grad(), autocast("bfloat16", torch.device("cpu")):
+        try:
+            lstm(torch.zeros(1, 1, 1))
+        except RuntimeError:  # torch has no public name for what it can do
+            return False
     return True
 
 
