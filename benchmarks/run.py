@@ -92,8 +92,9 @@ python benchmarks/run.py
 ```
 
 Without `peers` (skorch, Lightning, Keras), `mpi` or `export` their rows are left out. The forecasts of M4 and ETTh1
-need `forecast` and their data, and NeuralForecast an environment of its own; `python benchmarks/run.py --help` has the options. Each
-`benchmarks/bench_*.py` also runs by itself; its first lines say what it measures, and are repeated here.
+need `forecast` and their data, and NeuralForecast an environment of its own; `python benchmarks/run.py --help` has
+the options. Each `benchmarks/bench_*.py` also runs by itself; its first lines say what it measures, and are repeated
+here.
 `OMP_NUM_THREADS` is best left unset: each section ends with the number of threads that torch had.
 """
 
