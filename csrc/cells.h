@@ -37,7 +37,9 @@ struct LSTM {
         V ig = di * dg, fo = df * d_o;
         V inverse = every(T(1)) / (ig * fo);  // one division for four
         V by_ig = inverse * fo, by_fo = inverse * ig;
-        V i = by_ig * dg, f = by_fo * d_o, g = by_ig * di * eg.minus_one(), o = by_fo * df;
+        V i = settled_sigmoid<T>(by_ig * dg, di), f = settled_sigmoid<T>(by_fo * d_o, df);
+        V o = settled_sigmoid<T>(by_fo * df, d_o), above = eg.minus_one();
+        V g = settled_tanh<T>(by_ig * di * above, dg, above);
         s.c = fma(f, s.c, i * g);
         saved[0] = i, saved[1] = f, saved[2] = g, saved[3] = o, saved[4] = s.c;
         return o * tanh_of<T>(s.c);
@@ -68,7 +70,7 @@ struct GRU {
         using V = typename Lanes<T>::V;
         V dr = power_for_sigmoid<T>(a[0]).plus_one(), dz = power_for_sigmoid<T>(a[1]).plus_one();
         V inverse = every(T(1)) / (dr * dz);
-        V r = inverse * dz, z = inverse * dr;
+        V r = settled_sigmoid<T>(inverse * dz, dr), z = settled_sigmoid<T>(inverse * dr, dz);
         V n = tanh_of<T>(fma(r, a[3], a[2]));
         saved[0] = r, saved[1] = z, saved[2] = n, saved[3] = a[3];
         return fma(z, s.before - n, n);

@@ -15,6 +15,7 @@ template <> struct Exp2<float> {
     static constexpr int MANTISSA = 23;
     static constexpr uint32_t ONE = 0x3f800000;  // the bits of 1
     static constexpr float LIMIT = 30;          // so that the product of four of 1 + 2**t is finite
+    static constexpr float AT_LIMIT = 0x1p30f;
 };
 
 // Relative error of 2**r - 1 at most 5.4e-17.
@@ -26,7 +27,7 @@ template <> struct Exp2<double> {
     static constexpr double SHIFTER = 6755399441055744.0;  // 1.5 * 2**52
     static constexpr int MANTISSA = 52;
     static constexpr uint64_t ONE = 0x3ff0000000000000;
-    static constexpr double LIMIT = 240;
+    static constexpr double LIMIT = 240, AT_LIMIT = 0x1p240;
 };
 
 // 2**t as s * (1 + p), s a power of two; t is taken into -limit...limit first. NaN stays NaN, in p.
@@ -64,6 +65,25 @@ template <class T> FK_INLINE Power<T> power_for_sigmoid(typename Lanes<T>::V a, 
 template <class T> FK_INLINE typename Lanes<T>::V tanh_of(typename Lanes<T>::V a) {
     auto e = power_for_tanh<T>(a);
     return e.minus_one() / e.plus_one();
+}
+
+// Saturated values, exact to the bit: the slopes v (1 - v) and 1 - v v are 0 only then, and an input of 1e9, by which
+// they are multiplied, makes a large gradient of the smallest rest. A value that shares a division with others is off
+// by its rounding; below the limit of the exponent, sigmoid would stay at 1e-9.
+template <class T> FK_INLINE typename Lanes<T>::V zero_at_limit(
+    typename Lanes<T>::V sigmoid, typename Lanes<T>::V plus_one) {
+    return plus_one >= every(Exp2<T>::AT_LIMIT) ? every(T(0)) : sigmoid;
+}
+template <class T> FK_INLINE typename Lanes<T>::V settled_sigmoid(
+    typename Lanes<T>::V sigmoid, typename Lanes<T>::V plus_one) {
+    auto one = every(T(1));
+    return plus_one == one ? one : zero_at_limit<T>(sigmoid, plus_one);
+}
+template <class T> FK_INLINE typename Lanes<T>::V settled_tanh(
+    typename Lanes<T>::V tanh, typename Lanes<T>::V plus_one, typename Lanes<T>::V minus_one) {
+    auto one = every(T(1));
+    tanh = plus_one == one ? -one : tanh;
+    return minus_one == plus_one ? one : tanh;
 }
 
 }  // namespace

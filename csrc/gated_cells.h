@@ -37,7 +37,10 @@ template <class T> struct ParabolicCandidate {
 
 template <class T> struct ExactGate {
     using V = typename Lanes<T>::V;
-    static FK_INLINE V keep(V a) { return every(T(1)) / power_for_sigmoid<T>(a).plus_one(); }
+    static FK_INLINE V keep(V a) {
+        V plus_one = power_for_sigmoid<T>(a).plus_one();
+        return zero_at_limit<T>(every(T(1)) / plus_one, plus_one);
+    }
     static FK_INLINE V of(V value) { return value; }
     static FK_INLINE V slope(V value) { return value * (every(T(1)) - value); }
 };

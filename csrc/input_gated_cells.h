@@ -34,14 +34,22 @@ struct MinLSTM : InputGated {
     static constexpr int ROWS = 3, X_ROWS[] = {0, 1, 2};
     static constexpr int SAVED = 4;  // f / (f + i), 1 - f, 1 - i, candidate
 
-    // With F = 1 / f and I = 1 / i, f / (f + i) is I / (F + I). Two closed gates may reach 1e-18 before they are cut.
+    // With F = 1 / f and I = 1 / i, f / (f + i) is I / (F + I). Of two closed gates only the difference counts: both
+    // exponents are lowered until the smaller is at the limit.
     template <class T> static FK_INLINE typename Lanes<T>::V forward(
         const typename Lanes<T>::V a[], Step<T> &s, typename Lanes<T>::V saved[]) {
         constexpr T LIMIT = 2 * Exp2<T>::LIMIT;  // F * I is finite
         using V = typename Lanes<T>::V;
-        V F = power_for_sigmoid<T>(a[0], LIMIT).plus_one(), I = power_for_sigmoid<T>(a[1], LIMIT).plus_one();
-        V one = every(T(1)), inverse = one / (F * I);
-        saved[0] = I / (F + I), saved[1] = (F - one) * I * inverse, saved[2] = (I - one) * F * inverse;
+        V one = every(T(1)), to_exponent = every(T(-LOG2E));
+        V exponent_f = a[0] * to_exponent, exponent_i = a[1] * to_exponent;
+        V smaller = exponent_f < exponent_i ? exponent_f : exponent_i;
+        V at_limit = every(Exp2<T>::LIMIT);
+        exponent_f = smaller > at_limit ? (exponent_f - smaller) + at_limit : exponent_f;
+        exponent_i = smaller > at_limit ? (exponent_i - smaller) + at_limit : exponent_i;
+        V F = Power<T>(exponent_f, LIMIT).plus_one(), I = Power<T>(exponent_i, LIMIT).plus_one();
+        V inverse = one / (F * I);
+        saved[0] = F >= I * every(Exp2<T>::AT_LIMIT) ? every(T(0)) : I / (F + I);
+        saved[1] = (F - one) * I * inverse, saved[2] = (I - one) * F * inverse;
         saved[3] = a[2];
         return fma(saved[0], s.before - saved[3], saved[3]);
     }

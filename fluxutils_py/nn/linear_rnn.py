@@ -55,7 +55,10 @@ class _GatedRecurrence(nn.Module):
             few = len(x) * x.shape[1] * self.n_out < LONG_WINDOW
         if few or type(linear) is not nn.Linear or is_intercepted(linear):
             return None
-        weights = linear._parameters["weight"], None, linear._parameters["bias"], None
+        parameters = linear._parameters
+        if "weight" not in parameters or "bias" not in parameters:
+            return None
+        weights = parameters["weight"], None, parameters["bias"], None
         return run_cell(self, Cell(self.kernel, 1, self.n_blocks, 0, self._step), x, state, weights)
 
     def _step(self, x: Tensor, state: tuple[Tensor], w_x: Tensor, w_h: None, b_x: Tensor, *_: Any) -> tuple[Tensor]:

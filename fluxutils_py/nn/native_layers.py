@@ -47,12 +47,16 @@ def run(module: nn.Module, x: Tensor, state: Any) -> tuple[Tensor, Any] | None:
         return None
     content: Any = module.__dict__
     if layered:
-        cell, n_layers, weights = _LAYERS[kind], content["num_layers"], content["_flat_weights"]
+        cell, n_layers, names = _LAYERS[kind], content["num_layers"], content["_flat_weights_names"]
         if content["proj_size"] or (content["dropout"] and content["training"] and n_layers > 1):
             return None
     else:
-        own = content["_parameters"]
-        cell, n_layers, weights = _CELLS[kind], 1, [own.get(name) for name in _WEIGHTS]
+        cell, n_layers, names = _CELLS[kind], 1, _WEIGHTS
+    # by name, as torch's functional calls replace them; never from a list that the module keeps
+    parameters = content["_parameters"]
+    if not all(name in parameters for name in names):
+        return None
+    weights = [parameters[name] for name in names]
     if cell is TANH_RNN and content["nonlinearity"] == "relu":
         cell = RELU_RNN
     H = content["hidden_size"]

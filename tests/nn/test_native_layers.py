@@ -1,11 +1,30 @@
 """Which calls the native kernels take over, and which are left to torch."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from fluxutils_py.nn import LSTM, Recur, kernels, native_kernels, native_layers
+from fluxutils_py import reset
+from fluxutils_py.nn import (
+    FLSTM,
+    GRU,
+    HFGRU,
+    LRU,
+    LSTM,
+    MGU,
+    RNN,
+    SGRU,
+    SMGU,
+    MinGRU,
+    MinLSTM,
+    Recur,
+    kernels,
+    native_kernels,
+    native_layers,
+)
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
 
@@ -183,3 +202,72 @@ def test_what_follows_torchs_operations_sees_them(x, monkeypatch):
 def test_other_devices_are_left_to_torch(device, x):
     layer = Recur(nn.GRU(F, H)).to(device)
     assert layer(x.to(device)).is_meta
+
+
+LAYERS = {
+    "LSTM": lambda: LSTM(F, H, 2),
+    "GRU": lambda: GRU(F, H, bias=False),
+    "RNN": lambda: RNN(F, H),
+    "LSTMCell": lambda: Recur(nn.LSTMCell(F, H)),
+    "GRUCell": lambda: Recur(nn.GRUCell(F, H, bias=False)),
+    "RNNCell": lambda: Recur(nn.RNNCell(F, H)),
+    **{kind.__name__: (lambda kind=kind: kind(F, H)) for kind in (FLSTM, SGRU, MGU, SMGU, HFGRU, MinGRU, MinLSTM, LRU)},
+}
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_functional_calls_compute_with_the_parameters_given(make):
+    x = torch.randn(7, 9, F)  # as many series as all kernels take
+    layer, other = make(), make()
+    expected = other(x)
+    expected_grads = torch.autograd.grad(expected.square().sum(), list(other.parameters()))
+    given = {name: p.detach().clone().requires_grad_() for name, p in other.named_parameters()}
+    y = torch.func.functional_call(layer, given, (x,))
+    assert torch.equal(y, expected)
+    grads = torch.autograd.grad(y.square().sum(), list(given.values()))
+    for ours, theirs in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+def test_parameters_that_are_replaced_count(make):
+    x = torch.randn(7, 9, F)
+    layer, other = make(), make()
+    before = layer(x).detach()
+    for module, source in zip(layer.modules(), other.modules(), strict=True):
+        for name in module._parameters:
+            module._parameters[name] = source._parameters[name]
+    layer.reset()
+    expected = other(x)
+    assert torch.equal(layer(x), expected)
+    assert not torch.equal(expected, before)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN, nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+@pytest.mark.parametrize("part", ["weight_hh", "bias_ih"])
+def test_plain_tensors_in_place_of_parameters_count(kind, part, x):
+    module = kind(F, H)
+    name = part if "Cell" in kind.__name__ else part + "_l0"
+    value = torch.randn(getattr(module, name).shape)
+    expected = copy.deepcopy(module)
+    with torch.no_grad():
+        getattr(expected, name).copy_(value)
+    delattr(module, name)
+    setattr(module, name, value)
+    torch.testing.assert_close(Recur(module)(x), Recur(expected)(x), rtol=0, atol=1e-6)
+
+
+def test_models_with_averaged_weights_and_copies_compute_with_their_own(x):
+    model = nn.Sequential(LSTM(F, H), nn.Linear(H, 1))
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1)
+    averaged.update_parameters(model)  # the first update copies
+    assert torch.equal(averaged(x), reset(model)(x))
+    stacked, _ = torch.func.stack_module_state([model])
+    one = torch.func.functional_call(reset(copy.deepcopy(model)), {k: 2 * v[0] for k, v in stacked.items()}, (x,))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(2)
+    assert torch.equal(one, reset(model)(x))
