@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,8 @@ Outputs = Tensor | tuple[Tensor, ...]
 Run = Callable[[nn.Module, Sequence[Tensor]], Outputs]
 
 _modes: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()  # "steps", "windows" or "either"
+
+_known_to_reset: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that declare a mode and were tried
 
 
 def run_window(model: nn.Module, xs: Tensor | Sequence[Tensor]) -> Outputs:
@@ -49,13 +52,14 @@ def takes_windows(model: nn.Module, xs: Sequence[Tensor]) -> bool:
     A whole window through a fused ``nn.LSTM`` is four to five times faster than its steps. An attribute
     ``takes_windows`` of the model decides. Without it, the model is tried out once, on a copy with disturbed parameters
     and three steps of disturbed data: if both ways give the same numbers, windows are safe. The answer is remembered as
-    long as the model lives, even if it gets the attribute later. The trial changes neither the model nor its state nor
-    the random generators.
+    long as the model lives, even if it gets the attribute later. The trial, which also asks whether :func:`reset` knows
+    all the state, changes neither the model nor its state nor the random generators.
 
     Raises
     ------
     ShapeError
         If the model runs neither way, or both ways with different results; then only its author knows which is right.
+        If it keeps a state outside :class:`Recur` from one call to the next.
     """
     return window_mode(model, xs) != "steps"
 
@@ -96,7 +100,19 @@ def window_mode(model: nn.Module, xs: Sequence[Tensor]) -> str:
     mode = cached_window_mode(model)
     if mode is None:
         mode = _modes[model] = _try_both(model, xs)
+    elif model not in _modes and model not in _known_to_reset:
+        _require_reset_of_declared(model, xs, mode)
+        _known_to_reset.add(model)
     return mode
+
+
+def _require_reset_of_declared(model: nn.Module, xs: Sequence[Tensor], mode: str) -> None:
+    """Raise if a model that declares its mode keeps a state that :func:`reset` does not know."""
+    run = _run_whole if mode == "windows" else _run_stepwise
+    with _trial(model, xs, 3) as (trial, sample):
+        outputs, _ = _try_run(run, trial, sample)
+        if outputs is not None:
+            _require_reset(model, xs, trial, sample, run, outputs)
 
 
 def cached_window_mode(model: nn.Module) -> str | None:
@@ -136,6 +152,9 @@ def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> str:
     with _trial(model, xs, 3) as (trial, sample):
         whole, whole_error = _try_run(_run_whole, trial, sample)
         steps, steps_error = _try_run(_run_stepwise, trial, sample)
+        run, outputs = (_run_stepwise, steps) if whole is None else (_run_whole, whole)
+        if outputs is not None:
+            _require_reset(model, xs, trial, sample, run, outputs)
         mode = None
         if whole is not None and (steps is None or _equal_outputs(whole, steps)):
             mode = "windows" if steps is None else "either"
@@ -152,17 +171,51 @@ def _try_both(model: nn.Module, xs: Sequence[Tensor]) -> str:
             f"({whole_error}) nor on its steps (B, F) ({steps_error}). Windows have time first and features last; a "
             "layer with others, as nn.Conv1d, needs x.permute(1, 2, 0); or take fluxutils_py.nn.CausalConv1d"
         ) from steps_error
+    remedy = "set the class attribute takes_windows = True (it is meant to see whole windows) or False (single steps)"
     lost = unwrapped_recurrent(model)
-    cause = (
-        f"its recurrent layer {lost[0]!r} sits outside Recur, so its state is lost between calls: build it as "
-        "Recur(...) and use its output alone (y = self.rnn(x)), or s"
-        if lost
-        else "s"
-    )
+    if lost:
+        remedy = (
+            f"its recurrent layer {lost[0]!r} sits outside Recur, so its state is lost between calls: build it as "
+            f"Recur(...) and use its output alone (y = self.rnn(x)), or {remedy}"
+        )
     raise ShapeError(
         f"the model {type(model).__name__} gives other results for a window (S, B, F) than for its steps (B, F): "
-        f"{cause}"
-        "et the class attribute takes_windows = True (it is meant to see whole windows) or False (single steps)"
+        f"{remedy}"
+    )
+
+
+def _require_reset(
+    model: nn.Module,
+    xs: Sequence[Tensor],
+    trial: nn.Module,
+    sample: Sequence[Tensor],
+    run: Run,
+    outputs: tuple[Tensor, ...],
+) -> None:
+    """Raise if the model keeps a state that :func:`reset` does not know, and the next series would start from.
+
+    ``outputs`` are those of an earlier run of the trial on the sample.
+    """
+    again, _ = _try_run(run, trial, sample)
+    if again is not None and _equal_outputs(again, outputs):
+        return
+    with _trial(model, xs, len(sample[0])) as (fresh, _):
+        first, _ = _try_run(run, fresh, sample)
+        second, _ = _try_run(run, fresh, sample)
+    with _trial(model, xs, len(sample[0])) as (fresh, _):
+        torch.rand(())  # outputs that are drawn are drawn anew
+        repeated, _ = _try_run(run, fresh, sample)
+    if first is None or repeated is None or not _equal_outputs(first, repeated):
+        return  # random outputs
+    if second is not None and _equal_outputs(first, second):
+        return
+    names = unwrapped_recurrent(model)
+    layer = f"its recurrent layer {names[0]!r}" if names else "the layer whose state it keeps"
+    raise ShapeError(
+        f"the model {type(model).__name__} gives other outputs when it is called a second time with the same inputs, "
+        "although reset(model) lies between the calls: it keeps a state in an attribute, which nothing resets between "
+        f"series, saves or shards. Build {layer} as Recur(...), and use its output alone (y = self.rnn(x)): Recur "
+        "keeps the state"
     )
 
 
@@ -257,8 +310,15 @@ def _equal_values(u: Tensor, v: Tensor) -> bool:
     """Whether values are equal to rounding, relative to their variation: with a large bias, all values look equal."""
     if not v.is_floating_point():
         return u.equal(v)
+    finite = u.isfinite() & v.isfinite()
+    if not finite.all():  # a model that has diverged gives no numbers in any way
+        u = u.where(finite, 0)
+        v = v.where(finite, 0)
     rounding = 16 * torch.finfo(v.dtype).eps * float(v.abs().max())
-    return torch.allclose(u, v, rtol=0, atol=1e-3 * float((v - v.mean(0)).abs().max()) + rounding)
+    spread = float((v - v.mean(0)).abs().max())
+    if not math.isfinite(spread):  # the differences overflow
+        spread = float(v.abs().max())
+    return torch.allclose(u, v, rtol=0, atol=1e-3 * spread + rounding)
 
 
 def _run_whole(model: nn.Module, inputs: Sequence[Tensor]) -> Outputs:

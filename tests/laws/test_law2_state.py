@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fluxutils_py import Estimator, Spec, net2vec, states
+from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import GRU, LSTM, RNN, Recur
 
 from .conftest import B, S, T, difference, flat, plain_loop, window
@@ -199,3 +200,22 @@ def test_validation_has_a_state_of_its_own_and_disturbs_nothing(task):
     error = with_it.predict(xv) - yv
     assert with_it.validation_loss_curve_[-1] == pytest.approx((error**2).mean(), rel=1e-9)
     assert all(s.shape[1] == 0 for s in states(with_it))  # the fitted model has no state left
+
+
+class OwnState(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.out, self.hidden = nn.LSTM(3, 4), nn.Linear(4, 1), None
+
+    def forward(self, x):
+        h, hidden = self.rnn(x, self.hidden)
+        self.hidden = tuple(s.detach() for s in hidden)
+        return self.out(h)
+
+
+def test_a_model_whose_state_cannot_be_reset_is_refused_before_training():
+    x = np.random.default_rng(0).normal(size=(3, 5, 23)).astype("float32")
+    est = Estimator(OwnState, spec={"epochs": 1, "batchsize": 2, "seqsize": 10})
+    with pytest.raises(ShapeError, match=r"OwnState.*'rnn'.*Recur"):
+        est.fit(x, x[:1])
+    assert not hasattr(est, "model_")

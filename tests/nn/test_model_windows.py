@@ -246,10 +246,10 @@ def test_the_answer_is_remembered_as_long_as_the_model_lives():
 
     model = Module(run, rnn=LSTM(3, 4))
     takes_windows(model, (torch.randn(7, 6, 3),))
-    # a window of three steps, then the steps, then one series; few series, not 3
-    assert calls == [(3, 4, 3), *3 * [(4, 3)], (3, 1, 3)]
+    # a window of three steps, then the steps, the window again, then one series; few series, not 3
+    assert calls == [(3, 4, 3), *3 * [(4, 3)], (3, 4, 3), (3, 1, 3)]
     takes_windows(model, (torch.randn(2, 1, 3),))
-    assert len(calls) == 5
+    assert len(calls) == 6
     known = len(windows_module._modes)
     gone = weakref.ref(model)
     del model
@@ -472,3 +472,65 @@ def test_how_outputs_depend_on_cuts(pad, overlap, found):
 
     model = Module(run, conv=nn.Conv1d(3, 2, 5))
     assert cut_dependence(model, (torch.randn(3, 6, 3),), overlap) == found
+
+
+class OwnState(nn.Module):
+    """Keeps its state in an attribute, as advised where state has to live in the user's module."""
+
+    def __init__(self, layer, takes_windows=None):
+        super().__init__()
+        self.rnn, self.out, self.hidden = layer, nn.Linear(4, 1), None
+        if takes_windows is not None:
+            self.takes_windows = takes_windows
+
+    def forward(self, x):
+        h, hidden = self.rnn(x, self.hidden)
+        self.hidden = hidden if torch.is_tensor(hidden) else tuple(s.detach() for s in hidden)
+        return self.out(h)
+
+
+class OwnStateInBuffer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(3, 1)
+        self.register_buffer("level", torch.zeros(1))
+
+    def forward(self, x):
+        y = self.out(x) + self.level
+        self.level = y.detach().mean().view(1)
+        return y
+
+
+@pytest.mark.parametrize("n_series", [1, 6])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: OwnState(nn.LSTM(3, 4)),
+        lambda: OwnState(nn.GRU(3, 4)),
+        lambda: OwnState(nn.GRU(3, 4), takes_windows=True),
+        lambda: OwnState(nn.LSTM(3, 4), takes_windows=False),
+        lambda: nn.Sequential(LSTM(3, 3), OwnState(nn.LSTM(3, 4))),
+        OwnStateInBuffer,
+    ],
+)
+def test_models_that_keep_a_state_that_reset_does_not_know_are_refused(make, n_series):
+    for _ in range(2):  # not remembered as an answer
+        model = make()
+        with pytest.raises(ShapeError, match=r"(?s)called a second time.*Recur"):
+            takes_windows(model, (torch.randn(7, n_series, 3),))
+    with pytest.raises(ShapeError, match="rnn"):
+        takes_windows(OwnState(nn.LSTM(3, 4)), (torch.randn(7, n_series, 3),))
+
+
+def test_random_outputs_are_no_state():
+    noisy = Module(lambda m, x: m.out(m.rnn(x)) + torch.randn(()), rnn=LSTM(3, 4), out=nn.Linear(4, 1))
+    noisy.takes_windows = True
+    assert takes_windows(noisy, (torch.randn(7, 6, 3),))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 3e38])
+def test_models_that_have_diverged_can_be_tried(value):
+    model = nn.Sequential(LSTM(3, 4), nn.Linear(4, 2))
+    with torch.no_grad():
+        model[1].weight[0] = value
+    assert takes_windows(model, (torch.randn(7, 6, 3),))
