@@ -42,6 +42,7 @@ ONE_FAILS = {
     "predict reading": (FIRE, 0),
     "score": ("ShapeError: x has 13 series and y has 3 .*", 0),
 }
+NO_TEXT = "Mute: (an error without text: its __str__ raises ValueError)"
 # what all raise
 REST, HERE = "on ranks 0 and 2", f"on rank 1; {SAME}"
 WEIGHT = "module.weight_ih_l0"
@@ -61,13 +62,23 @@ ALL_FAIL = {
     "other sizes": (f"the shape of x: (3, 13, 30) {REST}, (3, 12, 30) {HERE}{SHARDED}", 0),
     "other optimizer": (f"lr: 0.001 {REST}, 0.1 {HERE}", 0),
     "other validation": (f"the shape of validation x: (3, 13, 30) {REST}, none {HERE}{SHARDED}", 0),
+    "other epochs": (f"epochs: 2 {REST}, 5 {HERE}", 0),
+    "other epochs of fit": (f"epochs: 2 {REST}, 3 {HERE}", 0),
+    "other method": (f"the method: fit {REST}, partial_fit {HERE}", 0),
+    "other return_state": (f"return_state: False {REST}, True {HERE}", 0),
+    "other gradient": (f"gradient: False {REST}, True {HERE}", 0),
     "other call": (
         f"RankError: ranks call different things: score {REST}, predict on rank 1; call the same on every rank",
         0,
     ),
 }
+ALONE = {"nan loss", "loss of two", "other data", "other checkpoints", "other triggers", "other hooks"}
+ALONE |= {"error without text", "error of any length"}
 # no error: how many updates
-STOPPED = {"stop": 4, "loop.stop()": 4, "stop while accumulating": 2, "stop on_epoch": 9}
+STOPPED = {
+    **{"stop": 4, "loop.stop()": 4, "stop while accumulating": 2, "stop on_epoch": 9},
+    **{"own hooks": 18, "own verbosity": 18},  # what one rank has alone
+}
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +121,37 @@ def test_other_data_on_each_rank_are_noticed(found):
     assert re.fullmatch(f"RankError: {told}{re.escape(SHARDED)}", errors.pop())
 
 
+@pytest.mark.parametrize(
+    ("case", "named"),
+    [
+        ("other checkpoints", r"the folders of checkpoints: \[\] on ranks 0 and 2, \['.*one'\] on rank 1"),
+        ("other triggers", r"'Together' after EveryNSteps\(n=2.*\) on ranks 0 and 2, .*EveryNSteps\(n=3.*\) on rank 1"),
+        ("other hooks", r"'Together' after EveryNSteps\(n=2.*\) on ranks 0 and 2, none on rank 1"),
+    ],
+)
+def test_what_ranks_would_not_do_together_is_raised_by_all(found, case, named):
+    assert len({(error, n) for error, n in found[case]}) == 1
+    error, updates = found[case][0]
+    assert re.match(f"RankError: ranks disagree about .*{named}", error)
+    assert updates == 0
+
+
+def test_errors_without_a_text_or_with_an_endless_one_reach_the_others(found):
+    (first, _), (own, _), (last, n) = found["error without text"]
+    assert own == "Mute without text"
+    assert first == last == f"RemoteError: rank 1: {NO_TEXT}"
+    assert n == 4
+    (first, _), (own, _), (last, n) = found["error of any length"]
+    assert first == last
+    assert first.startswith("RemoteError: rank 1: Boom: !!!")
+    assert len(first) < 20_000 < len(own)
+    assert n == 4
+
+
 @pytest.mark.parametrize("case", STOPPED)
 def test_one_rank_that_stops_stops_all_after_the_same_step(found, case):
     assert found[case] == [[None, STOPPED[case]]] * 3
 
 
 def test_every_case_is_looked_at(found):
-    assert set(found) == {*ONE_FAILS, *ALL_FAIL, *STOPPED, "nan loss", "loss of two", "other data"}
+    assert set(found) == {*ONE_FAILS, *ALL_FAIL, *STOPPED, *ALONE}

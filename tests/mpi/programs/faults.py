@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch import nn
 from fluxutils_py import Estimator, Spec, net2vec
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import assert_replica_integrity, gather_from_processes
-from fluxutils_py.training import StopTraining
+from fluxutils_py.training import Checkpointer, EveryNSteps, StopTraining
 
 rank = MPI.COMM_WORLD.rank
 rng = np.random.default_rng(0)
@@ -54,6 +55,31 @@ def on(event, n, action, only=1):
 
 def boom(*_):
     raise Boom("here")
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+def mute(*_):
+    raise Mute
+
+
+def shout(*_):
+    raise Boom("!" * 10**7)
+
+
+class Together:
+    """A callback that all ranks call together."""
+
+    collective = True
+
+    def __init__(self, trigger):
+        self.trigger = trigger
+
+    def on_step(self, loop):
+        loop.ranks.allgather()
 
 
 def leave(*_):
@@ -119,8 +145,8 @@ class Optimizer(torch.optim.Adam):
         return super().step(closure)
 
 
-def est(m=None, loss=F.mse_loss, opt=None, spec=SPEC, **kw):
-    return Estimator(model() if m is None else m, loss, opt, spec, random_state=0, verbose=False, **kw)
+def est(m=None, loss=F.mse_loss, opt=None, spec=SPEC, verbose=False, **kw):
+    return Estimator(model() if m is None else m, loss, opt, spec, random_state=0, verbose=verbose, **kw)
 
 
 def fit(e, xs=x, ys=y, **kw):
@@ -129,6 +155,10 @@ def fit(e, xs=x, ys=y, **kw):
 
 def refit(e):
     return e, lambda: e.fit(x, y).fit(x, y)
+
+
+def method(e):
+    return e, lambda: only1(e.fit, e.partial_fit)(x, y)
 
 
 def only1(a, b):
@@ -175,6 +205,18 @@ CASES = {
     "other sizes": fit(est(), only1(x, x[:, :12]), only1(y, y[:, :12])),
     "other optimizer": fit(est(opt=only1(torch.optim.Adam, functools.partial(torch.optim.Adam, lr=0.1)))),
     "other validation": fit(est(), validation_data=only1((x, y), None)),
+    "other epochs": fit(est(spec=only1(SPEC, Spec(5, 2, 10)))),
+    "other epochs of fit": fit(est(), epochs=only1(2, 3)),
+    "other method": method(est()),
+    "other checkpoints": fit(est(callbacks=only1([], [Checkpointer(os.path.join(tempfile.gettempdir(), "one"))]))),
+    "other triggers": fit(est(callbacks=[Together(only1(EveryNSteps(2), EveryNSteps(3)))])),
+    "other hooks": fit(est(callbacks=only1([Together(EveryNSteps(2))], []))),
+    "own hooks": fit(est(callbacks=only1([], [lambda loop: None]))),  # not called together: they may differ
+    "own verbosity": fit(est(verbose=only1(False, 1))),
+    "other return_state": (None, lambda: good.predict(x, return_state=only1(False, True))),
+    "other gradient": (None, lambda: good.evaluate(x, y, gradient=only1(False, True))),
+    "error without text": fit(est(loss=Loss(5, mute))),
+    "error of any length": fit(est(loss=Loss(5, shout))),
     "other call": (None, lambda: good.predict(x) if rank == 1 else good.score(x, y)),
     "stop": fit(est(callbacks=on("step", 4, stop))),
     "loop.stop()": fit(est(callbacks=on("step", 4, lambda loop: loop.stop()))),
@@ -193,7 +235,7 @@ def outcome(e, call):
     try:
         call()
     except BaseException as caught:  # SystemExit and KeyboardInterrupt are cases too
-        error = f"{type(caught).__name__}: {caught}"
+        error = "Mute without text" if isinstance(caught, Mute) else f"{type(caught).__name__}: {caught}"
     assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
     if hasattr(e, "model_"):
         assert torch.isfinite(net2vec(e)).all()
