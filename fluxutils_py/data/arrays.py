@@ -74,10 +74,68 @@ def read_block(source: Any, *index: Index) -> np.ndarray:
     if isinstance(source, DuckArray):
         return source.read(*index)
     if not isinstance(source, np.ndarray):
-        return read_slices(lambda key: np.asarray(source[key]), index)
+        return read_slices(lambda key: plain_block(source[key]), index)
     if sum(isinstance(i, np.ndarray) for i in index) > 1:
         return np.asarray(source[np.ix_(*index)])
     return np.asarray(source[tuple(map(as_key, index))])
+
+
+def plain_block(values: Any) -> np.ndarray:
+    """Return what a source gave as a plain array, with NaN where it is masked.
+
+    Raises
+    ------
+    DataError
+        If integers are masked, which have no NaN.
+    """
+    if hasattr(values, "compute"):  # of dask, whose conversion drops the mask
+        values = values.compute()
+    if hasattr(values, "dims"):  # of xarray
+        values = values.data
+    if not isinstance(values, np.ma.MaskedArray):
+        return np.asarray(values)
+    if values.dtype.kind == "f":
+        return values.filled(np.nan)
+    if np.ma.is_masked(values):
+        raise DataError(
+            f"{int(np.ma.getmaskarray(values).sum())} of the values read have a mask and the dtype {values.dtype}, "
+            "which has no NaN for what is missing: convert the source to float, or fill the gaps before"
+        )
+    return values.data
+
+
+class AsRead(DuckArray):
+    """A source whose values have another dtype than the source says, such as packed variables of NetCDF."""
+
+    def __init__(self, source: Any, dtype: np.dtype) -> None:
+        self.source = source
+        self.shape, self.dtype = tuple(source.shape), dtype
+
+    def read(self, *index: Index) -> np.ndarray:
+        block = read_block(self.source, *index)
+        if block.dtype.kind != self.dtype.kind:
+            raise DataError(
+                f"the source gave values of dtype {block.dtype} after values of dtype {self.dtype}, and says "
+                f"{self.source.dtype}; convert it to one dtype"
+            )
+        return block.astype(self.dtype, copy=False)
+
+
+def with_read_dtype(array: Any) -> Any:
+    """Return the array, wrapped if a first value shows that it is of floats where it says integers.
+
+    Only integers are looked at, to read nothing else: floats of another size are cast without loss of meaning.
+    """
+    if isinstance(array, np.ndarray | DuckArray | h5py.Dataset) or not hasattr(array, "dtype"):
+        return array
+    try:
+        declared = np.dtype(array.dtype)
+    except TypeError:  # of another library
+        return array
+    if declared.kind not in "iub":
+        return array
+    dtype = plain_block(array[(slice(0, 1),) * len(array.shape)]).dtype
+    return array if dtype == declared else AsRead(array, dtype)
 
 
 def is_tensor(value: Any) -> bool:
@@ -128,19 +186,50 @@ def as_three_axes(array: Any, name: str) -> Any:
             ) from None
     reject_masked(array, name)
     if len(array.shape) != 3:
+        remedy = _WAYS_OUT.get(min(len(array.shape), 4), "")
+        if hasattr(array, "columns"):
+            remedy = f"; a data frame with a row per time step becomes one series by {name}.to_numpy().T[:, None]"
         raise ShapeError(
             f"{name} must have three axes (F, N, T) = (features, series, time steps), got shape "
-            f"{tuple(array.shape)}{_WAYS_OUT.get(min(len(array.shape), 4), '')}"
+            f"{tuple(array.shape)}{remedy}"
         )
     check_no_empty_axis(array, name, ("features", "series", "time steps"))
-    return array
+    check_named_axes(array, name)
+    return with_read_dtype(array)
 
 
 _WAYS_OUT = {
     1: "; one feature of one series is x[None, None]",
-    2: "; add the missing axis: x[None] for one feature, x[:, None] for one series",
+    2: "; add the missing axis: x[None] for one feature, x[:, None] for one series (F, T), x.T[:, None] for one whose "
+    "rows are time steps (T, F)",
     4: "; reshape the leading axes into one, x.reshape(-1, N, T), and back inside the model",
 }
+
+
+TIMES = {"time", "times", "t", "date", "dates", "datetime", "timestamp", "timestep", "step", "steps", "valid_time"}
+FEATURES = {"variable", "variables", "feature", "features", "channel", "channels", "band", "bands"}
+
+
+def check_named_axes(array: Any, name: str) -> None:
+    """Raise ShapeError if the axes have names, as in xarray, and those of time or features stand elsewhere.
+
+    Axes of other names may stand for anything.
+    """
+    dims = getattr(array, "dims", None)
+    if not isinstance(dims, tuple) or not all(isinstance(dim, str) for dim in dims):
+        return
+    times = [dim for dim in dims if dim.lower() in TIMES]
+    features = [dim for dim in dims if dim.lower() in FEATURES]
+    if len(times) != 1:
+        return
+    others = [dim for dim in dims if dim not in (*times, *features)]
+    wanted = (*features, *others, *times)
+    if wanted != dims:
+        expected = "(features, series, time steps)" if len(dims) == 3 else "(features, time steps)"
+        raise ShapeError(
+            f"{name} has the dimensions {dims}, and arrays are {expected}: use "
+            f"{name}.transpose({', '.join(map(repr, wanted))})"
+        )
 
 
 def check_no_empty_axis(array: Any, name: str, axes: tuple[str, ...]) -> None:

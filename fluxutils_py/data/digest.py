@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fluxutils_py.data.arrays import plain_block
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.data.weights import SampleWeight, block_slices
@@ -63,7 +64,7 @@ def digest_arrays(*arrays: np.ndarray) -> str:
 
 
 def _block_reader(s: SeriesArray) -> Callable[[slice, slice], np.ndarray]:
-    return lambda series, steps: np.asarray(s.array[:, series, steps])
+    return lambda series, steps: plain_block(s.array[:, series, steps])
 
 
 def _digest_blocks(read: Callable[[slice, slice], np.ndarray], rectangles: Iterable[Rectangle], rows: Segments) -> str:

@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.data.arrays import DuckArray, check_no_empty_axis, in_memory, read_block, reject_masked, to_numpy
+from fluxutils_py.data.arrays import (
+    DuckArray,
+    check_named_axes,
+    check_no_empty_axis,
+    in_memory,
+    read_block,
+    reject_masked,
+    to_numpy,
+    with_read_dtype,
+)
 from fluxutils_py.data.indexing import Index, as_key, parse_index
 from fluxutils_py.data.lazy import DerivedArray
 from fluxutils_py.errors import DataError, ShapeError
@@ -150,7 +159,8 @@ def _two_axes(array: Any, name: str) -> Any:
             f"{name} has shape {shape}: the arrays of a list are series (F, T_i) = (features, time steps){way_out}"
         )
     check_no_empty_axis(array, name, ("features", "time steps"))
-    return array
+    check_named_axes(array, name)
+    return with_read_dtype(array)
 
 
 def _native(dtype: Any) -> np.dtype:

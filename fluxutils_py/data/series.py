@@ -208,7 +208,10 @@ def as_series(value: Any, name: str) -> tuple[SeriesArray, ...]:
     return arrays
 
 
-BATCH_FIRST = ": arrays (N, T, F) become so by a.transpose(2, 0, 1), datasets by h5mmap(path, name, axes='NTF')"
+BATCH_FIRST = (
+    ": arrays (N, T, F) become so by a.transpose(2, 0, 1), datasets by h5mmap(path, name, axes='NTF'); arrays "
+    "(N, F, T), as aeon and sktime have them, by a.transpose(1, 0, 2)"
+)
 
 
 def check_aligned(a: SeriesArray, b: SeriesArray) -> None:

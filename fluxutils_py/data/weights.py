@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.data.arrays import reject_masked, to_numpy
+from fluxutils_py.data.arrays import plain_block, reject_masked, to_numpy
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
@@ -42,11 +42,11 @@ class SampleWeight:
         shape = tuple(w.shape)
         self._per_series: np.ndarray | None = None
         if shape == (1, n_series, n_steps):
-            self._read = lambda s, t: np.asarray(w[0, s, t])
+            self._read = lambda s, t: plain_block(w[0, s, t])
         elif shape == (n_series, n_steps):
-            self._read = lambda s, t: np.asarray(w[s, t])
+            self._read = lambda s, t: plain_block(w[s, t])
         elif shape == (n_series,):
-            self._per_series = each = np.asarray(w)
+            self._per_series = each = plain_block(w[:])
             self._read = lambda s, t: np.repeat(each[s][:, None], max(t.stop - t.start, 0), 1)
         else:
             raise ShapeError(
@@ -93,7 +93,7 @@ class SampleWeight:
                 raise DataError("sample_weight must be finite and not negative; use 0 for steps that should not count")
             live, walked = w > 0, rows.coverage_mask(series, steps, burn_in)
             live = live if walked is None else live & walked
-            missing = [y.missing_mask(np.asarray(y.array[:, series, steps])) for y in ys]
+            missing = [y.missing_mask(plain_block(y.array[:, series, steps])) for y in ys]
             if mask_per_output and any(g is not None for g in missing):
                 there = np.concatenate([
                     np.ones((n, *live.shape), bool) if g is None else ~g for n, g in zip(sizes, missing, strict=True)

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from fluxutils_py.data.arrays import plain_block
+
 
 class PackedSeries:
     """Series of different lengths, one after the other in one array.
@@ -78,6 +80,6 @@ class ArraySource:
             if begin >= stop:
                 continue
             f, where = int(feature[b]), slice(int(n[b]), int(n[b]) + len(run))
-            block = np.asarray(self.array[f : f + 1, where, begin:stop])
+            block = plain_block(self.array[f : f + 1, where, begin:stop])
             out[:, run, begin - first : stop - first] = block
         return out

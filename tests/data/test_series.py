@@ -228,7 +228,11 @@ def test_in_memory_means_a_numpy_array_that_maps_no_file(tmp_path):
     ("shape", "way_out"),
     [
         ((7,), "; one feature of one series is x[None, None]"),
-        ((7, 11), "; add the missing axis: x[None] for one feature, x[:, None] for one series"),
+        (
+            (7, 11),
+            "; add the missing axis: x[None] for one feature, x[:, None] for one series (F, T), x.T[:, None] for one "
+            "whose rows are time steps (T, F)",
+        ),
         ((2, 3, 7, 11), "; reshape the leading axes into one, x.reshape(-1, N, T), and back inside the model"),
         ((), ""),
     ],

@@ -1,0 +1,161 @@
+"""Arrays of other libraries: masks, types that differ from what is declared, and named axes (data/arrays.py)."""
+
+import numpy as np
+import pytest
+
+from fluxutils_py import Estimator, SequenceRegressor, SequenceScaler, samples
+from fluxutils_py.data import SampleWeight, SeriesArray
+from fluxutils_py.data.arrays import plain_block, read_block
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.errors import DataError, ShapeError
+
+F, N, T = 2, 5, 23
+
+
+class Lazy:
+    """An array that is read block by block, masked or scaled where it is read."""
+
+    def __init__(self, values, dtype=None):
+        self.values, self.shape, self.dtype = values, values.shape, np.dtype(dtype or values.dtype)
+
+    def __getitem__(self, key):
+        return self.values[key]
+
+
+@pytest.fixture
+def holes():
+    values = np.random.default_rng(0).normal(size=(F, N, T)).astype("float32")
+    mask = np.zeros((F, N, T), bool)
+    mask[:, 1, 4:9] = True
+    return np.ma.MaskedArray(np.where(mask, 9.96921e36, values), mask).astype("float32")
+
+
+def test_masked_blocks_are_read_as_nan(holes):
+    expected = holes.filled(np.nan)
+    np.testing.assert_array_equal(
+        SeriesArray(Lazy(holes), "x").read(Segments.from_lengths(N, T), 2, 11), expected.T[2:11]
+    )
+    np.testing.assert_array_equal(
+        read_block(Lazy(holes), range(F), np.array([1, 3]), range(3, 6)), expected[:, [1, 3], 3:6]
+    )
+
+
+def test_masked_integers_have_no_nan_and_are_refused():
+    labels = np.ma.MaskedArray(np.arange(T).reshape(1, 1, T), np.arange(T).reshape(1, 1, T) == 7)
+    with pytest.raises(DataError, match=r"1 of the values.*int64"):
+        SeriesArray(Lazy(labels), "y").read(Segments.from_lengths(1, T), 0, T)
+    assert plain_block(labels[..., :7]).tolist() == [[list(range(7))]]
+
+
+def mask_only_targets(holes):
+    x = np.random.default_rng(1).normal(size=(F, N, T)).astype("float32")
+    return x, holes[:1]
+
+
+SPEC = {"epochs": 2, "batchsize": 2, "seqsize": 7}
+
+
+def test_masked_targets_count_as_missing(holes):
+    x, y = mask_only_targets(holes)
+    lazy, plain = (Estimator(spec=SPEC, random_state=0).fit(x, targets) for targets in (Lazy(y), y.filled(np.nan)))
+    np.testing.assert_array_equal(lazy.predict(x), plain.predict(x))
+    assert lazy.score(x, Lazy(y)) == plain.score(x, y.filled(np.nan))
+    assert lazy.evaluate(x, Lazy(y)) == plain.evaluate(x, y.filled(np.nan))
+
+
+def test_masked_inputs_are_what_nan_in_inputs_is(holes):
+    y = np.where(holes.mask[:1], np.nan, np.random.default_rng(1).normal(size=(1, N, T))).astype("float32")
+    lazy, plain = (Estimator(spec=SPEC, random_state=0).fit(a, y) for a in (Lazy(holes), holes.filled(np.nan)))
+    np.testing.assert_array_equal(lazy.predict(Lazy(holes)), plain.predict(holes.filled(np.nan)))
+    views = [samples(a) for a in (Lazy(holes), holes.filled(np.nan))]
+    np.testing.assert_array_equal(*map(np.asarray, views))
+    partly = np.ma.MaskedArray(holes.data, holes.mask & (np.arange(F) == 0)[:, None, None])
+    for data in (Lazy(partly), partly.filled(np.nan)):  # of a step with a target, one input of several
+        with pytest.raises(DataError, match="NaN"):
+            Estimator(spec=SPEC).fit(data, np.zeros((1, N, T), "float32"))
+
+
+def test_transformers_and_weights_see_no_fill_values(holes):
+    scalers = [SequenceScaler().fit(a) for a in (Lazy(holes), holes.filled(np.nan))]
+    np.testing.assert_array_equal(scalers[0].mean_, scalers[1].mean_)
+    np.testing.assert_array_equal(scalers[0].transform(Lazy(holes)), scalers[1].transform(holes.filled(np.nan)))
+    with pytest.raises(DataError, match="sample_weight must be finite"):
+        SampleWeight(Lazy(holes[0]), N, T).normalize(Segments.from_lengths(N, T), ())
+
+
+def test_the_values_read_decide_the_type_where_it_differs_from_the_one_declared():
+    packed = np.random.default_rng(0).integers(-300, 300, (F, N, T)).astype("int16")
+    values = packed * np.float64(0.01)
+    lazy = Lazy(values, "int16")  # as netCDF4 gives packed variables
+    assert SeriesArray(lazy, "x").dtype == np.float64
+    y = values.mean(0, keepdims=True)
+    ours, plain = (Estimator(spec=SPEC, random_state=0).fit(a, b) for a, b in ((lazy, Lazy(y, "int16")), (values, y)))
+    np.testing.assert_array_equal(ours.predict(lazy), plain.predict(values))
+    np.testing.assert_array_equal(
+        ours.predict([Lazy(values[:, n], "int16") for n in range(N)])[0], plain.predict(values)[:, 0]
+    )
+
+
+class Changing(Lazy):
+    def __getitem__(self, key):
+        block = super().__getitem__(key)
+        return block if block.size == 1 else block.astype("int32")
+
+
+def test_a_source_whose_type_changes_is_refused():
+    with pytest.raises(DataError, match=r"int32 after values of dtype float64.*int16"):
+        SeriesArray(Changing(np.ones((F, N, T)), "int16"), "x").read(Segments.from_lengths(N, T), 0, 5)
+
+
+class Named(Lazy):
+    def __init__(self, values, dims):
+        super().__init__(values)
+        self.dims, self.data = dims, values
+
+    def __getitem__(self, key):
+        return self.values[key]
+
+
+@pytest.mark.parametrize(
+    ("dims", "remedy"),
+    [
+        (("time", "station", "variable"), "transpose('variable', 'station', 'time')"),
+        (("variable", "time", "station"), "transpose('variable', 'station', 'time')"),
+        (("station", "variable", "time"), "transpose('variable', 'station', 'time')"),
+        (("Date", "lat", "lon"), "transpose('lat', 'lon', 'Date')"),
+    ],
+)
+def test_names_of_axes_that_say_another_order_are_refused_with_the_transpose(dims, remedy):
+    array = Named(np.zeros((4, 5, 6)), dims)
+    good = np.zeros((4, 5, 6))
+    calls = {
+        "x": lambda: Estimator(spec=SPEC).fit(array, good[:1]),
+        "y": lambda: Estimator(spec=SPEC).fit(good, array),
+        "samples": lambda: samples(array),
+        "scaler": lambda: SequenceScaler().fit(array),
+        "ready-made": lambda: SequenceRegressor(epochs=1).fit(array, good[:1]),
+    }
+    for call in calls.values():
+        with pytest.raises(ShapeError) as caught:
+            call()
+        assert remedy in str(caught.value)
+        assert str(dims) in str(caught.value)
+
+
+@pytest.mark.parametrize("dims", [("variable", "station", "time"), ("a", "b", "c"), ("x", "time", "t")])
+def test_names_of_axes_that_say_nothing_else_are_fine(dims):
+    assert SeriesArray(Named(np.zeros((4, 5, 6)), dims), "x").shape == (4, 5, 6)
+
+
+def test_series_of_a_list_with_time_first_are_refused():
+    with pytest.raises(ShapeError, match=r"x\[0\].*transpose\('variable', 'time'\)"):
+        Estimator(spec=SPEC).fit([Named(np.zeros((7, 3)), ("time", "variable"))], [np.zeros((1, 7))])
+
+
+def test_both_layouts_with_series_first_are_named_with_their_transposes():
+    x = np.zeros((50, 3, 20))  # (N, F, T)
+    with pytest.raises(ShapeError) as caught:
+        SequenceRegressor(epochs=1).fit(x, np.zeros(50))
+    assert "(N, F, T)" in str(caught.value)
+    assert "a.transpose(1, 0, 2)" in str(caught.value)
+    assert "a.transpose(2, 0, 1)" in str(caught.value)
