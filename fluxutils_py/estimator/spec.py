@@ -91,6 +91,9 @@ class Spec:
 
 NAMES = [f.name for f in dataclasses.fields(Spec)]
 MAIN = ("epochs", "batchsize", "seqsize")
+OF_ESTIMATORS = frozenset(
+    ("comm", "n_jobs", "device", "callbacks", "warm_start", "random_state", "verbose", "scaling", "compile", "target")
+)
 
 
 def read_spec(spec: Any) -> Spec:
@@ -126,6 +129,11 @@ def _from_fields(fields: dict[str, Any]) -> Spec:
             "defaults"
         )
     for field in others:
+        if field in OF_ESTIMATORS:
+            raise SpecError(
+                f"spec has the field {field!r}, which is an argument of the estimator, not of spec: "
+                f"Estimator(..., {field}={fields[field]!r})"
+            )
         near = difflib.get_close_matches(field, [n for n in NAMES if n not in fields], 1, 0.8)
         if near:
             warnings.warn(f"spec field {field!r} is not used; did you mean {near[0]!r}?", stacklevel=4)

@@ -7,7 +7,9 @@ import numpy as np
 BASELINES = ("Naive", "SeasonalNaive", "Drift", "WindowAverage")
 
 
-def baseline_forecasts(values: np.ndarray, h: int, season: int) -> dict[str, np.ndarray]:
+def baseline_forecasts(
+    values: np.ndarray, h: int, season: int, first: tuple[np.ndarray, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
     """Forecast series from their last values alone.
 
     Parameters
@@ -16,6 +18,9 @@ def baseline_forecasts(values: np.ndarray, h: int, season: int) -> dict[str, np.
         Last values of each series, in order; NaN where missing, and before the first step.
     h : int
     season : int
+    first : pair of ndarrays of shape (N,), optional
+        The first value of each series, and how many steps it lies before the last column of ``values``. None: the first
+        value in ``values``.
 
     Returns
     -------
@@ -41,8 +46,10 @@ def baseline_forecasts(values: np.ndarray, h: int, season: int) -> dict[str, np.
     last_at = k - 1 - known[:, ::-1].argmax(1)
     first_at = known.argmax(1)
     last = np.where(any_known, values[rows, last_at], np.nan)
-    first = np.where(any_known, values[rows, first_at], np.nan)
-    slope = (last - first) / np.maximum(last_at - first_at, 1)
+    if first is None:
+        first = np.where(any_known, values[rows, first_at], np.nan), k - 1 - first_at
+    first_value, age = first
+    slope = (last - first_value) / np.maximum(age - (k - 1 - last_at), 1)
     seasonal = np.full((n, h), np.nan)
     for turn in range(1, 1 + k // season):
         at = k - 1 + steps - season * (-(-steps // season) + turn - 1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.baselines import baseline_forecasts
 from fluxutils_py.forecasting.frames import Frame, is_frame, make_frame, require
 from fluxutils_py.forecasting.history import forecasts_along, start_history
-from fluxutils_py.forecasting.outputs import column_names, forecast_values
+from fluxutils_py.forecasting.outputs import check_output_names, column_names, forecast_values
 from fluxutils_py.forecasting.panel import Panel, read_panel
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.validation import check_integer
@@ -33,6 +34,7 @@ def cross_validate(
         raise DataError("cross_validation takes a data frame; of an array (F, N, T), cut off steps and predict")
     if refit is None:
         check_is_fitted(fc, "models_")
+    check_output_names(fc)
     panel = read_panel(df, fc._columns, fc.freq if refit is not None else fc.frequency_, static_df=static_df)
     behind = int(fc.h) + step_size * np.arange(n_windows - 1, -1, -1)  # (W,) steps after each cutoff
     cutoffs = np.maximum(panel.lengths[:, None] - behind, 0)  # (N, W); 0: the series has not begun
@@ -94,7 +96,8 @@ def _frame_columns(fc: Any, panel: Panel, past: Panel, cutoff: np.ndarray, found
         fc.target_col: future.values[fc.target_col],
     }
     columns.update({name: found[:, i].ravel() for i, name in enumerate(column_names(fc))})
-    made = baseline_forecasts(tail_values(past, fc.target_col), h, fc.features_.season)
+    season, tail = fc.features_.season, tail_values(past, fc.target_col)
+    made = baseline_forecasts(tail, h, season, first_values(past, fc.target_col))
     return columns | {name: y.ravel() for name, y in made.items()}
 
 
@@ -112,6 +115,20 @@ def tail_values(panel: Panel, column: str) -> np.ndarray:
         n = min(k, length)
         out[i, k - n :] = panel.values[column][offset + length - n : offset + length]
     return out
+
+
+def first_values(panel: Panel, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first value of each series that is not missing, and how many steps it lies before the last step."""
+    first = np.full(panel.n_series, np.nan)
+    age = np.zeros(panel.n_series, int)
+    for i, (offset, length) in enumerate(zip(panel.offsets, panel.lengths, strict=True)):
+        values = panel.values[column][offset : offset + length]
+        known = ~np.isnan(values)
+        if known.any():
+            at = int(known.argmax())
+            first[i] = values[at]
+            age[i] = length - 1 - at
+    return first, age
 
 
 def evaluate(
@@ -158,7 +175,7 @@ def evaluate(
     frame = Frame(df, "df")
     keys = {id_col, time_col, target_col, "cutoff"}
     if models is None:
-        models = [c for c in frame.frame.columns if c not in keys and "-q" not in c]
+        models = [c for c in frame.frame.columns if c not in keys and not _is_quantile(c, frame.frame.columns)]
     return evaluation.evaluate(
         df,
         [losses.smape, losses.mae, losses.rmse] if metrics is None else metrics,
@@ -170,6 +187,12 @@ def evaluate(
         agg_fn=agg_fn,
         **settings,
     )
+
+
+def _is_quantile(column: str, columns: Iterable[str]) -> bool:
+    """Whether a column holds quantiles of another one: its name is that of the other, and a level."""
+    model, found, level = column.rpartition("-q")
+    return bool(found) and model in columns and re.fullmatch(r"0?\.\d+|\d(\.\d+)?e-\d+", level) is not None
 
 
 class WalkForwardSplit:

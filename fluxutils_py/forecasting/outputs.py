@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.forecasting.baselines import BASELINES
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.frames import Frame, make_frame
 from fluxutils_py.forecasting.history import History, Steps, forecasts
@@ -23,6 +24,27 @@ def array_shape(array: Any) -> tuple[int, int] | None:
 
 def column_names(fc: Any) -> list[str]:
     return [fc.alias, *(f"{fc.alias}-q{q:g}" for q in sorted(map(float, fc.quantiles)))]
+
+
+def check_output_names(fc: Any) -> None:
+    """Raise SpecError if a column that forecasts or cross-validation add has the name of a column of the user.
+
+    Also if two added columns have one name.
+    """
+    keys = {"id_col": fc.id_col, "time_col": fc.time_col, "target_col": fc.target_col}
+    added = [*column_names(fc), "cutoff", *BASELINES]
+    for argument, name in keys.items():
+        if name in added:
+            raise SpecError(
+                f"{argument}={name!r} is the name of a column that the forecasts have ({', '.join(added)}); rename the "
+                "column of the data, or choose another alias"
+            )
+    twice = sorted({name for name in added if added.count(name) > 1})
+    if twice:
+        raise SpecError(
+            f"two columns of the forecasts would be called {twice[0]!r} (alias={fc.alias!r}, "
+            f"quantiles={tuple(fc.quantiles)!r}); choose another alias, or quantiles that differ in six digits"
+        )
 
 
 def warn_short_series(fc: Any, lengths: np.ndarray, panel: Panel | None) -> None:

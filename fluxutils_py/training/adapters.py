@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 
 from fluxutils_py.files import atomic_write
+from fluxutils_py.parallel.launcher import detect_launcher, launched
 from fluxutils_py.training.best_model import BestModel
 from fluxutils_py.training.plain_files import write_file
 from fluxutils_py.training.triggers import Clock, EveryNSeconds, Exponential, NTimes, Trigger
@@ -99,7 +100,7 @@ class EvalCby:
         self.sum, self.n, self.started = 0.0, 0, now
         texts = (f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items() if k != "step")
         self.printer(f"{self.step}: {', '.join(texts)}")
-        if self.resultdir is not None:
+        if self.resultdir is not None and (detect_launcher() is None or launched()[1] == 0):
             self.resultdir.mkdir(parents=True, exist_ok=True)
             with atomic_write(self.resultdir / "history.json") as f:
                 f.write(json.dumps(self.history, indent=1).encode())
@@ -141,6 +142,7 @@ def initevalcby(
     accuracy : callable, optional
         Returns a number or a mapping of numbers.
     resultdir : path-like, optional
+        Written by rank 0 alone, where there are several.
         Folder for ``history.json`` and the parameters of ``model``, ``model_STEP.pt``. Read these with
         ``read_file(path, "fluxutils_py parameters")["parameters"]``.
     model : nn.Module, optional

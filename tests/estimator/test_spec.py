@@ -76,3 +76,16 @@ def test_a_misspelt_name_is_an_error(spec, message):
 def test_numbers_are_pythons():
     found = read_spec({"epochs": np.int64(2), "clip": np.float32(0.5), "shuffle": np.True_, "rebatch": np.False_})
     assert [type(v) for v in (found.epochs, found.clip, found.shuffle, found.rebatch)] == [int, float, bool, bool]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("scaling", "strong"), ("n_jobs", 2), ("random_state", 0), ("device", "cpu"), ("verbose", 1)]
+)
+@pytest.mark.parametrize(
+    "make", [dict, lambda **fields: namedtuple("S", fields)(**fields), Namespace], ids=["dict", "namedtuple", "object"]
+)
+def test_an_argument_of_the_estimator_in_spec_is_refused(make, name, value):
+    spec = make(**{"epochs": 1, "batchsize": 2, "seqsize": 3, name: value})
+    x = np.zeros((1, 2, 6), "float32")
+    with pytest.raises(SpecError, match=f"'{name}'.*argument of the estimator.*{name}={value!r}"):
+        Estimator(spec=spec).fit(x, x)

@@ -22,3 +22,13 @@ def test_missing_values_are_passed_over():
     np.testing.assert_array_equal(found["SeasonalNaive"], [[4, 1, 4, 1], [np.nan] * 4, [7] * 4])
     np.testing.assert_allclose(found["Drift"][0], 4 + np.arange(2, 6))
     np.testing.assert_array_equal(found["WindowAverage"][[0, 2]], [[4] * 4, [7] * 4])
+
+
+def test_drift_goes_through_the_first_value_of_a_long_series():
+    # T = 3000 values, of which the forecasts see the last 2000: y[T] + h (y[T] - y[1]) / (T - 1)
+    y = 1000 + np.cumsum(np.random.default_rng(0).normal(size=3000))
+    found = baseline_forecasts(y[None, -2000:], h=3, season=7, first=(y[:1], np.array([2999])))
+    np.testing.assert_allclose(found["Drift"][0], y[-1] + np.arange(1, 4) * (y[-1] - y[0]) / 2999)
+    tail = np.append(y[-2000:], [np.nan, np.nan])  # the last two steps are missing
+    found = baseline_forecasts(tail[None], h=3, season=7, first=(y[:1], np.array([3001])))
+    np.testing.assert_allclose(found["Drift"][0], y[-1] + np.arange(3, 6) * (y[-1] - y[0]) / 2999)

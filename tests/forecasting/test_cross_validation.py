@@ -7,7 +7,7 @@ import pytest
 from sklearn.model_selection import GridSearchCV
 from utilsforecast.losses import mae, smape
 
-from fluxutils_py.errors import DataError
+from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.forecasting import Forecaster, WalkForwardSplit, evaluate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps", "ignore:.*too short for the first window")
@@ -119,3 +119,40 @@ def test_a_fitted_forecaster_is_scored_as_it_is(panel, small):
         if past.ds.max() == cutoff:  # else the series would end earlier
             np.testing.assert_allclose(one.Forecaster, fc.predict(past).Forecaster, rtol=1e-5)
         assert (one.ds == pd.date_range(cutoff, periods=4)[1:]).all(), window
+
+
+@pytest.mark.parametrize(
+    ("names", "clash"),
+    [
+        ({"target_col": "Naive"}, "target_col='Naive'"),
+        ({"target_col": "Forecaster"}, "'Forecaster'"),
+        ({"target_col": "Forecaster-q0.1", "quantiles": (0.1,)}, "target_col='Forecaster-q0.1'"),
+        ({"time_col": "cutoff"}, "time_col='cutoff'"),
+        ({"id_col": "Drift"}, "id_col='Drift'"),
+        ({"quantiles": (0.1, 0.10000001)}, "quantiles"),
+    ],
+)
+def test_columns_of_the_data_and_of_the_forecasts_have_different_names(panel, small, names, clash):
+    columns = {"target_col": "y", "time_col": "ds", "id_col": "unique_id"}
+    df = panel.rename(columns={columns[arg]: name for arg, name in names.items() if arg in columns})
+    with pytest.raises(SpecError) as caught:
+        Forecaster(3, freq="D", **small, **names).cross_validation(df)
+    assert clash in str(caught.value)
+
+
+def test_a_model_whose_alias_looks_like_a_quantile_is_scored(panel, small):
+    fc = Forecaster(3, freq="D", alias="lstm-quick", quantiles=(0.1, 1e-5), **small)
+    found = fc.cross_validation(panel.dropna()).dropna().drop(columns="cutoff")
+    scores = evaluate(found, [mae], agg_fn="mean")
+    assert list(scores.columns) == ["metric", "lstm-quick", *BASELINES]
+    expected = (found["lstm-quick"] - found.y).abs().groupby(found.unique_id).mean().mean()
+    np.testing.assert_allclose(scores["lstm-quick"], expected)
+
+
+def test_drift_starts_at_the_first_value_of_a_long_series(small):
+    n = 2500
+    y = 100 + np.cumsum(np.random.default_rng(0).normal(size=n))
+    df = pd.DataFrame({"unique_id": "a", "ds": pd.date_range("2000-01-01", periods=n), "y": y})
+    found = Forecaster(2, freq="D", **small).cross_validation(df)
+    past = y[: n - 2]
+    np.testing.assert_allclose(found.Drift, past[-1] + np.arange(1, 3) * (past[-1] - past[0]) / (len(past) - 1))
