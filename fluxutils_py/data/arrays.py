@@ -213,8 +213,17 @@ FEATURES = {"variable", "variables", "feature", "features", "channel", "channels
 def check_named_axes(array: Any, name: str) -> None:
     """Raise ShapeError if the axes have names, as in xarray, and those of time or features stand elsewhere.
 
-    Axes of other names may stand for anything.
+    Axes of other names may stand for anything. A dataset of HDF5 has them in its attribute ``axes``.
     """
+    if isinstance(array, h5py.Dataset):
+        axes = array.attrs.get("axes", "FNT")
+        axes = axes.decode() if isinstance(axes, bytes) else axes
+        if axes != "FNT":
+            raise ShapeError(
+                f"{name} is a dataset of shape {array.shape} whose attribute says axes={axes!r}, and arrays are "
+                f"(F, N, T): use h5mmap({array.file.filename!r}, {array.name!r})"
+            )
+        return
     dims = getattr(array, "dims", None)
     if not isinstance(dims, tuple) or not all(isinstance(dim, str) for dim in dims):
         return

@@ -1,9 +1,10 @@
 """Arrays of other libraries: masks, types that differ from what is declared, and named axes (data/arrays.py)."""
 
+import h5py
 import numpy as np
 import pytest
 
-from fluxutils_py import Estimator, SequenceRegressor, SequenceScaler, samples
+from fluxutils_py import Estimator, SequenceRegressor, SequenceScaler, h5save, samples
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.arrays import plain_block, read_block
 from fluxutils_py.data.segments import Segments
@@ -145,6 +146,15 @@ def test_names_of_axes_that_say_another_order_are_refused_with_the_transpose(dim
 @pytest.mark.parametrize("dims", [("variable", "station", "time"), ("a", "b", "c"), ("x", "time", "t")])
 def test_names_of_axes_that_say_nothing_else_are_fine(dims):
     assert SeriesArray(Named(np.zeros((4, 5, 6)), dims), "x").shape == (4, 5, 6)
+
+
+def test_a_dataset_whose_attribute_says_another_order_is_refused(tmp_path):
+    x = np.random.default_rng(0).normal(size=(F, N, T))
+    h5save(tmp_path / "x.h5", {"x": x})  # (T, N, F) in the file, and says so
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert file["x"].shape == (T, N, F)
+        with pytest.raises(ShapeError, match=r"\(23, 5, 2\).*'TNF'.*h5mmap\(.*x.h5"):
+            Estimator(spec=SPEC).fit(file["x"], x[:1])
 
 
 def test_series_of_a_list_with_time_first_are_refused():
