@@ -1,9 +1,11 @@
 """Checkpoints: which there are, what is in them, and runs that are killed."""
 
 import contextlib
+import errno
 import json
 import os
 import random
+import resource
 import signal
 import time
 from collections import Counter, OrderedDict
@@ -512,3 +514,20 @@ def test_dropout_goes_on_exactly_from_what_the_docstring_tracks(tmp_path):
     whole = train(4, tmp_path / "whole")
     train(2, tmp_path / "cut")
     assert torch.equal(train(4, tmp_path / "cut"), whole)
+
+
+def test_a_full_disk_is_the_error_of_the_disk_and_the_old_checkpoint_stays(tmp_path):
+    model = nn.Linear(100, 200)
+    checkpoints = Checkpointer(tmp_path).track(model=model)
+    old = checkpoints.save(Loop(StepInfo))
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (7680, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"checkpoint-n.*\.pt") as raised:
+            checkpoints.save(Loop(StepInfo))
+        assert raised.value.errno == errno.EFBIG
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert checkpoints.paths() == [old]
+    assert checkpoints.restore()
