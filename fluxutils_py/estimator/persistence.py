@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.estimator.building import NotStored, build_model
+from fluxutils_py.estimator.bounded_building import build_bounded, compare_parameters
+from fluxutils_py.estimator.building import NotStored, build_model, check_device
 from fluxutils_py.estimator.inputs import InputLayout
 from fluxutils_py.estimator.nested_parameters import parameter_names
 from fluxutils_py.estimator.serialization import (
@@ -81,23 +82,20 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
     if c.get("class") != cls.__name__:
         raise LoadError(f"{path} holds {c.get('class')}, not {cls.__name__}; use {c.get('class')}.load")
     with _load_errors(path), seeded(0):
-        stored = _stored_arguments(c)
+        stored = _stored_arguments(c, path)
         fitted = {k: c["fitted"][k] for k in FITTED}
         layout, codec = _from_plain(InputLayout, c["layout"]), _from_plain(TargetCodec, c["codec"])
-        generator, dtype = _restore_generator(c["generator"]), getattr(torch, c["dtype"])
-        if not isinstance(dtype, torch.dtype):
-            raise LoadError(f"{path} is damaged (no dtype: {c['dtype']!r})")
+        generator, dtype = _restore_generator(c["generator"]), read_dtype(c["dtype"], path)
     est = cls(**{**{k: v for k, v in stored.items() if k in known}, **arguments})
-    settings = est._resolved_params()
+    with contextlib.nullcontext() if arguments else _load_errors(path):
+        settings = est._resolved_params()
     if isinstance(settings.model, NotStored):
         raise LoadError(
             f"{path} holds the parameters of a model of its author's own, {settings.model.what}, not its code: "
             f"give the model too, {cls.__name__}.load(path, model=...)"
         )
-    with seeded(0):
-        model = build_model(settings.model, layout.features, fitted["n_outputs_"], dtype, settings.device)
     with _load_errors(path):
-        compare_parameters(c["parameters"], model.state_dict(), path)
+        model = _build(settings, layout, fitted, dtype, c["parameters"], path, "model" in arguments)
         model.load_state_dict(c["parameters"])
         est.model_ = model.eval()
         vars(est).update(fitted)
@@ -111,10 +109,38 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
     return est
 
 
-def _stored_arguments(c: dict[str, Any]) -> dict[str, Any]:
+def _build(
+    settings: Any, layout: Any, fitted: dict[str, Any], dtype: Any, stored: Any, path: Any, own: bool
+) -> torch.nn.Module:
+    """Build the model; one that the caller gives may be of any size, those that a file describes have its own."""
+    sizes = layout.features, fitted["n_outputs_"]
+    device = check_device(settings.device)
+    if own:
+        with seeded(0):
+            model = build_model(settings.model, *sizes, dtype, device)
+        compare_parameters(stored, model.state_dict(), path)
+        return model
+    return build_bounded(lambda: build_model(settings.model, *sizes, dtype, None), stored, path).to(device)
+
+
+def read_dtype(name: Any, path: Any) -> torch.dtype:
+    """Return the dtype of parameters with this name.
+
+    Raises
+    ------
+    LoadError
+        If a file gives another.
+    """
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise LoadError(f"{path} is damaged (no dtype of parameters: {name!r})")
+    return dtype
+
+
+def _stored_arguments(c: dict[str, Any], path: Any) -> dict[str, Any]:
     """Return the constructor's arguments from a file, with placeholders for user code."""
     builders = {
-        "model": deserialize_module,
+        "model": lambda config: build_bounded(lambda: deserialize_module(config), c["parameters"], path),
         "loss": lambda config: seqloss(deserialize(config, LOSSES)),
         "opt": lambda config: deserialize(config, OPTIMIZERS),
     }
@@ -158,19 +184,6 @@ def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> None:
     load_optimizer_state(est.optimizer_, c["optimizer"]["state"])  # last: a new scheduler changes learning rates
 
 
-def compare_parameters(stored: dict[str, Any], wanted: dict[str, Any], path: Any) -> None:
-    """Raise a LoadError that names each parameter or buffer that is missing, left over or has another shape."""
-    faults = [f"{k}: in the file, not in the model" for k in stored if k not in wanted]
-    faults += [f"{k}: in the model, not in the file" for k in wanted if k not in stored]
-    faults += [
-        f"{k}: {tuple(v.shape)} in the file, {tuple(wanted[k].shape)} in the model"
-        for k, v in stored.items()
-        if k in wanted and v.shape != wanted[k].shape
-    ]
-    if faults:
-        raise LoadError(f"{path} does not fit the model:\n  " + "\n  ".join(faults))
-
-
 def _to_plain(value: Any) -> Any:
     """Convert a dataclass of arrays and plain values to plain data."""
     if dataclasses.is_dataclass(value):
@@ -181,12 +194,25 @@ def _to_plain(value: Any) -> Any:
 
 
 def _from_plain(cls: Any, packed: dict[str, Any]) -> Any:
+    if set(packed) != (expected := {f.name for f in dataclasses.fields(cls)}):
+        raise LoadError(f"{cls.__name__} has {', '.join(sorted(expected))}, and the file gives {sorted(packed)}")
     values = dict(packed)
     for name, value in packed.items():
         if isinstance(value, dict):
-            is_array = "values" in value
-            values[name] = np.array(value["values"], value["dtype"]) if is_array else _from_plain(TargetScale, value)
+            values[name] = _read_array(value) if "values" in value else _from_plain(TargetScale, value)
     return cls(**values)
+
+
+def _read_array(packed: dict[str, Any]) -> np.ndarray:
+    """Return an array, of a type no larger than its values."""
+    values, dtype = packed["values"], np.dtype(packed["dtype"])
+    if dtype.kind not in "OfiubUSMm" or dtype.shape:
+        raise LoadError(f"an array cannot have the type {packed['dtype']!r}")
+    if dtype.kind in "US":
+        longest = max((len(value) for value in np.array(values, object).flat), default=0)
+        if dtype.itemsize > max(1, longest) * np.dtype(f"{dtype.kind}1").itemsize:
+            raise LoadError(f"an array of the type {packed['dtype']!r} has no text longer than {longest}")
+    return np.array(values, dtype)
 
 
 def _is_plain(value: Any) -> bool:
