@@ -36,6 +36,7 @@ from fluxutils_py.nn.losses import seqloss
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.training.plain_files import read_file, write_file
+from fluxutils_py.treejson import check_text_type
 
 KIND, FORMAT = "fluxutils_py estimator", 2
 NO_SETTINGS = ("model", "loss", "opt", "spec", "device", "callbacks")  # code, or specific to a machine
@@ -189,8 +190,20 @@ def _to_plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {f.name: _to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
-        return {"dtype": "O" if value.dtype.kind in "OT" else value.dtype.str, "values": value.tolist()}
+        return _array_to_plain(value)
     return value.str if isinstance(value, np.dtype) else value
+
+
+def _array_to_plain(array: np.ndarray) -> dict[str, Any]:
+    if array.dtype.kind in "Mm":  # as numbers: Python's own times know microseconds at most
+        return {"dtype": array.dtype.str, "values": array.astype(np.int64).tolist()}
+    kept = (*PLAIN, bytes)
+    if odd := [value for value in array.ravel().tolist() if not isinstance(value, kept)]:
+        raise TypeError(
+            f"{odd[0]!r} of the type {type(odd[0]).__name__} cannot be saved: a file holds labels and names that are "
+            "numbers or texts; fit with str(label) in its place"
+        )
+    return {"dtype": "O" if array.dtype.kind in "OT" else array.dtype.str, "values": array.tolist()}
 
 
 def _from_plain(cls: Any, packed: dict[str, Any]) -> Any:
@@ -209,9 +222,7 @@ def _read_array(packed: dict[str, Any]) -> np.ndarray:
     if dtype.kind not in "OfiubUSMm" or dtype.shape:
         raise LoadError(f"an array cannot have the type {packed['dtype']!r}")
     if dtype.kind in "US":
-        longest = max((len(value) for value in np.array(values, object).flat), default=0)
-        if dtype.itemsize > max(1, longest) * np.dtype(f"{dtype.kind}1").itemsize:
-            raise LoadError(f"an array of the type {packed['dtype']!r} has no text longer than {longest}")
+        check_text_type(dtype, np.array(values, object))
     return np.array(values, dtype)
 
 

@@ -318,7 +318,7 @@ def plain_value(value: Any) -> Any:
     """Convert ``value`` to Python's types; tensors stay unchanged, anything else becomes None."""
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, (*PLAIN, torch.Tensor)):
+    if isinstance(value, (*PLAIN, bytes, torch.Tensor)):
         return value
     if isinstance(value, Mapping):
         return {k: plain_value(v) for k, v in value.items()}

@@ -9,6 +9,8 @@ import resource
 import stat
 import zipfile
 from collections import OrderedDict, namedtuple
+from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from types import SimpleNamespace
 
@@ -21,7 +23,17 @@ from torch import nn
 from torch.optim import SGD, Adam, RMSprop, lr_scheduler
 
 import fluxutils_py.files as files
-from fluxutils_py import Estimator, SequenceRegressor, Spec, loadstates, net2vec, seqloss, states
+from fluxutils_py import (
+    Estimator,
+    SequenceClassifier,
+    SequenceRegressor,
+    Spec,
+    loadstates,
+    net2vec,
+    samples,
+    seqloss,
+    states,
+)
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn import FLSTM, GRU, HFGRU, LSTM, MGU, RNN, SGRU, SMGU, GaussianNoise, Recur, RNNStack, WinsorNorm
 from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell
@@ -796,3 +808,23 @@ def test_models_whose_outputs_are_not_finite_predict_after_loading_as_before(val
         wanted = est.predict(x)
         est.save(tmp_path / "est")
         np.testing.assert_array_equal(Estimator.load(tmp_path / "est").predict(x), wanted)
+
+
+@pytest.mark.parametrize("labels", [np.array(["2020-01-01", "2021-05-03"], "M8[ns]"), np.array(["a", "b"], "U20")])
+def test_labels_of_any_type_come_back_as_they_were(labels, tmp_path):
+    y = labels[(np.arange(6) % 2)]
+    est = SequenceClassifier(hidden_size=3, epochs=1).fit(samples(X), y)
+    est.save(tmp_path / "est")
+    found = SequenceClassifier.load(tmp_path / "est").classes_
+    assert np.array_equal(found, est.classes_)
+    assert found.dtype == est.classes_.dtype
+
+
+def test_labels_that_no_file_holds_are_refused_at_save(tmp_path):
+    y = np.array([Fraction(1, 3), Fraction(2, 3)] * 3, object)
+    est = SequenceClassifier(hidden_size=3, epochs=1)
+    est.fit(samples(X), np.array(["a", "b"] * 3, object))
+    est._codec = replace(est._codec, classes=np.unique(y))
+    with pytest.raises(TypeError, match=r"Fraction\(1, 3\)"):
+        est.save(tmp_path / "est")
+    assert os.listdir(tmp_path) == []
