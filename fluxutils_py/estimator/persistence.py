@@ -49,6 +49,11 @@ FITTED = (
 
 def save_estimator(est: Any, path: Any) -> None:
     """Save a fitted estimator; see ``Estimator.save``."""
+    write_file(path, estimator_content(est))
+
+
+def estimator_content(est: Any) -> dict[str, Any]:
+    """Return what a file holds of a fitted estimator, as plain data and tensors."""
     optimizer, arguments = getattr(est, "optimizer_", None), est.get_params(deep=False)
     own = arguments.get("model")  # None: built from the settings
     content = {
@@ -66,36 +71,51 @@ def save_estimator(est: Any, path: Any) -> None:
         "optimizer": None if optimizer is None else serialize_optimizer(optimizer, est.model_),
         "scheduler": None if est._scheduler is None else est._scheduler.state_dict(),
         "fitted": {k: getattr(est, k) for k in FITTED},
-        "layout": _to_plain(est._layout),
-        "codec": _to_plain(est._codec),
+        "layout": to_plain(est._layout),
+        "codec": to_plain(est._codec),
         "grad": est.grad_,
         "generator": est._rng.bit_generator.state,
     }
-    write_file(path, plain_value(content))
+    plain: dict[str, Any] = plain_value(content)
+    return plain
 
 
 def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
     """Load an estimator; see ``Estimator.load``."""
-    known = parameter_names(cls)
-    if unknown := sorted(set(arguments) - set(known)):
-        raise TypeError(f"load: unknown arguments {', '.join(unknown)}; {cls.__name__} takes {', '.join(known)}")
+    check_arguments(cls, arguments)
     c = read_estimator(path)
     if c.get("class") != cls.__name__:
         raise LoadError(f"{path} holds {c.get('class')}, not {cls.__name__}; use {c.get('class')}.load")
-    with _load_errors(path), seeded(0):
+    return estimator_of(cls, c, path, arguments)
+
+
+def check_arguments(cls: Any, arguments: dict[str, Any]) -> Any:
+    """Return the names of a class's arguments; raise TypeError if others are given."""
+    known = parameter_names(cls)
+    if unknown := sorted(set(arguments) - set(known)):
+        raise TypeError(f"load: unknown arguments {', '.join(unknown)}; {cls.__name__} takes {', '.join(known)}")
+    return known
+
+
+def estimator_of(cls: Any, c: dict[str, Any], path: Any, arguments: dict[str, Any]) -> Any:
+    """Return the estimator of which a file holds this content."""
+    known = check_arguments(cls, arguments)
+    if c.get("format") != FORMAT:
+        raise LoadError(f"{path} has format {c.get('format')}, this version reads {FORMAT}: write the file again")
+    with load_errors(path), seeded(0):
         stored = _stored_arguments(c, path)
         fitted = {k: c["fitted"][k] for k in FITTED}
-        layout, codec = _from_plain(InputLayout, c["layout"]), _from_plain(TargetCodec, c["codec"])
+        layout, codec = from_plain(InputLayout, c["layout"]), from_plain(TargetCodec, c["codec"])
         generator, dtype = _restore_generator(c["generator"]), read_dtype(c["dtype"], path)
     est = cls(**{**{k: v for k, v in stored.items() if k in known}, **arguments})
-    with contextlib.nullcontext() if arguments else _load_errors(path):
+    with contextlib.nullcontext() if arguments else load_errors(path):
         settings = est._resolved_params()
     if isinstance(settings.model, NotStored):
         raise LoadError(
             f"{path} holds the parameters of a model of its author's own, {settings.model.what}, not its code: "
             f"give the model too, {cls.__name__}.load(path, model=...)"
         )
-    with _load_errors(path):
+    with load_errors(path):
         model = _build(settings, layout, fitted, dtype, c["parameters"], path, "model" in arguments)
         model.load_state_dict(c["parameters"])
         est.model_ = model.eval()
@@ -159,7 +179,7 @@ def read_estimator(path: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _load_errors(path: Any) -> Iterator[None]:
+def load_errors(path: Any) -> Iterator[None]:
     """Turn any error that wrong content in a file causes into a LoadError."""
     try:
         yield
@@ -185,16 +205,16 @@ def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> None:
     load_optimizer_state(est.optimizer_, c["optimizer"]["state"])  # last: a new scheduler changes learning rates
 
 
-def _to_plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Convert a dataclass of arrays and plain values to plain data."""
     if dataclasses.is_dataclass(value):
-        return {f.name: _to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
-        return _array_to_plain(value)
+        return array_to_plain(value)
     return value.str if isinstance(value, np.dtype) else value
 
 
-def _array_to_plain(array: np.ndarray) -> dict[str, Any]:
+def array_to_plain(array: np.ndarray) -> dict[str, Any]:
     if array.dtype.kind in "Mm":  # as numbers: Python's own times know microseconds at most
         return {"dtype": array.dtype.str, "values": array.astype(np.int64).tolist()}
     kept = (*PLAIN, bytes)
@@ -206,17 +226,17 @@ def _array_to_plain(array: np.ndarray) -> dict[str, Any]:
     return {"dtype": "O" if array.dtype.kind in "OT" else array.dtype.str, "values": array.tolist()}
 
 
-def _from_plain(cls: Any, packed: dict[str, Any]) -> Any:
+def from_plain(cls: Any, packed: dict[str, Any]) -> Any:
     if set(packed) != (expected := {f.name for f in dataclasses.fields(cls)}):
         raise LoadError(f"{cls.__name__} has {', '.join(sorted(expected))}, and the file gives {sorted(packed)}")
     values = dict(packed)
     for name, value in packed.items():
         if isinstance(value, dict):
-            values[name] = _read_array(value) if "values" in value else _from_plain(TargetScale, value)
+            values[name] = read_array(value) if "values" in value else from_plain(TargetScale, value)
     return cls(**values)
 
 
-def _read_array(packed: dict[str, Any]) -> np.ndarray:
+def read_array(packed: dict[str, Any]) -> np.ndarray:
     """Return an array, of a type no larger than its values."""
     values, dtype = packed["values"], np.dtype(packed["dtype"])
     if dtype.kind not in "OfiubUSMm" or dtype.shape:

@@ -40,14 +40,16 @@ def write_file(path: Any, content: dict[str, Any]) -> None:
         torch.save(content, f)
 
 
-def read_file(path: Any, kind: str, device: Any = "cpu", *, format: int | None = None) -> dict[str, Any]:
+def read_file(
+    path: Any, kind: str | tuple[str, ...], device: Any = "cpu", *, format: int | None = None
+) -> dict[str, Any]:
     """Read a file that :func:`write_file` wrote. It accepts only plain data and tensors, so no code can run.
 
     Parameters
     ----------
     path : str or path-like
-    kind : str
-        Required value of the entry ``"kind"``.
+    kind : str or tuple of str
+        Required value of the entry ``"kind"``, or those that it may have.
     device : str or torch.device
         Device of the tensors.
     format : int, optional
@@ -60,6 +62,8 @@ def read_file(path: Any, kind: str, device: Any = "cpu", *, format: int | None =
         If the file is of another kind or format, is damaged, or holds more than plain data.
     """
     path = check_path(path)
+    kinds = (kind,) if isinstance(kind, str) else kind
+    kind = " or ".join(kinds)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file{'' if detect_launcher() is None else OF_RANK_0}")
     try:
@@ -73,7 +77,7 @@ def read_file(path: Any, kind: str, device: Any = "cpu", *, format: int | None =
     except Exception as error:  # torch may raise any error for a damaged file
         reason = (str(error).splitlines() or [""])[0]
         raise LoadError(f"{path} is damaged or no {kind} file ({type(error).__name__}: {reason})") from None
-    if not isinstance(content, dict) or content.get("kind") != kind:
+    if not isinstance(content, dict) or content.get("kind") not in kinds:
         raise LoadError(f"{path} is no {kind} file")
     found = content.get("format")
     if format is not None and found != format:
