@@ -21,6 +21,7 @@ from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.parallel import RankGroup, get_communicator, is_main_process
 from fluxutils_py.training.checkpoint_folder import (
     checkpoint_paths,
+    checkpoint_step,
     explain_lost_files,
     remove_leftovers,
     require_sole_run,
@@ -273,7 +274,7 @@ class Checkpointer:
     def latest_step(self) -> int:
         """Return the step of the newest checkpoint; -1 if there is none."""
         path = self.latest()
-        return -1 if path is None else int(path.stem.rpartition("-")[2])
+        return -1 if path is None else checkpoint_step(path)
 
     def write(
         self,
