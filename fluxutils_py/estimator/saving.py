@@ -209,8 +209,9 @@ def _encode(value: Any, where: str) -> Any:
         return {"dtype": value.str}
     if isinstance(value, InputLayout):
         return {"layout": plain_value(persistence.to_plain(value))}
-    if isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is value:
-        return {"function": value.__name__}
+    name = getattr(value, "__name__", "")
+    if isinstance(value, np.ufunc) and getattr(np, name, None) is value:
+        return {"function": name}
     if TRANSFORMERS.get(type(value).__name__) is type(value):  # a PowerTransformer has a scaler
         return {"object": _describe(value, where)}
     raise TypeError(
@@ -230,7 +231,7 @@ def _make(described: dict[str, Any], path: Any, arguments: dict[str, Any], used:
         return _load_estimator(described["estimator"], path, arguments)
     if "pipeline" in described:
         steps = [
-            (name, _make(step, path, arguments, used, depth + 1) if isinstance(step, Mapping) else step)
+            (name, _make(dict(step), path, arguments, used, depth + 1) if isinstance(step, Mapping) else step)
             for name, step in described["pipeline"]
         ]
         return Pipeline(steps)
