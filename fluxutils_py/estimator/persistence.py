@@ -12,7 +12,7 @@ import torch
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.bounded_building import build_bounded, compare_parameters
-from fluxutils_py.estimator.building import NotStored, build_model, check_device
+from fluxutils_py.estimator.building import NotStored, build_model, check_device, require_stored
 from fluxutils_py.estimator.inputs import InputLayout
 from fluxutils_py.estimator.nested_parameters import parameter_names
 from fluxutils_py.estimator.serialization import (
@@ -115,8 +115,11 @@ def estimator_of(cls: Any, c: dict[str, Any], path: Any, arguments: dict[str, An
             f"{path} holds the parameters of a model of its author's own, {settings.model.what}, not its code: "
             f"give the model too, {cls.__name__}.load(path, model=...)"
         )
+    require_stored(**{name: getattr(est, name, None) for name in CODE})
+    device = check_device(settings.device)
+    with contextlib.nullcontext() if arguments else load_errors(path):
+        model = _build(settings, layout, fitted, dtype, c["parameters"], path, "model" in arguments).to(device)
     with load_errors(path):
-        model = _build(settings, layout, fitted, dtype, c["parameters"], path, "model" in arguments)
         model.load_state_dict(c["parameters"])
         est.model_ = model.eval()
         vars(est).update(fitted)
@@ -135,13 +138,12 @@ def _build(
 ) -> torch.nn.Module:
     """Build the model; one that the caller gives may be of any size, those that a file describes have its own."""
     sizes = layout.features, fitted["n_outputs_"]
-    device = check_device(settings.device)
     if own:
         with seeded(0):
-            model = build_model(settings.model, *sizes, dtype, device)
+            model = build_model(settings.model, *sizes, dtype, None)
         compare_parameters(stored, model.state_dict(), path)
         return model
-    return build_bounded(lambda: build_model(settings.model, *sizes, dtype, None), stored, path).to(device)
+    return build_bounded(lambda: build_model(settings.model, *sizes, dtype, None), stored, path)
 
 
 def read_dtype(name: Any, path: Any) -> torch.dtype:
