@@ -58,7 +58,7 @@ class Watch:
 
 
 def growth_of_file(path: str, n_steps: int) -> dict[str, float]:
-    x = h5create(path, "x", (1, N_FILE, n_steps), "f4")
+    x = h5create(path, "x", (1, N_FILE, n_steps), "f4", sparse=True)
     Forecaster(**{**SETTINGS, "h": 2, "hidden_size": 4, "max_steps": 2, "batchsize": 2}).fit(x[:, :2, :400])
     watch, before = Watch(40), resident("RssAnon")
     fc = Forecaster(**SETTINGS, callbacks=watch).fit(x)

@@ -26,6 +26,7 @@ from fluxutils_py.estimator import (
     flatten_steps,
     load,
     pooled_scorer,
+    save,
     stream,
 )
 from fluxutils_py.nn.losses import seqloss
@@ -64,6 +65,7 @@ __all__ = [
     "pooled_scorer",
     "reset",
     "samples",
+    "save",
     "seqloss",
     "show_versions",
     "states",

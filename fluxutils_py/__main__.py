@@ -1,7 +1,8 @@
-"""Demonstrate what a stateful model gains, on made data or on a CSV file.
+"""Demonstrate what a stateful model gains, on made data or on a CSV file; list checkpoints.
 
     python -m fluxutils_py
     python -m fluxutils_py --data FILE.csv --horizon 24
+    python -m fluxutils_py checkpoints FOLDER...
 
 Trains a stateful LSTM to forecast all columns, and compares it on the last fifth of the rows with the same model when
 its state is reset at every window, and with the last value as forecast. Prints a table and draws a picture.
@@ -26,6 +27,7 @@ from torch import nn
 
 from fluxutils_py import Estimator, Spec
 from fluxutils_py.nn import LSTM
+from fluxutils_py.training.checkpoint_tables import checkpoint_report
 
 WINDOW, DAY = 16, 24  # steps: what one window of training sees; the made data repeat after a day
 STORY = "The last pulse, some night before, sets which way the flow runs by day"
@@ -240,9 +242,32 @@ def positive(text: str) -> int:
 positive.__name__ = "positive number"  # argparse says "invalid positive number value: ..."
 
 
+def show_checkpoints(argv: Sequence[str]) -> int:
+    """List the checkpoints in folders, and compare runs; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fluxutils_py checkpoints",
+        description="List the checkpoints in folders: steps, sizes and losses; of several folders, compare the newest.",
+    )
+    parser.add_argument("folders", nargs="+", metavar="FOLDER", help="that a Checkpointer has written to")
+    args = parser.parse_args(argv)
+    try:
+        print(checkpoint_report(args.folders))
+    except OSError as error:
+        print(f"fluxutils_py: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demonstration; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m fluxutils_py", description=(__doc__ or "").splitlines()[0])
+    """Run the demonstration, or another command; returns the exit status."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    if argv[:1] == ["checkpoints"]:
+        return show_checkpoints(argv[1:])
+    parser = argparse.ArgumentParser(
+        prog="python -m fluxutils_py",
+        description=(__doc__ or "").splitlines()[0],
+        epilog="python -m fluxutils_py checkpoints FOLDER... lists checkpoints and compares runs",
+    )
     parser.add_argument("--data", metavar="FILE.csv", help="one row per time step; what is no number is skipped")
     parser.add_argument("--out", default="forecast.png", metavar="PICTURE", help="where to draw (%(default)s)")
     parser.add_argument("--horizon", type=positive, default=1, metavar="STEPS", help="steps to forecast (%(default)s)")

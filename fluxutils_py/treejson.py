@@ -90,9 +90,14 @@ def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
     """
     try:
         stored = json.loads(text)
+        decoded = _decode_value(stored, "")
+    except LoadError:
+        raise
     except ValueError as error:
         raise LoadError(f"not JSON: {error}") from error
-    return _fit_template(_decode_value(stored, ""), template, "")
+    except RecursionError:
+        raise LoadError("its lists and objects lie too deep in each other") from None
+    return _fit_template(decoded, template, "")
 
 
 def write_pytree_json(path: str | os.PathLike[str], tree: Any) -> None:
@@ -193,6 +198,7 @@ def _decode_array(kind: str, stored: dict[str, Any]) -> Any:
     dtype, data, shape = stored["dtype"], stored["data"], stored.get("shape")
     if isinstance(dtype, str) and dtype[1:2] == "U":
         texts = _elements(data, (str,))
+        check_text_type(np.dtype(dtype), texts)
         array = (texts if shape is None else texts.reshape(shape)).astype(dtype)
     else:
         tensor = _tensor(data, getattr(torch, dtype, None), shape)
@@ -200,6 +206,13 @@ def _decode_array(kind: str, stored: dict[str, Any]) -> Any:
             return tensor
         array = tensor.numpy()
     return array if kind == "__array__" else array[()]
+
+
+def check_text_type(dtype: np.dtype, texts: np.ndarray) -> None:
+    """Raise ValueError for a type of text that takes far more memory than texts from a file need."""
+    longest = max((len(text) for text in texts.flat), default=0)
+    if dtype.itemsize // np.dtype(f"{dtype.kind}1").itemsize > max(1000, 100 * longest):
+        raise ValueError(f"the type {dtype} is far longer than its longest text, of {longest}")
 
 
 def _tensor(data: Any, dtype: Any, shape: list[int] | None = None) -> Tensor:

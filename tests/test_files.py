@@ -1,9 +1,13 @@
 """Files that are whole or not there."""
 
+import errno
 import os
+import resource
+import signal
 import stat
 
 import pytest
+import torch
 
 from fluxutils_py.files import atomic_path, atomic_write
 
@@ -76,3 +80,66 @@ def test_data_are_on_the_disk_before_the_name_and_then_the_name(tmp_path, monkey
     monkeypatch.setattr(os, "replace", lambda *names: (events.append("replace"), replace(*names)))
     write_handle(tmp_path / "a", b"12345")
     assert events == [("fsync", 5), "replace", ("fsync", "folder")]
+
+
+@pytest.mark.parametrize("write", [write_path, write_handle])
+def test_devices_pipes_and_folders_are_not_replaced(tmp_path, write):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("pipe")
+    for path in (tmp_path / "pipe", tmp_path / "folder", tmp_path / "link", "/dev/null"):
+        kind = stat.S_IFMT(os.stat(path).st_mode)
+        with pytest.raises(OSError, match="give") as raised:
+            write(path, b"new")
+        assert raised.value.filename == os.fspath(path)
+        assert stat.S_IFMT(os.stat(path).st_mode) == kind
+    assert sorted(os.listdir(tmp_path)) == ["folder", "link", "pipe"]
+
+
+@pytest.mark.parametrize("write", [write_path, write_handle])
+def test_links_that_lead_back_to_themselves_are_refused(tmp_path, write):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="remove the link") as raised:
+        write(tmp_path / "a", b"new")
+    assert raised.value.errno == errno.ELOOP
+    assert (tmp_path / "a").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["x" * 241, "x" * 255, "\N{LATIN SMALL LETTER E WITH ACUTE}" * 127])
+def test_names_as_long_as_the_file_system_takes(tmp_path, name):
+    for data in (b"one", b"two"):
+        write_handle(tmp_path / name, data)
+    assert (tmp_path / name).read_bytes() == b"two"
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_longer_names_are_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(OSError, match=os.strerror(errno.ENAMETOOLONG)), atomic_path(tmp_path / ("x" * 256)):
+        pytest.fail("the block ran")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.fixture
+def small_files():
+    """Lets no file grow beyond a size, as on a full disk."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    def limit(n_bytes):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+
+    yield limit
+    limit(before[0])
+    signal.signal(signal.SIGXFSZ, handler)
+
+
+@pytest.mark.parametrize("size", [0, 500, 7680, 50_000])
+def test_what_a_writer_makes_of_a_full_disk_is_the_error_of_the_disk(tmp_path, small_files, size):
+    path = tmp_path / "a.pt"
+    path.write_bytes(b"old")
+    small_files(size)
+    with pytest.raises(OSError, match=r"a\.pt") as raised, atomic_write(path) as file:
+        torch.save({"a": torch.zeros(100_000)}, file)
+    assert raised.value.errno == errno.EFBIG
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["a.pt"]

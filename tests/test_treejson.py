@@ -370,3 +370,17 @@ def test_errors_name_the_file(tmp_path):
         read_pytree_json(path, 5)
     with pytest.raises(FileNotFoundError):
         read_pytree_json(tmp_path / "none.json")
+
+
+def test_texts_take_no_more_memory_than_a_file_has():
+    stored = '{"__array__": true, "dtype": "<U200000000", "data": ["a", "b"]}'
+    with pytest.raises(LoadError, match="U200000000"):
+        parse_pytree_json(stored)
+    roomy = np.array(["a", "bc"], "<U300")
+    assert parse_pytree_json(dump_pytree_json(roomy)).dtype == roomy.dtype
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000 + "]" * 100_000, '{"a":' * 50_000 + "1" + "}" * 50_000])
+def test_lists_in_lists_without_end_are_an_error_of_loading(text):
+    with pytest.raises(LoadError, match="deep"):
+        parse_pytree_json(text)

@@ -6,7 +6,6 @@ import math
 import mmap
 from typing import Any
 
-import h5py
 import numpy as np
 
 from fluxutils_py.data.indexing import Index, as_key, parse_index, read_slices
@@ -171,11 +170,9 @@ def as_three_axes(array: Any, name: str) -> Any:
     Raises
     ------
     ShapeError, DataError
-        If it has other axes, an axis is empty, it is masked, or its file is closed.
+        If it has other axes, an axis is empty, or it is masked.
     """
     array = to_numpy(array)
-    if isinstance(array, h5py.Dataset) and not array:
-        raise DataError(f"{name} is in an HDF5 file that was closed; keep that file open, or take h5mmap(path, name)")
     if not hasattr(array, "shape") or not hasattr(array, "__getitem__"):
         try:
             array = np.asarray(array)

@@ -9,11 +9,11 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import DuckArray, is_nonblocking, read_block
+from fluxutils_py.data.hdf5.datasets import locate_dataset, open_located
 from fluxutils_py.data.hdf5.feature_names import get_feature_names
 from fluxutils_py.data.hdf5.h5map import H5Map, reopen
 from fluxutils_py.data.hdf5.identity import current_identity, identity_at
 from fluxutils_py.data.indexing import Index, as_key, compose_index
-from fluxutils_py.errors import DataError
 
 Function = Callable[[np.ndarray], np.ndarray]
 
@@ -116,9 +116,7 @@ def as_picklable(source: Any) -> Any:
     ``np.memmap`` would go as data; and joblib ships one that is transposed with permuted values.
     """
     if isinstance(source, h5py.Dataset):
-        if not source:
-            raise DataError("an HDF5 file that was closed cannot be opened elsewhere; keep it open, or take h5mmap")
-        return _Recipe(_open_dataset, source.file.filename, source.name)
+        return _Recipe(open_located, *locate_dataset(source))
     if isinstance(source, H5Map):
         return source
     root: Any = source
@@ -142,7 +140,3 @@ class _Recipe:
 
     def __reduce__(self) -> Any:
         return self.open_array, self.arguments
-
-
-def _open_dataset(path: str, name: str) -> h5py.Dataset:
-    return h5py.File(path, "r")[name]

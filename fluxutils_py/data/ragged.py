@@ -17,8 +17,9 @@ from fluxutils_py.data.arrays import (
     to_numpy,
     with_read_dtype,
 )
+from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.indexing import Index, as_key, parse_index
-from fluxutils_py.data.lazy import DerivedArray
+from fluxutils_py.data.lazy import DerivedArray, as_picklable
 from fluxutils_py.errors import DataError, ShapeError
 
 TIME_FIRST = ": arrays (T_i, F) become so by a.T"
@@ -72,6 +73,9 @@ class RaggedArray(DuckArray):
         self.shape = (int(first.shape[0]), len(self.arrays), int(self.lengths.max()))
         self.dtype = np.result_type(*{_native(a.dtype) for a in self.arrays})  # of texts, the longest
         self.name, self.fill = name, fill
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"arrays": [as_picklable(a) for a in self.arrays]}
 
     @property
     def in_memory(self) -> bool:
@@ -151,6 +155,7 @@ def _two_axes(array: Any, name: str) -> Any:
     if hasattr(array, "iloc"):
         raise ShapeError(f"{name} is a data frame; the arrays of a list are series (F, T_i): {name}.to_numpy().T")
     array = to_numpy(array)
+    check_dataset(array, name)
     reject_masked(array, name)
     shape = tuple(array.shape)
     if len(shape) != 2:

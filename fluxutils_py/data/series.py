@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fluxutils_py.data.arrays import as_three_axes, in_memory, is_nonblocking, read_block
+from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.h5map import H5Map
 from fluxutils_py.data.ragged import TIME_FIRST
 from fluxutils_py.data.segments import Segments
@@ -52,6 +53,7 @@ class SeriesArray:
     """
 
     def __init__(self, array: Any, name: str) -> None:
+        check_dataset(array, name)
         array = as_three_axes(array, name)
         self.array, self.name = array, name
         self.F, self.N, self.T = (int(n) for n in array.shape)

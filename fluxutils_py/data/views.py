@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import DuckArray, as_three_axes
+from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.feature_names import Names, get_feature_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.indexing import Index, compose_index, contiguous_runs, parse_index
@@ -276,6 +277,7 @@ def _three_axes(x: Any, name: str) -> Any:
         raise DataError(f"{name} takes an array of shape (F, N, T), got a view of one; its array is x.native")
     if isinstance(x, tuple):
         raise ShapeError(f"{name} takes one array of shape (F, N, T), got a tuple of {len(x)}; stack their features")
+    check_dataset(x, "x")
     array = as_three_axes(x, "x")
     if np.dtype(getattr(array, "dtype", float)).kind in "cMmV":
         raise DataError(f"x must hold real numbers, or labels, got dtype {array.dtype}; convert it, as with astype")

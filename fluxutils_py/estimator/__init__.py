@@ -2,10 +2,10 @@
 
 from fluxutils_py.estimator.display import LossCurveDisplay
 from fluxutils_py.estimator.estimator import Estimator
-from fluxutils_py.estimator.estimator_base import load
 from fluxutils_py.estimator.imputer import SequenceImputer
 from fluxutils_py.estimator.model_export import check_export, export
 from fluxutils_py.estimator.pooled_scorer import flatten_steps, pooled_scorer
+from fluxutils_py.estimator.saving import load, save
 from fluxutils_py.estimator.scaler import SequenceScaler
 from fluxutils_py.estimator.sequence_estimators import SequenceClassifier, SequenceRegressor
 from fluxutils_py.estimator.spec import Spec
@@ -31,5 +31,6 @@ __all__ = [
     "flatten_steps",
     "load",
     "pooled_scorer",
+    "save",
     "stream",
 ]

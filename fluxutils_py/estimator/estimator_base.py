@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any, Self
 
 from sklearn.base import BaseEstimator
@@ -12,13 +11,12 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fitting import run_evaluate
 from fluxutils_py.estimator.html_repr import HtmlReprMixin
 from fluxutils_py.estimator.inputs import InputLayout, InputSchema
 from fluxutils_py.estimator.model_export import export
-from fluxutils_py.estimator.persistence import load_estimator, read_estimator, save_estimator
+from fluxutils_py.estimator.persistence import load_estimator, save_estimator
 from fluxutils_py.estimator.scoring import run_score
 from fluxutils_py.estimator.streaming import EstimatorStream
 from fluxutils_py.estimator.target_codec import TargetCodec
@@ -183,54 +181,3 @@ class EstimatorBase(HtmlReprMixin, BaseEstimator):
         if isinstance(getattr(self, "opt", None), Optimizer):  # one copy: it stays bound to the model
             made.model, made.opt = copy.deepcopy((self.model, self.opt))
         return made
-
-
-def load(path: Any, **arguments: Any) -> Any:
-    """Read an estimator of any class of this package that ``est.save(path)`` wrote.
-
-    Parameters
-    ----------
-    path : str or path-like
-    **arguments
-        Constructor arguments to use instead of those in the file; see :meth:`Estimator.load`.
-
-    Returns
-    -------
-    Estimator
-        An instance of the class that was saved, such as :class:`SequenceClassifier`.
-
-    Raises
-    ------
-    FileNotFoundError
-    LoadError
-        If the file holds no estimator, or one of your own classes, which the message names: call its ``load``. As with
-        :meth:`Estimator.load`, no code from the file runs.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> import fluxutils_py
-    >>> x = np.random.default_rng(0).normal(size=(3, 20, 50)).astype("float32")  # (F, N, T)
-    >>> est = fluxutils_py.SequenceRegressor(4, epochs=1).fit(x, x[:1])
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> est.save(f"{folder.name}/model.pt")
-    >>> again = fluxutils_py.load(f"{folder.name}/model.pt")
-    >>> type(again).__name__, np.array_equal(again.predict(x), est.predict(x))
-    ('SequenceRegressor', True)
-    >>> folder.cleanup()
-    """
-    name = read_estimator(path).get("class")
-    classes = {c.__name__: c for c in _subclasses(EstimatorBase) if c.__module__.startswith("fluxutils_py.")}
-    if name not in classes:
-        raise LoadError(
-            f"{path} holds an estimator of the class {name}, which is none of fluxutils_py; if it is your own, import "
-            f"it and use {name}.load(path)"
-        )
-    return classes[name].load(path, **arguments)
-
-
-def _subclasses(cls: type[EstimatorBase]) -> Iterator[type[EstimatorBase]]:
-    for below in cls.__subclasses__():
-        yield below
-        yield from _subclasses(below)

@@ -24,6 +24,7 @@ from sklearn.utils.validation import validate_data
 
 from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView, as_series
 from fluxutils_py.data.arrays import reject_masked, to_numpy
+from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.feature_names import get_feature_names
 from fluxutils_py.data.ragged import RaggedArray, as_ragged, is_list_of_series
 from fluxutils_py.data.segments import Segments
@@ -215,7 +216,7 @@ def require_array(value: Any, name: str, forms: str) -> None:
     if value is None or is_mapping or isinstance(value, str | bytes | numbers.Number):
         got = type(value).__name__ if isinstance(value, Mapping) else repr(value)
         raise DataError(f"{name} must be an array {forms}; got {got}")
-    reject_masked(value, name)
+    reject_masked(check_dataset(value, name), name)
 
 
 def is_native(x: Any) -> bool:
@@ -357,14 +358,13 @@ def feature_counts(arrays: tuple[SeriesArray, ...]) -> Any:
     return arrays[0].F if len(arrays) == 1 else tuple(a.F for a in arrays)
 
 
-def read_weight(sample_weight: Any, inputs: Inputs) -> SampleWeight | None:
+def read_weight(w: Any, inputs: Inputs) -> SampleWeight | None:
     """Read sample weights of rows or steps; None stays None."""
-    if sample_weight is None:
+    if w is None:
         return None
-    w = sample_weight
     if inputs.is_list and isinstance(w, list) and w and not all(np.ndim(a) == 0 for a in w):
         return _read_weights_of_list(w, inputs)
-    reject_masked(w, "sample_weight", fill="0")
+    reject_masked(check_dataset(w, "sample_weight"), "sample_weight", fill="0")
     w = to_numpy(w)
     if isinstance(w, int | float):
         w = np.full(inputs.N, float(w))

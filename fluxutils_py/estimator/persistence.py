@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.estimator.building import NotStored, build_model
+from fluxutils_py.estimator.bounded_building import build_bounded, compare_parameters
+from fluxutils_py.estimator.building import NotStored, build_model, check_device, require_stored
 from fluxutils_py.estimator.inputs import InputLayout
 from fluxutils_py.estimator.nested_parameters import parameter_names
 from fluxutils_py.estimator.serialization import (
@@ -35,6 +36,7 @@ from fluxutils_py.nn.losses import seqloss
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.training.plain_files import read_file, write_file
+from fluxutils_py.treejson import check_text_type
 
 KIND, FORMAT = "fluxutils_py estimator", 2
 NO_SETTINGS = ("model", "loss", "opt", "spec", "device", "callbacks")  # code, or specific to a machine
@@ -47,6 +49,11 @@ FITTED = (
 
 def save_estimator(est: Any, path: Any) -> None:
     """Save a fitted estimator; see ``Estimator.save``."""
+    write_file(path, estimator_content(est))
+
+
+def estimator_content(est: Any) -> dict[str, Any]:
+    """Return what a file holds of a fitted estimator, as plain data and tensors."""
     optimizer, arguments = getattr(est, "optimizer_", None), est.get_params(deep=False)
     own = arguments.get("model")  # None: built from the settings
     content = {
@@ -64,40 +71,55 @@ def save_estimator(est: Any, path: Any) -> None:
         "optimizer": None if optimizer is None else serialize_optimizer(optimizer, est.model_),
         "scheduler": None if est._scheduler is None else est._scheduler.state_dict(),
         "fitted": {k: getattr(est, k) for k in FITTED},
-        "layout": _to_plain(est._layout),
-        "codec": _to_plain(est._codec),
+        "layout": to_plain(est._layout),
+        "codec": to_plain(est._codec),
         "grad": est.grad_,
         "generator": est._rng.bit_generator.state,
     }
-    write_file(path, plain_value(content))
+    plain: dict[str, Any] = plain_value(content)
+    return plain
 
 
 def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
     """Load an estimator; see ``Estimator.load``."""
-    known = parameter_names(cls)
-    if unknown := sorted(set(arguments) - set(known)):
-        raise TypeError(f"load: unknown arguments {', '.join(unknown)}; {cls.__name__} takes {', '.join(known)}")
+    check_arguments(cls, arguments)
     c = read_estimator(path)
     if c.get("class") != cls.__name__:
         raise LoadError(f"{path} holds {c.get('class')}, not {cls.__name__}; use {c.get('class')}.load")
-    with _load_errors(path), seeded(0):
-        stored = _stored_arguments(c)
+    return estimator_of(cls, c, path, arguments)
+
+
+def check_arguments(cls: Any, arguments: dict[str, Any]) -> Any:
+    """Return the names of a class's arguments; raise TypeError if others are given."""
+    known = parameter_names(cls)
+    if unknown := sorted(set(arguments) - set(known)):
+        raise TypeError(f"load: unknown arguments {', '.join(unknown)}; {cls.__name__} takes {', '.join(known)}")
+    return known
+
+
+def estimator_of(cls: Any, c: dict[str, Any], path: Any, arguments: dict[str, Any]) -> Any:
+    """Return the estimator of which a file holds this content."""
+    known = check_arguments(cls, arguments)
+    if c.get("format") != FORMAT:
+        raise LoadError(f"{path} has format {c.get('format')}, this version reads {FORMAT}: write the file again")
+    with load_errors(path), seeded(0):
+        stored = _stored_arguments(c, path)
         fitted = {k: c["fitted"][k] for k in FITTED}
-        layout, codec = _from_plain(InputLayout, c["layout"]), _from_plain(TargetCodec, c["codec"])
-        generator, dtype = _restore_generator(c["generator"]), getattr(torch, c["dtype"])
-        if not isinstance(dtype, torch.dtype):
-            raise LoadError(f"{path} is damaged (no dtype: {c['dtype']!r})")
+        layout, codec = from_plain(InputLayout, c["layout"]), from_plain(TargetCodec, c["codec"])
+        generator, dtype = _restore_generator(c["generator"]), read_dtype(c["dtype"], path)
     est = cls(**{**{k: v for k, v in stored.items() if k in known}, **arguments})
-    settings = est._resolved_params()
+    with contextlib.nullcontext() if arguments else load_errors(path):
+        settings = est._resolved_params()
     if isinstance(settings.model, NotStored):
         raise LoadError(
             f"{path} holds the parameters of a model of its author's own, {settings.model.what}, not its code: "
             f"give the model too, {cls.__name__}.load(path, model=...)"
         )
-    with seeded(0):
-        model = build_model(settings.model, layout.features, fitted["n_outputs_"], dtype, settings.device)
-    with _load_errors(path):
-        compare_parameters(c["parameters"], model.state_dict(), path)
+    require_stored(**{name: getattr(est, name, None) for name in CODE})
+    device = check_device(settings.device)
+    with contextlib.nullcontext() if arguments else load_errors(path):
+        model = _build(settings, layout, fitted, dtype, c["parameters"], path, "model" in arguments).to(device)
+    with load_errors(path):
         model.load_state_dict(c["parameters"])
         est.model_ = model.eval()
         vars(est).update(fitted)
@@ -111,10 +133,37 @@ def load_estimator(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
     return est
 
 
-def _stored_arguments(c: dict[str, Any]) -> dict[str, Any]:
+def _build(
+    settings: Any, layout: Any, fitted: dict[str, Any], dtype: Any, stored: Any, path: Any, own: bool
+) -> torch.nn.Module:
+    """Build the model; one that the caller gives may be of any size, those that a file describes have its own."""
+    sizes = layout.features, fitted["n_outputs_"]
+    if own:
+        with seeded(0):
+            model = build_model(settings.model, *sizes, dtype, None)
+        compare_parameters(stored, model.state_dict(), path)
+        return model
+    return build_bounded(lambda: build_model(settings.model, *sizes, dtype, None), stored, path)
+
+
+def read_dtype(name: Any, path: Any) -> torch.dtype:
+    """Return the dtype of parameters with this name.
+
+    Raises
+    ------
+    LoadError
+        If a file gives another.
+    """
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise LoadError(f"{path} is damaged (no dtype of parameters: {name!r})")
+    return dtype
+
+
+def _stored_arguments(c: dict[str, Any], path: Any) -> dict[str, Any]:
     """Return the constructor's arguments from a file, with placeholders for user code."""
     builders = {
-        "model": deserialize_module,
+        "model": lambda config: build_bounded(lambda: deserialize_module(config), c["parameters"], path),
         "loss": lambda config: seqloss(deserialize(config, LOSSES)),
         "opt": lambda config: deserialize(config, OPTIMIZERS),
     }
@@ -132,7 +181,7 @@ def read_estimator(path: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _load_errors(path: Any) -> Iterator[None]:
+def load_errors(path: Any) -> Iterator[None]:
     """Turn any error that wrong content in a file causes into a LoadError."""
     try:
         yield
@@ -158,35 +207,45 @@ def _restore_optimizer(est: Any, c: dict[str, Any], new_opt: bool) -> None:
     load_optimizer_state(est.optimizer_, c["optimizer"]["state"])  # last: a new scheduler changes learning rates
 
 
-def compare_parameters(stored: dict[str, Any], wanted: dict[str, Any], path: Any) -> None:
-    """Raise a LoadError that names each parameter or buffer that is missing, left over or has another shape."""
-    faults = [f"{k}: in the file, not in the model" for k in stored if k not in wanted]
-    faults += [f"{k}: in the model, not in the file" for k in wanted if k not in stored]
-    faults += [
-        f"{k}: {tuple(v.shape)} in the file, {tuple(wanted[k].shape)} in the model"
-        for k, v in stored.items()
-        if k in wanted and v.shape != wanted[k].shape
-    ]
-    if faults:
-        raise LoadError(f"{path} does not fit the model:\n  " + "\n  ".join(faults))
-
-
-def _to_plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Convert a dataclass of arrays and plain values to plain data."""
     if dataclasses.is_dataclass(value):
-        return {f.name: _to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):
-        return {"dtype": "O" if value.dtype.kind in "OT" else value.dtype.str, "values": value.tolist()}
+        return array_to_plain(value)
     return value.str if isinstance(value, np.dtype) else value
 
 
-def _from_plain(cls: Any, packed: dict[str, Any]) -> Any:
+def array_to_plain(array: np.ndarray) -> dict[str, Any]:
+    if array.dtype.kind in "Mm":  # as numbers: Python's own times know microseconds at most
+        return {"dtype": array.dtype.str, "values": array.astype(np.int64).tolist()}
+    kept = (*PLAIN, bytes)
+    if odd := [value for value in array.ravel().tolist() if not isinstance(value, kept)]:
+        raise TypeError(
+            f"{odd[0]!r} of the type {type(odd[0]).__name__} cannot be saved: a file holds labels and names that are "
+            "numbers or texts; fit with str(label) in its place"
+        )
+    return {"dtype": "O" if array.dtype.kind in "OT" else array.dtype.str, "values": array.tolist()}
+
+
+def from_plain(cls: Any, packed: dict[str, Any]) -> Any:
+    if set(packed) != (expected := {f.name for f in dataclasses.fields(cls)}):
+        raise LoadError(f"{cls.__name__} has {', '.join(sorted(expected))}, and the file gives {sorted(packed)}")
     values = dict(packed)
     for name, value in packed.items():
         if isinstance(value, dict):
-            is_array = "values" in value
-            values[name] = np.array(value["values"], value["dtype"]) if is_array else _from_plain(TargetScale, value)
+            values[name] = read_array(value) if "values" in value else from_plain(TargetScale, value)
     return cls(**values)
+
+
+def read_array(packed: dict[str, Any]) -> np.ndarray:
+    """Return an array, of a type no larger than its values."""
+    values, dtype = packed["values"], np.dtype(packed["dtype"])
+    if dtype.kind not in "OfiubUSMm" or dtype.shape:
+        raise LoadError(f"an array cannot have the type {packed['dtype']!r}")
+    if dtype.kind in "US":
+        check_text_type(dtype, np.array(values, object))
+    return np.array(values, dtype)
 
 
 def _is_plain(value: Any) -> bool:

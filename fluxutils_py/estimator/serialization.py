@@ -137,6 +137,8 @@ def _module_class(full_name: str) -> type[nn.Module]:
 
 def _check_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in arguments.items():
+        if name in ("device", "dtype"):  # which no config has: they are the estimator's
+            raise LoadError(f"argument {name!r} is none that a file may give")
         values = value if isinstance(value, tuple | list) else (value,)
         if not all(isinstance(v, (*PLAIN, torch.Tensor)) for v in values):
             raise LoadError(f"argument {name!r} is a {type(value).__name__}, not plain data")
@@ -316,7 +318,7 @@ def plain_value(value: Any) -> Any:
     """Convert ``value`` to Python's types; tensors stay unchanged, anything else becomes None."""
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, (*PLAIN, torch.Tensor)):
+    if isinstance(value, (*PLAIN, bytes, torch.Tensor)):
         return value
     if isinstance(value, Mapping):
         return {k: plain_value(v) for k, v in value.items()}

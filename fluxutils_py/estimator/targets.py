@@ -11,6 +11,7 @@ from sklearn.utils import assert_all_finite, check_array, check_consistent_lengt
 
 from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView, as_series
 from fluxutils_py.data.arrays import DuckArray, as_three_axes, read_block, reject_masked, to_numpy
+from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.lazy import DerivedArray
 from fluxutils_py.data.ragged import RaggedArray, as_ragged
@@ -248,6 +249,7 @@ def read_labels(y: Any, inputs: Inputs, weight: SampleWeight | None) -> tuple[An
     """Return unencoded labels, (1, N, T) or, for one per series, (1, N, 1), and weights of the same shape."""
     if isinstance(y, SequenceView):
         return y.native, weight
+    check_dataset(y, "y")
     if is_native(y):
         return as_three_axes(as_ragged(y, "y"), "y"), weight
     array = _labels_of_rows(y, inputs, "y")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fluxutils_py.errors import ExportError, LoadError
 from fluxutils_py.exporting.graph import Graph, module_of_operator, quiet_exporters
-from fluxutils_py.files import atomic_path
+from fluxutils_py.files import atomic_write
 from fluxutils_py.tree import named_leaves
 from fluxutils_py.validation import require_package
 
@@ -65,7 +65,7 @@ def write_graph(
     described = {**describe(graph, inputs, outputs), **metadata}
     if format == "torch":
         extra = {METADATA_FILE: json.dumps(described, indent=1)}
-        with atomic_path(path) as new, open(new, "wb") as file:
+        with atomic_write(path) as file:
             torch.export.save(graph.program, file, extra_files=extra)
         return
     model = _to_onnx(graph, inputs, outputs)
@@ -79,7 +79,7 @@ def write_graph(
         entry.key, entry.value = key, value if key in TEXTS else json.dumps(value)
     content = model.SerializeToString()
     _require_kernels(graph, content)
-    with atomic_path(path) as new, open(new, "wb") as file:
+    with atomic_write(path) as file:
         file.write(content)
 
 

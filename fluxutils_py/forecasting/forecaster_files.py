@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.estimator.building import build_model
-from fluxutils_py.estimator.persistence import compare_parameters
+from fluxutils_py.estimator.bounded_building import build_bounded
+from fluxutils_py.estimator.building import build_model, check_device
+from fluxutils_py.estimator.persistence import read_dtype
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.frames import require
@@ -20,7 +21,6 @@ from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.model_fitting import make_network
 from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.panel_windows import Channels
-from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.training.plain_files import read_file, write_file
 
 KIND, FORMAT = "fluxutils_py forecaster", 2
@@ -70,17 +70,20 @@ def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
         fc.covariates_ = Covariates(**kinds)
         fc.frequency_ = None if c["frequency"] is None else Frequency(**c["frequency"])
         fc.loss_name_ = fc.loss if c["loss_name"] is None else c["loss_name"]
-        fc.loss_curve_, dtype = c["loss_curve"], getattr(torch, c["dtype"])
+        fc.loss_curve_, dtype = c["loss_curve"], read_dtype(c["dtype"], path)
         fc._shape = None if c["shape"] is None else tuple(c["shape"])
         fc.models_ = []
         for stored in c["models"]:
-            with seeded(0):
-                model = build_model(make_network(fc, fc.channels_), None, None, dtype, fc.device)
-            compare_parameters(stored, model.state_dict(), path)
+            model = build_bounded(
+                lambda: build_model(make_network(fc, fc.channels_), None, None, dtype, None), stored, path
+            )
+            model = model.to(check_device(fc.device))
             model.load_state_dict(stored)
             fc.models_.append(model.eval())
         fc._origin = _load_history(c["history"], fc.frequency_)
-    except (LookupError, TypeError, AttributeError) as error:
+    except LoadError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
     return fc
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -41,12 +41,15 @@ def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str],
     rows = [["dataset", *names]] + [
         [data, *(format_metric(row.get(n)) for n in names)] for data, row in results.items()
     ]
-    widths = [max(len(row[k]) for row in rows) for k in range(len(names) + 1)]
-    printer(
-        "\n".join(
-            "  ".join([row[0].ljust(widths[0]), *(v.rjust(w) for v, w in zip(row[1:], widths[1:], strict=True))])
-            for row in rows
-        )
+    printer(text_table(rows))
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of equal length as lines of text: the first column to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *(v.rjust(w) for v, w in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
     )
 
 

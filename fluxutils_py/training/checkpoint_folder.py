@@ -23,6 +23,11 @@ def save_number(path: Path) -> int:
     return int(path.name.split("-")[1].removeprefix("n"))
 
 
+def checkpoint_step(path: Path) -> int:
+    """Return the step of a checkpoint."""
+    return int(path.stem.rpartition("-")[2])
+
+
 def require_sole_run(folder: Path, last: int | None) -> int:
     """Return the number of the newest checkpoint, 0 if there is none.
 

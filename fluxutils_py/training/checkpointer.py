@@ -8,7 +8,7 @@ import math
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,11 +21,13 @@ from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.parallel import RankGroup, get_communicator, is_main_process
 from fluxutils_py.training.checkpoint_folder import (
     checkpoint_paths,
+    checkpoint_step,
     explain_lost_files,
     remove_leftovers,
     require_sole_run,
     save_number,
 )
+from fluxutils_py.training.excluded_parts import ExcludedParts
 from fluxutils_py.training.plain_files import read_file, to_plain_data
 from fluxutils_py.training.preemption import Preemption
 from fluxutils_py.training.resharding import reshard, state_of_rank
@@ -61,7 +63,8 @@ class Checkpointer:
         When to save as a hook of a loop, such as ``EveryNSeconds(60)``; by default after every epoch.
     exclude : sequence of str
         Patterns of parameters and buffers that are neither saved nor restored, such as ``"model.embedding.*"``: the
-        tracked name of the module, then the name inside it, with the wildcards of ``fnmatch``.
+        tracked name of the module, then the name inside it, with the wildcards of ``fnmatch``. What an optimizer keeps
+        about such a parameter, as its moments, is left out too.
 
     Notes
     -----
@@ -127,6 +130,8 @@ class Checkpointer:
         self.keep, self.take_mean = count_or_all("keep", keep), count_or_all("take_mean", take_mean)
         if -1 != self.keep < self.take_mean:
             raise ValueError(f"take_mean={take_mean} needs as many checkpoints, and keep={keep}; raise keep")
+        if isinstance(exclude, str) or not all(isinstance(pattern, str) for pattern in exclude):
+            raise TypeError(f"exclude must be a list of patterns, such as ['model.head.*'], got {exclude!r}")
         self.dir, self.trigger, self.exclude = Path(dir), trigger, tuple(exclude)
         self.tracked: dict[str, Any] = {}
         self._last_number: int | None = None  # of the checkpoint that this run restored or saved last; 0 is none
@@ -174,17 +179,12 @@ class Checkpointer:
         return ranks.allgather(path)[0]
 
     def _local_states(self, by_rank: bool) -> dict[str, Any]:
+        excluded = ExcludedParts(self.exclude, self.tracked)
         return {
-            name: to_plain_data(self._without_excluded(name, thing), name)
+            name: to_plain_data(excluded.remove(name, thing.state_dict()), name)
             for name, thing in self.tracked.items()
             if not (by_rank and isinstance(thing, nn.Module | torch.optim.Optimizer))
         }
-
-    def _without_excluded(self, name: str, thing: Any) -> Any:
-        state = thing.state_dict()
-        if not (self.exclude and isinstance(thing, nn.Module)):
-            return state
-        return {k: v for k, v in state.items() if not any(fnmatch(f"{name}.{k}", pattern) for pattern in self.exclude)}
 
     def _write_checkpoint(self, loop: Any, state: dict[str, Any], others: list[dict[str, Any]]) -> Path:
         trainable = {
@@ -228,17 +228,17 @@ class Checkpointer:
 
     def _load_files(self, paths: list[Path], before: dict[str, Any], rank: int, size: int) -> None:
         """Load the checkpoints into the tracked objects; store their previous states in ``before``."""
+        excluded = ExcludedParts(self.exclude, self.tracked)
         state, others = self._read_files(paths)
         if set(state) != set(self.tracked):
             raise LoadError(f"{self.dir} holds {sorted(state)}; track these, not {sorted(self.tracked)}")
         for name, thing in self.tracked.items():
             before[name] = copy.deepcopy(thing.state_dict())
-            excluded = before[name] if self.exclude and isinstance(thing, nn.Module) else {}
             parts = [part[name] for part in (state, *others) if name in part]
             try:
                 same = len(others) + 1 == size
                 own = state_of_rank(parts, rank) if same else reshard(thing, parts, rank, size)
-                _load_state(thing, {**excluded, **own})
+                _load_state(thing, excluded.keep(name, own, before[name]))
             except Exception as error:
                 raise LoadError(f"{paths[-1]} does not fit, its {name}: {error}") from error
 
@@ -274,7 +274,7 @@ class Checkpointer:
     def latest_step(self) -> int:
         """Return the step of the newest checkpoint; -1 if there is none."""
         path = self.latest()
-        return -1 if path is None else int(path.stem.rpartition("-")[2])
+        return -1 if path is None else checkpoint_step(path)
 
     def write(
         self,
@@ -349,7 +349,8 @@ class Checkpointer:
         newest = contents[0]["state"]
         for name, keys in contents[0]["trainable"].items() if len(contents) > 1 else ():
             for key in keys:
-                if newest[name][key].is_floating_point():
+                left_out = any(fnmatchcase(f"{name}.{key}", pattern) for pattern in self.exclude)
+                if not left_out and newest[name][key].is_floating_point():
                     newest[name][key] = mean([c["state"].get(name, {}).get(key) for c in contents], f"{name}.{key}")
         return newest, contents[0].get("others", [])
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import pickle
-import re
 import warnings
-import zipfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +16,7 @@ from torch import Tensor
 from fluxutils_py.errors import LoadError
 from fluxutils_py.files import atomic_write
 from fluxutils_py.parallel.launcher import detect_launcher
+from fluxutils_py.training.file_checks import check_archive, check_content
 
 OF_RANK_0 = (
     "; rank 0 writes what is saved, and the others wait for it with get_communicator('auto').barrier(), called on all "
@@ -42,14 +40,16 @@ def write_file(path: Any, content: dict[str, Any]) -> None:
         torch.save(content, f)
 
 
-def read_file(path: Any, kind: str, device: Any = "cpu", *, format: int | None = None) -> dict[str, Any]:
+def read_file(
+    path: Any, kind: str | tuple[str, ...], device: Any = "cpu", *, format: int | None = None
+) -> dict[str, Any]:
     """Read a file that :func:`write_file` wrote. It accepts only plain data and tensors, so no code can run.
 
     Parameters
     ----------
     path : str or path-like
-    kind : str
-        Required value of the entry ``"kind"``.
+    kind : str or tuple of str
+        Required value of the entry ``"kind"``, or those that it may have.
     device : str or torch.device
         Device of the tensors.
     format : int, optional
@@ -62,27 +62,22 @@ def read_file(path: Any, kind: str, device: Any = "cpu", *, format: int | None =
         If the file is of another kind or format, is damaged, or holds more than plain data.
     """
     path = check_path(path)
+    kinds = (kind,) if isinstance(kind, str) else kind
+    kind = " or ".join(kinds)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file{'' if detect_launcher() is None else OF_RANK_0}")
     try:
+        sizes = check_archive(path, kind)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about pickles that it did not write
             content = torch.load(path, map_location=device, weights_only=True)
-        if zipfile.is_zipfile(path) and _has_wrong_sum(path):  # torch does not check; numbers may be wrong
-            raise LoadError(f"{path} is damaged: a checksum in it is wrong")
-    except LoadError:
-        raise
-    except pickle.UnpicklingError as error:
-        asked = re.search(r"GLOBAL:? (\S+)", str(error))
-        if asked is None:
-            raise LoadError(f"{path} is damaged or no {kind} file") from None
-        raise LoadError(f"{path} is no {kind} file: it asks to run code ({asked[1]}), which is refused") from None
-    except (PermissionError, FileNotFoundError):  # the second: it was removed since
+        check_content(content, sizes, path, torch.device(device).type)
+    except (LoadError, PermissionError, FileNotFoundError):  # the last: it was removed since
         raise
     except Exception as error:  # torch may raise any error for a damaged file
         reason = (str(error).splitlines() or [""])[0]
         raise LoadError(f"{path} is damaged or no {kind} file ({type(error).__name__}: {reason})") from None
-    if not isinstance(content, dict) or content.get("kind") != kind:
+    if not isinstance(content, dict) or content.get("kind") not in kinds:
         raise LoadError(f"{path} is no {kind} file")
     found = content.get("format")
     if format is not None and found != format:
@@ -136,8 +131,3 @@ def to_plain_data(value: Any, where: str) -> Any:
         f"{where} is a {type(value).__name__}: a checkpoint holds numbers, strings, tensors, and lists and "
         "mappings of them"
     )
-
-
-def _has_wrong_sum(path: Path) -> bool:
-    with zipfile.ZipFile(path) as file:
-        return file.testzip() is not None

@@ -5,9 +5,12 @@ import copy
 import io
 import os
 import pickle
+import resource
 import stat
 import zipfile
 from collections import OrderedDict, namedtuple
+from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from types import SimpleNamespace
 
@@ -20,7 +23,17 @@ from torch import nn
 from torch.optim import SGD, Adam, RMSprop, lr_scheduler
 
 import fluxutils_py.files as files
-from fluxutils_py import Estimator, Spec, loadstates, net2vec, seqloss, states
+from fluxutils_py import (
+    Estimator,
+    SequenceClassifier,
+    SequenceRegressor,
+    Spec,
+    loadstates,
+    net2vec,
+    samples,
+    seqloss,
+    states,
+)
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn import FLSTM, GRU, HFGRU, LSTM, MGU, RNN, SGRU, SMGU, GaussianNoise, Recur, RNNStack, WinsorNorm
 from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell
@@ -711,3 +724,107 @@ def test_a_clone_is_unfitted_and_shares_no_model():
     assert twin.model is not est.model
     assert twin.spec == est.spec
     assert twin.spec is not est.spec
+
+
+# -- files that ask for more than they hold ------------------------------------------------------------------
+
+
+def changed(saved, path, change):
+    stored = content(saved)
+    change(stored)
+    torch.save(stored, path)
+    return path
+
+
+def set_in(*keys):
+    *outer, last, value = keys
+
+    def change(stored):
+        for key in outer:
+            stored = stored[key]
+        stored[last] = value
+
+    return change
+
+
+BOMBS = {
+    "layers": set_in("settings", "num_layers", 10**6),
+    "hidden": set_in("settings", "hidden_size", 10**5),
+    "outputs": set_in("fitted", "n_outputs_", 10**8),
+    "no codec": set_in("codec", {}),
+    "integer parameters": set_in("dtype", "int64"),
+    "complex parameters": set_in("dtype", "complex64"),
+    "long text": set_in("layout", "names", {"dtype": "S1000000000", "values": [b"a", b"b"]}),
+    "wrong setting": set_in("settings", "hidden_size", "many"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_sizes_beyond_what_a_file_holds_are_refused_before_memory_is_taken(name, tmp_path):
+    x = np.random.default_rng(0).normal(size=(2, 5, 7)).astype("f4")
+    SequenceRegressor(hidden_size=3, epochs=1, batchsize=5, seqsize=7).fit(x, x[:1]).save(tmp_path / "est")
+    path = changed(tmp_path / "est", tmp_path / "bomb", BOMBS[name])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(LoadError, match="bomb"):
+        SequenceRegressor.load(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10  # KiB
+
+
+@pytest.mark.parametrize("argument", [("out_features", 10**9), ("device", "cuda"), ("dtype", "float64")])
+def test_models_in_a_file_are_no_larger_than_their_parameters(argument, tmp_path):
+    x = np.random.default_rng(0).normal(size=(2, 5, 7)).astype("f4")
+    model = torch.nn.Sequential(torch.nn.Linear(2, 1))
+    Estimator(model, spec={"epochs": 1, "batchsize": 5, "seqsize": 7}).fit(x, x[:1]).save(tmp_path / "est")
+
+    def change(stored):
+        stored["model"][0]["children"][0]["arguments"][argument[0]] = argument[1]
+
+    with pytest.raises(LoadError, match="bomb"):
+        Estimator.load(changed(tmp_path / "est", tmp_path / "bomb", change))
+
+
+def test_parameters_of_another_kind_are_refused(tmp_path):
+    x = np.random.default_rng(0).normal(size=(2, 5, 7)).astype("f4")
+    SequenceRegressor(hidden_size=3, epochs=1, batchsize=5, seqsize=7).fit(x, x[:1]).save(tmp_path / "est")
+
+    def change(stored):
+        name = next(iter(stored["parameters"]))
+        stored["parameters"][name] = stored["parameters"][name].to(torch.complex64)
+
+    with pytest.raises(LoadError, match="complex numbers in the file"):
+        SequenceRegressor.load(changed(tmp_path / "est", tmp_path / "bomb", change))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_models_whose_outputs_are_not_finite_predict_after_loading_as_before(value, tmp_path):
+    x = np.random.default_rng(0).normal(size=(2, 5, 7)).astype("f4")
+    est = Estimator(
+        torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 1)),
+        spec={"epochs": 1, "batchsize": 5, "seqsize": 7},
+    ).fit(x, x[:1])
+    with torch.no_grad():
+        est.model_[1].weight.fill_(value)
+    with np.errstate(all="ignore"):
+        wanted = est.predict(x)
+        est.save(tmp_path / "est")
+        np.testing.assert_array_equal(Estimator.load(tmp_path / "est").predict(x), wanted)
+
+
+@pytest.mark.parametrize("labels", [np.array(["2020-01-01", "2021-05-03"], "M8[ns]"), np.array(["a", "b"], "U20")])
+def test_labels_of_any_type_come_back_as_they_were(labels, tmp_path):
+    y = labels[(np.arange(6) % 2)]
+    est = SequenceClassifier(hidden_size=3, epochs=1).fit(samples(X), y)
+    est.save(tmp_path / "est")
+    found = SequenceClassifier.load(tmp_path / "est").classes_
+    assert np.array_equal(found, est.classes_)
+    assert found.dtype == est.classes_.dtype
+
+
+def test_labels_that_no_file_holds_are_refused_at_save(tmp_path):
+    y = np.array([Fraction(1, 3), Fraction(2, 3)] * 3, object)
+    est = SequenceClassifier(hidden_size=3, epochs=1)
+    est.fit(samples(X), np.array(["a", "b"] * 3, object))
+    est._codec = replace(est._codec, classes=np.unique(y))
+    with pytest.raises(TypeError, match=r"Fraction\(1, 3\)"):
+        est.save(tmp_path / "est")
+    assert os.listdir(tmp_path) == []

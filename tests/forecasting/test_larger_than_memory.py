@@ -26,7 +26,7 @@ class Watch:
         if loop.step == 40:
             loop.stop()
 
-x = h5create(path, "x", (1, 4096, n_steps), "f4")
+x = h5create(path, "x", (1, 4096, n_steps), "f4", sparse=True)
 warm = Watch()
 fc = Forecaster(48, 24, lag=168, callbacks=warm, hidden_size=8, random_state=0, verbose=False).fit(x)
 print(json.dumps({"growth": warm.peak - warm.before, "bytes": x.nbytes, "inputs": fc.features_.n_inputs}))

@@ -65,7 +65,7 @@ def test_a_file_that_another_run_takes_for_a_leftover(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(plain_files, "check_path"), (torch, "load"), (plain_files, "_has_wrong_sum")]
+    ("module", "name"), [(plain_files, "check_path"), (torch, "load"), (plain_files, "check_archive")]
 )
 def test_a_checkpoint_that_another_run_removes_while_it_is_read_is_explained(tmp_path, monkeypatch, module, name):
     model, real = nn.Linear(1, 1), getattr(module, name)

@@ -1,9 +1,11 @@
 """Checkpoints: which there are, what is in them, and runs that are killed."""
 
 import contextlib
+import errno
 import json
 import os
 import random
+import resource
 import signal
 import time
 from collections import Counter, OrderedDict
@@ -426,6 +428,66 @@ def test_parameters_that_are_excluded_are_neither_saved_nor_restored(tmp_path):
     }  # fmt: skip
 
 
+def test_what_is_excluded_now_is_not_restored_from_a_file_that_has_it(tmp_path):
+    def make(value, n_out):
+        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, n_out))
+        for p in model.parameters():
+            p.data.fill_(value)
+        optimizer = torch.optim.Adam(
+            [{"params": model[1].parameters(), "lr": 0.1}, {"params": model[0].parameters()}], lr=0.2
+        )
+        model(torch.ones(5, 3)).sum().backward()
+        optimizer.step()
+        return model, optimizer
+
+    model, optimizer = make(1.0, 4)
+    Checkpointer(tmp_path).track(model=model, optimizer=optimizer).save(Loop(StepInfo))
+    other, fresh = make(5.0, 7)
+    head = [p.clone() for p in other[1].parameters()]
+    moments = [fresh.state[p]["exp_avg"].clone() for p in other[1].parameters()]
+    checkpoints = Checkpointer(tmp_path, exclude=["model.1.*"]).track(model=other, optimizer=fresh)
+    assert checkpoints.restore()
+    for p, old, moment in zip(other[1].parameters(), head, moments, strict=True):
+        assert torch.equal(p, old)
+        assert torch.equal(fresh.state[p]["exp_avg"], moment)
+    for p, saved in zip(other[0].parameters(), model[0].parameters(), strict=True):
+        assert torch.equal(p, saved)
+        assert torch.equal(fresh.state[p]["exp_avg"], optimizer.state[saved]["exp_avg"])
+    checkpoints.save(Loop(StepInfo))
+    stored = checkpoints.read()
+    assert list(stored["model"]) == ["0.weight", "0.bias"]
+    assert sorted(stored["optimizer"]["state"]) == [2, 3]  # the second group
+
+
+def test_what_is_not_excluded_must_be_in_the_file(tmp_path):
+    Checkpointer(tmp_path).track(model=nn.Linear(2, 1, bias=False)).save(Loop(StepInfo))
+    model = nn.Sequential()
+    model.weight, model.bias, model.gain = (nn.Parameter(torch.ones(n)) for n in (1, 1, 1))
+    with pytest.raises(LoadError, match="gain"):
+        Checkpointer(tmp_path, exclude=["model.bias", "model.weight"]).track(model=model).restore()
+
+
+def test_the_mean_leaves_out_what_is_excluded(tmp_path):
+    for n in (1, 2):
+        model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, n))
+        model[0].weight.data.fill_(n)
+        Checkpointer(tmp_path, keep=2).track(model=model).save(Loop(StepInfo))
+    model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 3))
+    assert Checkpointer(tmp_path, 2, 2, exclude=["model.1.*"]).track(model=model).restore()
+    assert model[0].weight.unique().tolist() == [1.5]
+
+
+def test_patterns_that_fit_nothing_are_named(tmp_path):
+    checkpoints = Checkpointer(tmp_path, exclude=["bias"]).track(model=nn.Linear(2, 1))
+    with pytest.raises(ValueError, match=r"'bias' fits no.*model\.weight, model\.bias"):
+        checkpoints.save(Loop(StepInfo))
+    Checkpointer(tmp_path).track(model=nn.Linear(2, 1)).save(Loop(StepInfo))
+    with pytest.raises(ValueError, match="'bias' fits no"):
+        checkpoints.restore()
+    with pytest.raises(TypeError, match=r"exclude.*'model\.bias'"):
+        Checkpointer(tmp_path, exclude="model.bias")
+
+
 def test_without_ranks_the_first_saves_whoever_calls(tmp_path, monkeypatch):
     state = TrainState(3, nn.Linear(1, 1), torch.optim.SGD(nn.Linear(1, 1).parameters()))
     monkeypatch.setattr("fluxutils_py.training.checkpointer.is_main_process", lambda: False)
@@ -452,3 +514,20 @@ def test_dropout_goes_on_exactly_from_what_the_docstring_tracks(tmp_path):
     whole = train(4, tmp_path / "whole")
     train(2, tmp_path / "cut")
     assert torch.equal(train(4, tmp_path / "cut"), whole)
+
+
+def test_a_full_disk_is_the_error_of_the_disk_and_the_old_checkpoint_stays(tmp_path):
+    model = nn.Linear(100, 200)
+    checkpoints = Checkpointer(tmp_path).track(model=model)
+    old = checkpoints.save(Loop(StepInfo))
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (7680, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"checkpoint-n.*\.pt") as raised:
+            checkpoints.save(Loop(StepInfo))
+        assert raised.value.errno == errno.EFBIG
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert checkpoints.paths() == [old]
+    assert checkpoints.restore()

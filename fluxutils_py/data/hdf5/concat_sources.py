@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.hdf5 import opening
+from fluxutils_py.data.hdf5.datasets import warn_of_packing
 from fluxutils_py.data.hdf5.feature_names import read_names
 from fluxutils_py.data.hdf5.opening import check_heap, describe
 from fluxutils_py.data.hdf5.source_files import check_sources
@@ -90,6 +91,7 @@ def _read_source(dataset: h5py.Dataset, path: str, name: str, axes: str | None) 
     where = describe(path, name)
     letters = opening.read_axes(dataset, axes if dataset.ndim == 3 else None, where)
     check_sources(dataset, where)
+    warn_of_packing(dataset, where)
     check_heap(dataset.file, dataset.name, where, list(dataset.attrs))  # all of which are copied
     shape = tuple(int(dataset.shape[i]) for i in opening.fnt_axes(letters, dataset.ndim))
     names = read_names(dataset, shape[0]) if len(shape) == 3 else None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import secrets
+import shutil
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -34,11 +36,12 @@ def h5create(
     *,
     exist_ok: bool = False,
     overwrite: bool = False,
+    sparse: bool = False,
 ) -> Any:
     """Make room for an array of shape (F, N, T) in an HDF5 file, new or existing, and map it for writing.
 
-    The dataset is contiguous. It has its place in the file at once, but takes room on the disk only where it is
-    written; elsewhere it reads as zeros. Other datasets in the file, and maps of them, do not change.
+    The dataset is contiguous, takes its room on the disk at once, and reads as zeros where it is not written. Other
+    datasets in the file, and maps of them, do not change.
 
     Parameters
     ----------
@@ -57,6 +60,9 @@ def h5create(
         If something of that name already exists, replace it by a new dataset. Maps of the old one keep its numbers; its
         room in the file is not used again (``h5repack`` gives it back). Together with ``exist_ok``, replace only
         datasets that do not fit.
+    sparse : bool
+        Take room on the disk only where the map is written. If the disk is full then, the system kills the process
+        (SIGBUS), with no error to catch.
 
     Returns
     -------
@@ -66,8 +72,8 @@ def h5create(
     Raises
     ------
     H5DataError
-        If something of that name already exists, if there can be no such array, if the file system has no room for it,
-        or if the file is open elsewhere. The file then does not change.
+        If something of that name already exists, if there can be no such array, if the disk has no room for it, or if
+        the file is open elsewhere. The file then does not change.
 
     Examples
     --------
@@ -91,14 +97,19 @@ def h5create(
             if exists and not overwrite and (misfit or not exist_ok):
                 raise H5DataError(f"{where} exists already{misfit or _WAYS_OUT}")
             if not exists or misfit or not exist_ok:
-                _check_room(path, os.path.getsize(path) + math.prod(shape) * kind.itemsize, where)
+                n_bytes = math.prod(shape) * kind.itemsize
+                _check_room(path, os.path.getsize(path), n_bytes, where, sparse)
                 try:  # at the end of the file: it does not shrink below maps of an old dataset
                     allocate(file, temporary, file_shape, kind, noted)
+                    if not sparse:
+                        _take_room(file, file[temporary].id.get_offset(), n_bytes, where)
                     if exists:
                         del file[name]
                     file.move(temporary, name)
                 finally:
                     file.pop(temporary, None)
+            elif not sparse:
+                _take_room(file, file[name].id.get_offset(), file[name].nbytes, where)
         return h5mmap(path, name, mode="r+")
     except BaseException as error:
         if is_new:
@@ -138,15 +149,45 @@ def _check_shape(shape: Any, dtype: Any, where: str) -> tuple[tuple[int, ...], n
     return sizes, kind
 
 
-def _check_room(path: Any, n_bytes: int, where: str) -> None:
-    """Check that the file system takes so large a file: HDF5 finds out while it writes, and breaks the file."""
-    with contextlib.suppress(PermissionError), tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))) as f:
+def _check_room(path: Any, size: int, n_bytes: int, where: str, sparse: bool) -> None:
+    """Check that the file system takes so large a file: HDF5 finds out while it writes, and breaks the file.
+
+    Unless ``sparse``, its disk must have room for the ``n_bytes`` that are added to a file of ``size``.
+    """
+    folder = os.path.dirname(os.path.realpath(path))
+    with contextlib.suppress(PermissionError), tempfile.TemporaryFile(dir=folder) as f:
         try:
-            f.truncate(n_bytes + SPARE)
+            f.truncate(size + n_bytes + SPARE)
         except OSError as error:
             raise H5DataError(
-                f"{where} cannot be created: the file system takes no file of {n_bytes} bytes ({error.strerror})"
+                f"{where} cannot be created: the file system takes no file of {size + n_bytes} bytes ({error.strerror})"
             ) from error
+    if not sparse and shutil.disk_usage(folder).free < n_bytes:
+        raise _full_disk(where, n_bytes, shutil.disk_usage(folder).free)
+
+
+def _take_room(file: h5py.File, offset: int | None, n_bytes: int, where: str) -> None:
+    """Have the disk give a dataset all of its room: a process that writes to a map dies of a full disk (SIGBUS).
+
+    Where a file system cannot, as some network file systems, :func:`_check_room` has looked at what is free.
+    """
+    if offset is None or not n_bytes or not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(file.id.get_vfd_handle(), offset, n_bytes)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise _full_disk(where, n_bytes, None) from error
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV):
+            raise
+
+
+def _full_disk(where: str, n_bytes: int, free: int | None) -> H5DataError:
+    there = "" if free is None else f", which has {free} free"
+    return H5DataError(
+        f"{where} cannot be created: it needs {n_bytes} bytes on the disk{there}; make room, or pass sparse=True to "
+        "take room only where it is written"
+    )
 
 
 def _name_exists(file: h5py.File, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ Names = tuple[str, ...]
 def get_feature_names(array: Any) -> Names | None:
     """The names of the F features of an (F, N, T) array; None where it has none."""
     if isinstance(array, h5py.Dataset):
-        return read_names(array, array.shape[0]) if array and array.ndim == 3 else None
+        return read_names(array, array.shape[0], warn=False) if array and array.ndim == 3 else None
     names = getattr(array, "feature_names", None)
     if names is None or len(array.shape) != 3 or len(names) != array.shape[0]:
         return None
@@ -57,14 +58,25 @@ def index_names(names: Names | None, key: Any, ndim: int) -> Names | None:
     return names[first] if isinstance(first, slice) else None
 
 
-def read_names(dataset: h5py.Dataset, n_features: int) -> Names | None:
-    """The names that stand beside a dataset; None for an attribute of that name that is something else."""
+def read_names(dataset: h5py.Dataset, n_features: int, warn: bool = True) -> Names | None:
+    """The names that stand beside a dataset; None, with a warning, for an attribute that is something else.
+
+    No warning where the first axis may hold something else than features.
+    """
     with wrap_h5_errors(describe(dataset.file.filename, dataset.name)):
         stored = read_attribute(dataset, "feature_names")
-    if not isinstance(stored, np.ndarray) or stored.shape != (n_features,):
-        return None
-    names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in stored.tolist()]
-    return tuple(names) if all(isinstance(name, str) for name in names) else None
+    names: list[Any] = []
+    if isinstance(stored, np.ndarray) and stored.shape == (n_features,):
+        names = [name.decode(errors="replace") if isinstance(name, bytes) else name for name in stored.tolist()]
+    if names and all(isinstance(name, str) and name.strip("\0") for name in names):
+        return tuple(names)
+    if warn and h5py.h5a.exists(dataset.id, b"feature_names"):
+        warnings.warn(
+            f"{describe(dataset.file.filename, dataset.name)} has an attribute 'feature_names' that does not hold "
+            f"{n_features} texts: the features have no names; write the attribute again, as with h5save",
+            stacklevel=3,
+        )
+    return None
 
 
 def write_names(dataset: h5py.Dataset, names: Names, where: str) -> None:

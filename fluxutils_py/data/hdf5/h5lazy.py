@@ -10,6 +10,7 @@ import numpy as np
 
 from fluxutils_py.data.arrays import DuckArray
 from fluxutils_py.data.hdf5 import opening
+from fluxutils_py.data.hdf5.datasets import warn_of_packing
 from fluxutils_py.data.hdf5.feature_names import read_names
 from fluxutils_py.data.hdf5.identity import FileIdentity, FileReplaced, check_same_file, current_identity, identity_of
 from fluxutils_py.data.hdf5.opening import describe, open_file
@@ -73,6 +74,7 @@ class H5Lazy(DuckArray):
                 self.feature_names = read_names(dataset, self.shape[0]) if len(self.shape) == 3 else None
                 self._virtual = dataset.is_virtual
                 check_sources(dataset, where)
+                warn_of_packing(dataset, where)
         except BaseException:
             file.close()
             raise

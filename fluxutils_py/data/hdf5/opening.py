@@ -16,7 +16,8 @@ from fluxutils_py.data.hdf5.damage import find_heap_damage, read_attribute
 from fluxutils_py.errors import H5DataError
 
 LETTERS = "FNT"
-ATTRIBUTES = ("axes", "feature_names")  # that are read
+PACKING = ("_FillValue", "missing_value", "scale_factor", "add_offset")  # CF conventions, sections 2.5.1 and 8.1
+ATTRIBUTES = ("axes", "feature_names", *PACKING)  # that are read
 DAMAGED = "cannot be read, as the file is damaged ({}); copy or write it again"
 CACHE_BYTES, CACHE_SLOTS = 64 << 20, 10007  # of chunks: HDF5's own 1 MiB holds none of the usual size
 

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.hdf5 import opening
+from fluxutils_py.data.hdf5.datasets import warn_of_packing
 from fluxutils_py.data.hdf5.feature_names import read_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.h5map import H5Map, Layout
@@ -132,6 +133,7 @@ def _try_map(
         reason = opening.unmappable_reason(dataset) or ("is being written to in SWMR mode" if swmr else None)
         if reason is not None:
             return None, reason
+        warn_of_packing(dataset, where)
         strides = [dtype.itemsize * int(np.prod(shape[i + 1 :], dtype=object)) for i in range(len(shape))]
         layout, real_path = Layout.of(dataset), os.path.realpath(dataset.file.filename)
         try:

@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import to_numpy
+from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.feature_names import Names, check_names, get_feature_names, write_names
 from fluxutils_py.data.hdf5.h5map import H5Map
 from fluxutils_py.data.hdf5.opening import check_axes, check_name, check_path, describe
@@ -147,10 +148,12 @@ def _names_by_name(path: str | os.PathLike[str], arrays: dict[str, Any], given: 
 
 def _as_array(value: Any, where: str) -> Any:
     """Return an object with shape, dtype and slices; masked values become NaN, as HDF5 files have no masks."""
-    if isinstance(value, h5py.Dataset) and not value:
-        raise H5DataError(
-            f"{where}: the array for it is in an HDF5 file that was closed; keep that file open, or take h5mmap"
-        )
+    if isinstance(value, h5py.Dataset):
+        if not value:
+            raise H5DataError(
+                f"{where}: the array for it is in an HDF5 file that was closed; keep that file open, or take h5mmap"
+            )
+        check_dataset(value, where)
     if isinstance(value, list | tuple) and any(isinstance(v, np.ma.MaskedArray) for v in value):
         value = np.ma.stack(value)
     if isinstance(value, np.ma.MaskedArray):

@@ -1,7 +1,9 @@
 """Room for arrays: what is made, what is there already, and what is left when it fails."""
 
+import errno
 import os
 import pickle
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -15,8 +17,8 @@ F, N, T = 3, 5, 7
 X = np.arange(F * N * T).reshape(F, N, T).astype("f4")
 
 
-def test_room_is_there_at_once_and_takes_none(tmp_path):
-    out = h5create(tmp_path / "a.h5", "yhat", (2, 10**4, 10**5), "f8")  # 16 GB
+def test_a_sparse_array_is_there_at_once_and_takes_no_room(tmp_path):
+    out = h5create(tmp_path / "a.h5", "yhat", (2, 10**4, 10**5), "f8", sparse=True)  # 16 GB
     assert type(out) is H5Map
     assert out.shape == (2, 10**4, 10**5)
     assert (tmp_path / "a.h5").stat().st_size > 16 * 10**9
@@ -28,6 +30,55 @@ def test_room_is_there_at_once_and_takes_none(tmp_path):
         assert file["yhat"].shape == (10**5, 10**4, 2)
         assert file["yhat"].attrs["axes"] == "TNF"
         assert file["yhat"][50_000, 5000].tolist() == [0, 3]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="where the system cannot")
+def test_an_array_has_its_room_on_the_disk(tmp_path):
+    path = tmp_path / "a.h5"
+    h5save(path, {"x": X})
+    for n, options in ((1, {}), (2, {"overwrite": True})):
+        out = h5create(path, "yhat", (2, 10**3, 10**3), "f4", **options)  # 8 MB
+        assert path.stat().st_blocks * 512 >= 8 * 10**6 * n
+        assert not out.any()
+    assert np.array_equal(h5mmap(path, "x"), X)
+    h5create(path, "late", (2, 10**3, 10**3), "f4", sparse=True)
+    taken = path.stat().st_blocks * 512
+    h5create(path, "late", (2, 10**3, 10**3), "f4", exist_ok=True)
+    assert path.stat().st_blocks * 512 >= taken + 7 * 10**6
+
+
+@pytest.mark.parametrize("existing", [True, False])
+@pytest.mark.parametrize("found_by", ["free", "fallocate"])
+def test_a_full_disk_is_an_error_before_anything_changes(tmp_path, monkeypatch, existing, found_by):
+    path = tmp_path / "a.h5"
+    if existing:
+        h5save(path, {"x": X, "y": X})
+    if found_by == "free":
+        monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=8 * 10**6 - 1))
+    else:
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("os.posix_fallocate", full, raising=False)
+    with pytest.raises(H5DataError, match=r"'y' cannot be created: it needs 8000000 bytes .*sparse=True"):
+        h5create(path, "y", (2, 10**3, 10**3), "f4", overwrite=True)
+    assert os.listdir(tmp_path) == ["a.h5"] * existing
+    if existing:
+        with h5py.File(path) as file:
+            assert sorted(file) == ["x", "y"]
+        assert path.stat().st_blocks * 512 < 10**5
+        assert np.array_equal(h5mmap(path, "y"), X)
+    assert h5create(path, "y", (2, 10**3, 10**3), "f4", overwrite=True, sparse=True).shape == (2, 10**3, 10**3)
+
+
+def test_file_systems_that_cannot_take_room_are_asked_what_is_free(tmp_path, monkeypatch):
+    def cannot(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr("os.posix_fallocate", cannot, raising=False)
+    h5create(tmp_path / "a.h5", "y", (1, 2, 3))[:] = 4
+    assert (h5mmap(tmp_path / "a.h5", "y") == 4).all()
 
 
 def test_room_beside_other_datasets(tmp_path):

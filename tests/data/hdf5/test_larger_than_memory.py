@@ -30,12 +30,13 @@ class Watch:
         if loop.step == 60:
             loop.stop()
 
-x, y = (h5create(folder / f"{n_steps}.h5", name, (n, N, n_steps), "f4") for name, n in (("x", F), ("y", 1)))
+path = folder / f"{n_steps}.h5"
+x, y = (h5create(path, name, (n, N, n_steps), "f4", sparse=True) for name, n in (("x", F), ("y", 1)))
 warm = Watch()
 model = nn.Sequential(LSTM(F, 16), nn.Linear(16, 1))
 est = Estimator(model, None, None, Spec(1, 64, 64, shuffle=True), callbacks=warm, random_state=0)
 est.fit(x, y)
-out = h5create(folder / f"out{n_steps}.h5", "yhat", (1, 64, n_steps), "f4")
+out = h5create(folder / f"out{n_steps}.h5", "yhat", (1, 64, n_steps), "f4", sparse=True)
 part = min(n_steps, 64 * 100)
 est.predict(x[:, :64, :part], out=out[:, :, :part])
 print(json.dumps({

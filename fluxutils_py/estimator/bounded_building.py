@@ -1,0 +1,97 @@
+"""Build the model that a file describes, no larger than what the file holds for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from fluxutils_py.errors import LoadError
+from fluxutils_py.nn.seeding import seeded
+
+SPARE = 100  # modules and parameters beyond eight for each that is stored: containers, dropout, those that are wrapped
+
+
+def build_bounded(build: Callable[[], nn.Module], stored: dict[str, Tensor], path: Any) -> nn.Module:
+    """Build a model for which there are parameters, and compare their shapes before any memory is taken.
+
+    Parameters
+    ----------
+    build : callable
+        Called twice: first with tensors that have shapes only (torch's device ``meta``).
+    stored : dict of str to Tensor
+        As of ``state_dict()``.
+    path : path-like
+
+    Raises
+    ------
+    LoadError
+        If the model has other parameters, or far more modules.
+    """
+    with seeded(0), _counted(8 * len(stored) + SPARE, path) as left, torch.device("meta"):
+        try:
+            outline: nn.Module | None = build()
+        except Exception:
+            if left[0] < 0:
+                raise
+            outline = None  # it looks at values as it is built, or cannot be built, which the next call will say
+    if outline is not None:
+        compare_parameters(stored, outline.state_dict(), path)
+    with seeded(0), _counted(8 * len(stored) + SPARE, path):
+        model = build()
+    compare_parameters(stored, model.state_dict(), path)
+    return model
+
+
+def compare_parameters(stored: dict[str, Any], wanted: dict[str, Any], path: Any) -> None:
+    """Raise a LoadError that names each parameter or buffer that is missing, left over, or of another shape or kind."""
+    faults = [f"{k}: in the file, not in the model" for k in stored if k not in wanted]
+    faults += [f"{k}: in the model, not in the file" for k in wanted if k not in stored]
+    faults += [
+        f"{k}: {_outline(v)} in the file, {_outline(wanted[k])} in the model"
+        for k, v in stored.items()
+        if k in wanted and (not isinstance(v, Tensor) or v.shape != wanted[k].shape or _kind(v) != _kind(wanted[k]))
+    ]
+    if faults:
+        raise LoadError(f"{path} does not fit the model:\n  " + "\n  ".join(faults))
+
+
+def _kind(tensor: Tensor) -> str:
+    if tensor.is_complex():
+        return "complex"
+    return "floating" if tensor.is_floating_point() else "integer"
+
+
+def _outline(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    kind = _kind(value)
+    return f"{tuple(value.shape)}" + f" of {kind} numbers" * (kind != "floating")
+
+
+@contextmanager
+def _counted(most: int, path: Any) -> Iterator[list[int]]:
+    """Let this thread build so many modules and parameters at most."""
+    thread, left = threading.get_ident(), [most]
+
+    def count(*_: Any) -> None:
+        if threading.get_ident() != thread:
+            return
+        left[0] -= 1
+        if left[0] < 0:
+            raise LoadError(f"{path} describes a model of far more parts than it holds parameters for")
+
+    hooks = register_module_module_registration_hook(count), register_module_parameter_registration_hook(count)
+    try:
+        yield left
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,160 @@
+"""fluxutils_py.save and load: pipelines and transformers as files without code."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from sklearn import preprocessing
+from sklearn.compose import TransformedTargetRegressor
+from sklearn.decomposition import PCA
+from sklearn.exceptions import NotFittedError
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import Pipeline, make_pipeline
+
+import fluxutils_py
+from fluxutils_py import (
+    Estimator,
+    SequenceClassifier,
+    SequenceImputer,
+    SequenceRegressor,
+    SequenceScaler,
+    WinsorScaler,
+    samples,
+)
+from fluxutils_py.errors import LoadError
+
+F, N, T = 3, 7, 11
+X = np.random.default_rng(0).normal(2, 3, size=(F, N, T)).astype("f4")
+ROWS = np.random.default_rng(1).normal(1, 2, size=(31, 4))
+SMALL = {"hidden_size": 3, "epochs": 1, "batchsize": 7, "seqsize": 5}
+
+
+def again(obj, tmp_path):
+    fluxutils_py.save(obj, tmp_path / "file.pt")
+    return fluxutils_py.load(tmp_path / "file.pt")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        preprocessing.StandardScaler(),
+        preprocessing.StandardScaler(with_mean=False),
+        preprocessing.RobustScaler(quantile_range=(10.0, 80.0)),
+        preprocessing.MinMaxScaler((-1, 2), clip=True),
+        preprocessing.MaxAbsScaler(),
+        preprocessing.Normalizer(),
+        preprocessing.PowerTransformer(),
+        preprocessing.QuantileTransformer(n_quantiles=9, random_state=0),
+        preprocessing.PolynomialFeatures(2),
+        preprocessing.FunctionTransformer(np.expm1, np.log1p),
+        SimpleImputer(strategy="median"),
+        make_pipeline(SimpleImputer(), preprocessing.StandardScaler()),
+        Pipeline([("a", "passthrough"), ("b", make_pipeline(preprocessing.MaxAbsScaler()))]),
+    ],
+    ids=str,
+)
+def test_transformers_of_scikit_learn_come_back(made, tmp_path):
+    found = again(made.fit(ROWS), tmp_path)
+    np.testing.assert_array_equal(found.transform(ROWS), made.transform(ROWS))
+    assert str(found) == str(made)
+    assert type(found) is type(made)
+
+
+@pytest.mark.parametrize(
+    "made", [SequenceScaler(), SequenceScaler(with_mean=False), WinsorScaler(), SequenceImputer("ffill")], ids=str
+)
+def test_transformers_of_sequences_come_back(made, tmp_path):
+    found = again(made.fit(samples(X, feature_names=["a", "b", "c"])), tmp_path)
+    np.testing.assert_array_equal(found.transform(X), made.transform(X))
+    assert found.feature_names_in_.tolist() == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="features"):
+        found.transform(X[:2])
+
+
+def test_pipelines_with_estimators_come_back(tmp_path):
+    x, y = samples(X), samples(X[:1])
+    pipe = make_pipeline(SequenceImputer(), SequenceScaler(), SequenceRegressor(**SMALL, random_state=0)).fit(x, y)
+    found = again(pipe, tmp_path)
+    np.testing.assert_array_equal(found.predict(X), pipe.predict(X))
+    np.testing.assert_array_equal(found.fit(x, y).predict(X), pipe.fit(x, y).predict(X))
+    labels = np.array(["dry", "wet"])[np.arange(N) % 2]
+    classifier = make_pipeline(SequenceScaler(), SequenceClassifier(**SMALL)).fit(x, labels)
+    np.testing.assert_array_equal(again(classifier, tmp_path).predict(x), classifier.predict(x))
+
+
+def test_transformed_targets_come_back(tmp_path):
+    x, y = ROWS, np.exp(ROWS[:, 0])
+    for settings in ({"func": np.log1p, "inverse_func": np.expm1}, {"transformer": preprocessing.StandardScaler()}):
+        inner = make_pipeline(preprocessing.StandardScaler(), SequenceRegressor(**SMALL, random_state=0))
+        made = TransformedTargetRegressor(inner, **settings).fit(x, y)
+        np.testing.assert_array_equal(again(made, tmp_path).predict(x), made.predict(x))
+
+
+def test_an_estimator_is_saved_as_by_its_own_method(tmp_path):
+    est = SequenceRegressor(**SMALL, random_state=0).fit(X, X[:1])
+    assert type(again(est, tmp_path)) is SequenceRegressor
+    np.testing.assert_array_equal(SequenceRegressor.load(tmp_path / "file.pt").predict(X), est.predict(X))
+
+
+class Own(torch.nn.Linear):
+    pass
+
+
+def test_models_of_ones_own_are_given_to_load(tmp_path):
+    est = Estimator(Own(F, 1), spec={"epochs": 1, "batchsize": 7, "seqsize": 5})
+    pipe = make_pipeline(SequenceScaler(), est).fit(samples(X), samples(X[:1]))
+    fluxutils_py.save(pipe, tmp_path / "file.pt")
+    with pytest.raises(LoadError, match="Own"):
+        fluxutils_py.load(tmp_path / "file.pt")
+    found = fluxutils_py.load(tmp_path / "file.pt", model=Own(F, 1))
+    np.testing.assert_array_equal(found.predict(X), pipe.predict(X))
+    fluxutils_py.save(SequenceScaler().fit(X), tmp_path / "file.pt")
+    with pytest.raises(TypeError, match="model"):
+        fluxutils_py.load(tmp_path / "file.pt", model=Own(F, 1))
+
+
+@pytest.mark.parametrize(
+    ("made", "telling"),
+    [
+        (make_pipeline(SequenceScaler(), PCA(2)), r"\['pca'\].*PCA"),
+        (make_pipeline(preprocessing.FunctionTransformer(lambda x: x)), r"\['functiontransformer'\]\.func"),
+        (PCA(2), "PCA"),
+        ({"a": 1}, "dict"),
+        (None, "NoneType"),
+    ],
+    ids=["step", "function", "alone", "dict", "nothing"],
+)
+def test_other_parts_are_refused_by_name_and_nothing_is_written(made, telling, tmp_path):
+    if hasattr(made, "fit"):
+        made.fit(ROWS)
+    with pytest.raises(TypeError, match=telling):
+        fluxutils_py.save(made, tmp_path / "file.pt")
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_is_not_fitted_is_refused(tmp_path):
+    for made in (SequenceScaler(), make_pipeline(SequenceScaler()), make_pipeline(SequenceScaler(), Estimator())):
+        with pytest.raises(NotFittedError):
+            fluxutils_py.save(made, tmp_path / "file.pt")
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"transformer": "PCA", "settings": {}, "fitted": {}},
+        {"transformer": "StandardScaler", "settings": {"spam": 1}, "fitted": {}},
+        {"transformer": "StandardScaler", "settings": {}, "fitted": {"transform": 1}},
+        {"transformer": "StandardScaler", "settings": {}, "fitted": {"__class__": 1}},
+        {"transformer": "FunctionTransformer", "settings": {"func": {"function": "load"}}, "fitted": {}},
+        {"transformer": "StandardScaler", "settings": {}, "fitted": {"mean_": {"array": {}, "shape": (1,)}}},
+        {"pipeline": 3},
+        {},
+        7,
+    ],
+    ids=str,
+)
+def test_files_that_say_anything_else_are_refused(described, tmp_path):
+    torch.save({"kind": "fluxutils_py fitted objects", "format": 1, "object": described}, tmp_path / "file.pt")
+    with pytest.raises(LoadError, match=r"file\.pt"):
+        fluxutils_py.load(tmp_path / "file.pt")
