@@ -6,6 +6,7 @@ import math
 import mmap
 from typing import Any
 
+import h5py
 import numpy as np
 
 from fluxutils_py.data.indexing import Index, as_key, parse_index, read_slices
