@@ -126,7 +126,7 @@ class Trainer:
     >>> data = InMemory(x, x.sum(1, keepdim=True), batchsize=8)
     >>> trainer = Trainer(nn.Linear(3, 1), nn.MSELoss(), torch.optim.Adam)
     >>> before = trainer.eval(data)["loss"]
-    >>> Loop(trainer).run_epochs(data, 20)
+    >>> _ = Loop(trainer).run_epochs(data, 20)
     >>> trainer.eval(data)["loss"] < before
     True
     """

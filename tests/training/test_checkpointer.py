@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter, OrderedDict
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -452,3 +453,15 @@ def test_dropout_goes_on_exactly_from_what_the_docstring_tracks(tmp_path):
     whole = train(4, tmp_path / "whole")
     train(2, tmp_path / "cut")
     assert torch.equal(train(4, tmp_path / "cut"), whole)
+
+
+def test_load_restores_or_raises_where_there_is_none(tmp_path):
+    model = nn.Linear(2, 1)
+    saves = Checkpointer(tmp_path / "saves").track(model=model)
+    with pytest.raises(FileNotFoundError, match="saves"):
+        saves.load()
+    saved = model.weight.detach().clone()
+    saves.save(SimpleNamespace(step=3), {"loss": 1.0})  # as a hook of gomlx is called
+    nn.init.zeros_(model.weight)
+    saves.load()
+    assert torch.equal(model.weight, saved)

@@ -142,7 +142,7 @@ def test_batches_of_a_weighted_metric_add_up_to_the_weighted_mean_of_all():
 def test_a_mean_with_different_weights_is_an_error_with_equal_ones_a_mean():
     prediction, target, weight = columns()
     metric = MeanMetric(torch.nn.MSELoss(), "mse")
-    with pytest.raises(DataError, match="mse.*mean already"):
+    with pytest.raises(DataError, match=r"mse.*mean already"):
         metric.update(prediction, target, weight=weight)
     metric.update(prediction, target, weight=torch.full_like(weight, 0.3))
     assert metric.compute() == pytest.approx(float(((prediction - target) ** 2).mean()))
