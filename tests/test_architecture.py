@@ -43,6 +43,7 @@ FLOORS = [
     "treejson",
     "tree",
     "optim",
+    "lr_schedules",
     "terminal",
     "files",
     "validation",

@@ -21,7 +21,7 @@ from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.element_weights import require_weighable, update_metric
 from fluxutils_py.training.executors import Executor, Executors, Mode, kind_key
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
-from fluxutils_py.training.make_optimizer import make_optimizer, make_scheduler
+from fluxutils_py.training.make_optimizer import begin_schedule, make_optimizer, make_scheduler
 from fluxutils_py.training.metrics_of_batch import (
     add_up_ranks,
     add_weighed,
@@ -292,6 +292,7 @@ class Trainer:
         self._threads.__enter__()
         if loop.step == loop.start_step:
             self.reset_train_metrics()
+        begin_schedule(self.scheduler, loop.end_step and -(-(loop.end_step - loop.step) // self._step.accumulate))
 
     def on_close(self, loop: Any) -> None:
         """End a run, even after an error: stop the threads."""
