@@ -208,8 +208,8 @@ class Map(_DerivedDataset):
     def skip(self, n: int) -> Iterator[Minibatch]:
         if n and self.workers and not self.ordered:
             raise DataError(
-                f"dataset {self.name!r} yields batches as they become ready: which {n} were seen before is unknown; set "
-                "ordered=True to resume a pass"
+                f"dataset {self.name!r} yields batches as they become ready: which {n} were seen before is unknown; "
+                "set ordered=True to resume a pass"
             )
         return self._mapped(n)
 

@@ -197,9 +197,9 @@ class Loop:
     def run_epochs(self, batches: Iterable[Any], epochs: int) -> Mapping[str, Any]:
         """Train for ``epochs`` passes over ``batches``; return the metrics of the last step.
 
-        If the run is stopped, the unfinished epoch is recorded too. If :meth:`run_steps` left an epoch over the same batches unfinished, the run finishes it and counts it as the
-        first. A run resumed from a checkpoint counts its completed epochs too. After each epoch the loop calls
-        ``batches.reset()`` if it exists.
+        If the run is stopped, the unfinished epoch is recorded too. If :meth:`run_steps` left an epoch over the same
+        batches unfinished, the run finishes it and counts it as the first. A run resumed from a checkpoint counts its
+        completed epochs too. After each epoch the loop calls ``batches.reset()`` if it exists.
 
         Raises
         ------
