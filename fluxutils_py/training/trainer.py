@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fluxutils_py.nn.first_nonfinite import first_nonfinite
 from fluxutils_py.nn.losses import require_equal_shapes
 from fluxutils_py.nn.precision import as_float32
 from fluxutils_py.nn.states import evaluating, reset, restore, snapshot
@@ -104,7 +105,8 @@ class Trainer:
     Raises
     ------
     FloatingPointError
-        In a training step, if the loss or the gradient is NaN or infinite. The step leaves the parameters unchanged.
+        In a training step, if the loss or the gradient is NaN or infinite, with the module that gave it first. The
+        step leaves the parameters unchanged.
     ShapeError
         In a step, if a torch criterion gets a prediction and a label of different shapes.
     ValueError
@@ -196,6 +198,7 @@ class Trainer:
             reduction=reduction,
             n_numbers=2 * len(self._means) + (loss_fn is not None),
             stateful=stateful,
+            describe=self._find_nonfinite,
             defer=False,  # metrics need the loss
         )
         self.ranks = self._step.ranks
@@ -262,6 +265,18 @@ class Trainer:
         numbers = [] if own is None else [own]
         numbers += weigh_metrics(self._means, self.loss_fn, prediction, batch)
         return BatchLoss(total, n, numbers=numbers)
+
+    def _find_nonfinite(self, batch: Minibatch) -> str:
+        """Run the model again on a batch that gave NaN, to name the module where it began."""
+
+        def run() -> None:
+            if begins_series(batch, self.stateful):
+                reset(self.model)
+            moved = self._check_batch(batch, Mode.TRAIN)
+            with collected_losses(), self._step.autocast:
+                Executors(self.model, 1, self._executors.takes_kind, False)(moved.kind, Mode.TRAIN)(moved.inputs)
+
+        return first_nonfinite(self.model, run)
 
     def _finish_step(self, info: StepInfo, updated: bool) -> None:
         if updated:

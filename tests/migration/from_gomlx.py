@@ -95,7 +95,7 @@ def _(names, value):
 def _(names, value):
     trainer = Trainer(nn.Linear(1, 1), nn.MSELoss(), torch.optim.SGD)
     trainer.add_per_step_update(lambda model: model.weight.clamp_(max=-3.0), "constraint")
-    before = float((trainer.model(torch.ones(2, 1)) - 1).square().mean())
+    before = (trainer.model(torch.ones(2, 1)) - 1).square().mean().item()
     assert trainer.train_step((torch.ones(2, 1), torch.ones(2, 1))).batch_loss == pytest.approx(before)
     assert trainer.model.weight.item() == -3.0
 
