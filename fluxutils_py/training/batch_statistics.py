@@ -29,7 +29,9 @@ class _Moments:
         self.n += len(x)
         delta = x.mean(0) - self.mean
         self.mean = self.mean + delta * len(x) / self.n  # Chan et al. (1979)
-        self.square = self.square + (x - x.mean(0)).square().sum(0) + delta.square() * len(x) * (self.n - len(x)) / self.n
+        self.square = (
+            self.square + (x - x.mean(0)).square().sum(0) + delta.square() * len(x) * (self.n - len(x)) / self.n
+        )
 
 
 def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
@@ -82,7 +84,9 @@ def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
         first: Any = called[0]
         found = moments[first]
         if found.n < 2:
-            raise DataError(f"dataset {data.name!r} gives a BatchNorm {found.n} value for a channel: it needs 2 at least")
+            raise DataError(
+                f"dataset {data.name!r} gives a BatchNorm {found.n} value for a channel: it needs 2 at least"
+            )
         first.running_mean.copy_(found.mean)
         first.running_var.copy_(found.square / (found.n - 1))
         waiting.remove(first)

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.nn.first_nonfinite import first_nonfinite
 from fluxutils_py.nn.losses import require_equal_shapes
 from fluxutils_py.nn.precision import as_float32
 from fluxutils_py.nn.states import evaluating, reset, restore, snapshot
@@ -38,6 +37,7 @@ from fluxutils_py.training.minibatch import (
     require_parts,
     require_same_arity,
 )
+from fluxutils_py.training.nonfinite_batch import find_nonfinite
 from fluxutils_py.training.resharding import require_shared_batches, reshard_rows, state_of_rank
 from fluxutils_py.training.running_metrics import (
     EMAMetric,
@@ -72,8 +72,7 @@ class Trainer:
     train_metrics, eval_metrics : sequence of metrics
         Updated with predictions, labels and weights; see :class:`MeanMetric`. For training, use moving averages.
     comm, batches, clip, accumulate, precision
-        See :class:`GradientStep`. With several ranks, a :class:`MeanMetric` covers all ranks; other metrics cover
-        this rank's part only.
+        See :class:`GradientStep`. With several ranks, a :class:`MeanMetric` covers all of them; others only their own.
     n_jobs : int or None
         Number of threads, which divide each batch as ranks do, to the same result; see :class:`Estimator`.
     axis : int
@@ -118,7 +117,6 @@ class Trainer:
     Notes
     -----
     :meth:`eval` preserves the state of recurrent layers and the mode of every module.
-
     Source: ``Trainer`` of gomlx ``train``, whose loss functions take labels first, and which calls kinds specs.
 
     Examples
@@ -198,7 +196,7 @@ class Trainer:
             reduction=reduction,
             n_numbers=2 * len(self._means) + (loss_fn is not None),
             stateful=stateful,
-            describe=self._find_nonfinite,
+            describe=lambda batch: find_nonfinite(self.model, batch, stateful, takes_kind, self._step.autocast),
             defer=False,  # metrics need the loss
         )
         self.ranks = self._step.ranks
@@ -242,7 +240,7 @@ class Trainer:
         if not self.model.training:
             self.model.train()
         before = self._step.n_updates
-        self._predicted: dict[int, tuple[Any, Any]] = {}  # by thread
+        self._predicted: dict[int, tuple[Any, Any, Any]] = {}  # by thread
         with self._threads:
             info = self._step(None if batch is None else self.ranks.guard(as_minibatch, batch))
         if info is None or info.batch_loss is None:
@@ -262,21 +260,8 @@ class Trainer:
         target, weight = target_for_metrics(self.loss_fn, batch)
         require_weighable(self._others, weight)
         self._predicted[thread] = prediction, target, weight
-        numbers = [] if own is None else [own]
-        numbers += weigh_metrics(self._means, self.loss_fn, prediction, batch)
+        numbers = [*([] if own is None else [own]), *weigh_metrics(self._means, self.loss_fn, prediction, batch)]
         return BatchLoss(total, n, numbers=numbers)
-
-    def _find_nonfinite(self, batch: Minibatch) -> str:
-        """Run the model again on a batch that gave NaN, to name the module where it began."""
-
-        def run() -> None:
-            if begins_series(batch, self.stateful):
-                reset(self.model)
-            moved = self._check_batch(batch, Mode.TRAIN)
-            with collected_losses(), self._step.autocast:
-                Executors(self.model, 1, self._executors.takes_kind, False)(moved.kind, Mode.TRAIN)(moved.inputs)
-
-        return first_nonfinite(self.model, run)
 
     def _finish_step(self, info: StepInfo, updated: bool) -> None:
         if updated:

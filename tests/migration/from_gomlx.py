@@ -523,3 +523,20 @@ def _(names, value):
         assert value[-1].step == 1
     else:
         assert value.trainer is names["trainer"]
+
+
+@checks.of("recompute_batch_norm(nn.Sequential(nn.BatchNorm1d(3), model), ds)")
+def _(names, value):
+    layer = nn.BatchNorm1d(3)
+    names["recompute_batch_norm"](layer, names["ds"])
+    np.testing.assert_allclose(layer.running_mean, names["x"].numpy().mean(0), atol=1e-6)
+    np.testing.assert_allclose(layer.running_var, names["x"].numpy().var(0, ddof=1), rtol=1e-5)
+
+
+@checks.of("first_nonfinite(model, lambda: model(x))")
+def _(names, value):
+    assert value == ""
+    model = nn.Sequential(nn.Linear(3, 1), nn.LogSigmoid())
+    nn.init.constant_(model[0].weight, -3e38)
+    found = names["first_nonfinite"](model, lambda: model(torch.full((2, 3), 9.0)))
+    assert found == ", first given by module '0' (Linear)"
