@@ -14,7 +14,7 @@ from fluxutils_py.validation import check_integer
 
 def cosine(
     period: int | None = None, min_lr: float = 0.0, factor: int = 1, *, cycles: int | None = None, warm_up: int = 0
-) -> functools.partial[torch.optim.lr_scheduler.LRScheduler]:
+) -> functools.partial[Any]:
     """Let learning rates fall along a cosine to ``min_lr``, then restart.
 
     Pass it as ``scheduler`` of a spec or a trainer, or call it with an optimizer: ``cosine(100)(optimizer)``.
@@ -52,7 +52,7 @@ def cosine(
         raise ValueError(f"give either period, in steps, or cycles of the run; got period={period}, cycles={cycles}")
     check_integer("warm_up", warm_up, 0)
     if cycles is None:
-        check_integer("period", period, 1)
+        period = check_integer("period", period, 1)
         if not warm_up:
             return functools.partial(
                 torch.optim.lr_scheduler.CosineAnnealingWarmRestarts, T_0=period, T_mult=factor, eta_min=min_lr
@@ -103,7 +103,7 @@ class CosineSchedule(torch.optim.lr_scheduler.LRScheduler):
         step = self.last_epoch - self.warm_up
         if step < 0:
             return self.last_epoch / self.warm_up
-        period = self.period
+        period: float | None = self.period
         if self.cycles is not None:
             if self.end is None:
                 return 1.0

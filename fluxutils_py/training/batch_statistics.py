@@ -23,15 +23,24 @@ class _Moments:
     def __init__(self) -> None:
         self.n, self.mean, self.square = 0, torch.zeros(()), torch.zeros(())
 
-    def __call__(self, layer: nn.Module, inputs: Any) -> None:
-        x: Tensor = inputs[0].detach().double()
+    def add(self, x: Tensor) -> None:
+        x = x.detach().double()
         x = x.movedim(1, -1).reshape(-1, x.shape[1])
         self.n += len(x)
         delta = x.mean(0) - self.mean
         self.mean = self.mean + delta * len(x) / self.n  # Chan et al. (1979)
-        self.square = (
-            self.square + (x - x.mean(0)).square().sum(0) + delta.square() * len(x) * (self.n - len(x)) / self.n
-        )
+        between = delta.square() * len(x) * (self.n - len(x)) / self.n
+        self.square = self.square + (x - x.mean(0)).square().sum(0) + between
+
+
+class _Collector:
+    """Hook that takes the moments of the inputs of several layers, in the order in which these are called."""
+
+    def __init__(self) -> None:
+        self.found: dict[nn.Module, _Moments] = {}
+
+    def __call__(self, layer: nn.Module, inputs: Any) -> None:
+        self.found.setdefault(layer, _Moments()).add(inputs[0])
 
 
 def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
@@ -67,10 +76,8 @@ def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
     data = as_dataset(dataset)
     waiting = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
     while waiting:
-        called: list[nn.Module] = []
-        moments = {layer: _Moments() for layer in waiting}
-        handles = [layer.register_forward_pre_hook(moments[layer]) for layer in waiting]
-        handles += [layer.register_forward_pre_hook(lambda m, inputs: called.append(m)) for layer in waiting]
+        collector = _Collector()
+        handles = [layer.register_forward_pre_hook(collector) for layer in waiting]
         try:
             with evaluating(model):
                 n_batches = _run_over(model, data)
@@ -79,14 +86,12 @@ def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
                 handle.remove()
         if not n_batches:
             raise DataError(f"dataset {data.name!r} has no batches: there are no statistics")
-        if not called:  # layers that the model does not call keep theirs
+        if not collector.found:  # layers that the model does not call keep theirs
             return
-        first: Any = called[0]
-        found = moments[first]
+        first: Any = next(iter(collector.found))
+        found = collector.found[first]
         if found.n < 2:
-            raise DataError(
-                f"dataset {data.name!r} gives a BatchNorm {found.n} value for a channel: it needs 2 at least"
-            )
+            raise DataError(f"dataset {data.name!r} gives a BatchNorm {found.n} value per channel: it needs 2 at least")
         first.running_mean.copy_(found.mean)
         first.running_var.copy_(found.square / (found.n - 1))
         waiting.remove(first)

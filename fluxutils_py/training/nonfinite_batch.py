@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fluxutils_py.nn.first_nonfinite import first_nonfinite
+from fluxutils_py.nn.first_nonfinite import first_nonfinite, is_finite
 from fluxutils_py.nn.states import reset
 from fluxutils_py.training.added_losses import collected_losses
 from fluxutils_py.training.executors import Executors, Mode
@@ -17,7 +17,12 @@ from fluxutils_py.training.minibatch import Minibatch, begins_series
 def find_nonfinite(
     model: nn.Module, batch: Minibatch, stateful: bool, takes_kind: bool, autocast: AbstractContextManager[Any]
 ) -> str:
-    """Return where a number first was not finite, as the end of a clause; empty if the model gives finite numbers."""
+    """Return where a number first was not finite, as the end of a clause.
+
+    It is empty if the model gives finite numbers, or if the batch has others already.
+    """
+    if not is_finite(batch.inputs):
+        return ""
 
     def run() -> None:
         if begins_series(batch, stateful):
