@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fluxutils_py.lr_schedules import cosine, inverse_sqrt
+
 __all__ = [
     "ADAM32",
     "ADAMW32",
@@ -177,35 +179,6 @@ def by_name(name: str, **settings: Any) -> Callable[..., Optimizer]:
         return ours[key](**settings)
     inspect.signature(makers[key]).bind(None, **settings)
     return functools.partial(makers[key], **settings)
-
-
-def cosine(
-    period: int, min_lr: float = 0.0, factor: int = 1
-) -> functools.partial[torch.optim.lr_scheduler.CosineAnnealingWarmRestarts]:
-    """Let learning rates fall along a cosine to ``min_lr`` within ``period`` steps, then restart.
-
-    Pass it as ``scheduler`` of a spec, or call it with an optimizer. Each period is ``factor`` times as long as the one
-    before. Source: ``CosineSchedule`` of gomlx.
-
-    >>> optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=1.0)
-    >>> cosine(10)(optimizer).get_last_lr()
-    [1.0]
-    """
-    return functools.partial(
-        torch.optim.lr_scheduler.CosineAnnealingWarmRestarts, T_0=period, T_mult=factor, eta_min=min_lr
-    )
-
-
-def inverse_sqrt(optimizer: Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
-    """Divide the learning rate by the square root of the step, counted from 1. Source: SGD of gomlx.
-
-    Pass it as ``scheduler`` of a spec with ``schedule_every="step"``, or call it with an optimizer.
-    """
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, _inverse_sqrt)
-
-
-def _inverse_sqrt(done: int) -> float:
-    return (done + 1) ** -0.5
 
 
 def Chain(*links: Any) -> Any:

@@ -42,6 +42,7 @@ FLOORS = [
     "treejson",
     "tree",
     "optim",
+    "lr_schedules",
     "terminal",
     "files",
     "validation",

@@ -205,7 +205,7 @@ def assemble(
         held_out = TensorBatches(data.validation, batches.dtype, batches.device, rank=ranks.rank, size=ranks.size)
         loop.hooks.attach(Validation(model, data.loss, held_out, ranks, spec.precision))
     if scheduler is not None:
-        loop.hooks.attach(Schedule(scheduler, spec.schedule_every, lambda: step.n_updates))
+        loop.hooks.attach(Schedule(scheduler, spec.schedule_every, lambda: step.n_updates, spec.accumulate))
     if spec.patience is not None:
         loop.hooks.attach(EarlyStopping(model, int(spec.patience)))
     if progress is not None and ranks.rank == 0:

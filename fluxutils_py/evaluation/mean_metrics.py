@@ -66,7 +66,8 @@ class MetricsEval(EvalTask):
     ----------
     measures : mapping of str to callable
         ``measure(prediction, label)`` returns the mean over a batch, or a tensor to average. It receives tuples if
-        there are several predictions or labels. The first measure decides which result is better.
+        there are several predictions or labels. With weights of the elements it must return one value for each of
+        them, or have an argument ``weights``. The first measure decides which result is better.
     higher_is_better : bool
 
     Examples
@@ -92,9 +93,14 @@ class MetricsEval(EvalTask):
         device = next((p.device for p in model.parameters()), None)
         inputs, labels = tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, (batch.inputs, batch.labels))
         prediction, sums = model(*inputs), {}
-        weight = n_elements(prediction, batch.weight)
+        weight: Any = n_elements(prediction, batch.weight)
+        each = batch.weight
+        if isinstance(each, Tensor):
+            each = each.to(device)
+            weight = float(each.double().sum())
         for name, measure in self.measures.items():
             metric = MeanMetric(measure, name)
-            metric.update(prediction, labels[0] if len(labels) == 1 else labels, weight=weight)
-            sums[name] = metric.sum
+            label = labels[0] if len(labels) == 1 else labels
+            value, amount = metric.weighed(prediction, label, weight=each if isinstance(each, Tensor) else weight)
+            sums[name] = value * weight if amount else 0.0
         return Means(sums, weight, self.higher_is_better)

@@ -81,7 +81,7 @@ class RunEval:
     >>> trainer = Trainer(nn.Linear(3, 1), nn.MSELoss(), torch.optim.Adam)
     >>> loop = Loop(trainer)
     >>> loop.hooks.attach(evaluate)
-    >>> loop.run_epochs(InMemory(x, x.sum(1, keepdim=True), batchsize=20), 2)
+    >>> _ = loop.run_epochs(InMemory(x, x.sum(1, keepdim=True), batchsize=20), 2)
     >>> len(found), found[-1] < found[0]
     (6, True)
     """

@@ -49,7 +49,7 @@ class PointsWriter:
     >>> path = Path(tempfile.mkdtemp(), "points.jsonl")
     >>> loop = Loop(lambda batch: StepInfo(float(batch)))
     >>> loop.hooks.attach(PointsWriter(path, trigger=EveryNSteps(2)))
-    >>> loop.run_epochs([4, 3, 2, 1], epochs=1)
+    >>> _ = loop.run_epochs([4, 3, 2, 1], epochs=1)
     >>> for point in load_points(path):
     ...     print(point)
     Point(step=2, metric='Train: batch_loss', type='loss', value=3.0)

@@ -57,7 +57,7 @@ class TensorBoard:
     >>> from fluxutils_py.training import Loop, StepInfo
     >>> loop = Loop(lambda batch: StepInfo(float(batch)))
     >>> loop.hooks.attach(TensorBoard(tempfile.mkdtemp(), trigger=2))
-    >>> loop.run_epochs([4, 3, 2, 1], epochs=1)
+    >>> _ = loop.run_epochs([4, 3, 2, 1], epochs=1)
     """
 
     name, priority = "TensorBoard", 60  # after all hooks that add to the record of an epoch

@@ -4,7 +4,7 @@ from fluxutils_py.reporting.tables import history_table
 from fluxutils_py.training.adapters import cb, cby
 from fluxutils_py.training.checkpointer import Checkpointer
 from fluxutils_py.training.crontab import CronTab
-from fluxutils_py.training.dataset import Map, ReadAhead, Take
+from fluxutils_py.training.dataset import Batch, Map, ReadAhead, Take
 from fluxutils_py.training.early_stopping import EarlyStopping
 from fluxutils_py.training.hooks import StopTraining
 from fluxutils_py.training.in_memory import InMemory
@@ -20,6 +20,7 @@ from fluxutils_py.training.weighted_loss import WeightedLoss
 
 __all__ = [
     "BaseTrainTask",
+    "Batch",
     "Checkpointer",
     "CronTab",
     "EarlyStopping",

@@ -41,7 +41,7 @@ class cb:
     >>> loop = Loop(lambda batch: StepInfo(2.0 * batch))
     >>> loop.hooks.attach(cb(lambda: print("a step")))
     >>> loop.hooks.attach(cby(lambda loss: print("its loss:", loss)))
-    >>> loop.run_epochs([1.5], 1)
+    >>> _ = loop.run_epochs([1.5], 1)
     a step
     its loss: 3.0
     """
@@ -259,7 +259,10 @@ def OnEnd(loop: Any, name: str, priority: float, fn: LoopAndMetrics) -> None:
 
 
 def EveryNSteps(loop: Any, n: int, name: str, priority: float, fn: LoopAndMetrics) -> None:
-    """Call ``fn(loop, metrics)`` every ``n`` steps, counted from now."""
+    """Call ``fn(loop, metrics)`` every ``n`` steps, counted from now as in gomlx 0.9.
+
+    Later gomlx counts all steps of training, as ``OnStep`` does with ``trigger=EveryNSteps(n)``.
+    """
     OnStep(loop, name, priority, fn, EveryNStepsTrigger(n, relative=True))
 
 

@@ -158,8 +158,10 @@ class Checkpointer:
         self.tracked.update(things)
         return self
 
-    def save(self, loop: Any, **unused: Any) -> Path | None:
+    def save(self, loop: Any, metrics: Any = None, **unused: Any) -> Path | None:
         """Save all tracked objects and return the path. Also an action for hooks (``collective`` on several ranks).
+
+        As a hook it may be called with more, such as ``save(loop, metrics)`` of gomlx, which it leaves alone.
 
         ``loop`` is a :class:`Loop` or another object with ``step``, such as a :class:`TrainState`. Without a loop,
         rank 0 saves its state only, and the other ranks return None.
@@ -196,6 +198,11 @@ class Checkpointer:
         numbers = {} if info is None else {"batch_loss": info.batch_loss, **info.metrics}
         metrics = {k: v for k, v in numbers.items() if v is None or isinstance(v, int | float)}
         return self.write(state, loop.step, metrics=metrics, trainable=trainable, others=others)
+
+    def load(self, comm: Any = "auto") -> None:
+        """Do what :meth:`restore` does, and raise FileNotFoundError if there is no checkpoint."""
+        if not self.restore(comm):
+            raise FileNotFoundError(f"there is no checkpoint in {self.dir}; restore() starts afresh then")
 
     def restore(self, comm: Any = "auto") -> bool:
         """Restore the newest checkpoint (on several ranks, the newest that rank 0 sees). Return False if there is none.

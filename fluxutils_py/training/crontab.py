@@ -47,7 +47,7 @@ class CronTab:
     >>> cron = CronTab().schedule(lambda loop: print("at", loop.step), name="show", step_interval=2, at_step=1)
     >>> loop = Loop(lambda batch: StepInfo(float(batch)))
     >>> loop.hooks.attach(cron)
-    >>> loop.run_epochs([3, 2, 1, 0], epochs=1)
+    >>> _ = loop.run_epochs([3, 2, 1, 0], epochs=1)
     at 1
     at 2
     at 4

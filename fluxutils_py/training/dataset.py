@@ -184,7 +184,8 @@ class Take(_DerivedDataset):
 class Map(_DerivedDataset):
     """Dataset with ``fn`` applied to each batch of another; ``fn`` returns a :class:`Minibatch` or its parts.
 
-    With ``workers`` above 0, ``fn`` runs ahead in that many threads; the order of the batches stays the same.
+    With ``workers`` above 0, ``fn`` runs ahead in that many threads; the order of the batches stays the same. With
+    ``ordered=False`` a batch comes as soon as it is ready; such a pass cannot be resumed in its middle.
 
     Examples
     --------
@@ -193,31 +194,108 @@ class Map(_DerivedDataset):
     """
 
     def __init__(
-        self, source: Any, fn: Callable[[Minibatch], Any], *, workers: int = 0, name: str | None = None
+        self,
+        source: Any,
+        fn: Callable[[Minibatch], Any],
+        *,
+        workers: int = 0,
+        ordered: bool = True,
+        name: str | None = None,
     ) -> None:
         super().__init__(source, name)
-        self.fn, self.workers = fn, check_integer("workers", workers, 0)
+        self.fn, self.workers, self.ordered = fn, check_integer("workers", workers, 0), ordered
 
     def skip(self, n: int) -> Iterator[Minibatch]:
+        if n and self.workers and not self.ordered:
+            raise DataError(
+                f"dataset {self.name!r} yields batches as they become ready: which {n} were seen before is unknown; "
+                "set ordered=True to resume a pass"
+            )
+        return self._mapped(n)
+
+    def _mapped(self, n: int) -> Iterator[Minibatch]:
         rest = iterate_from(self.source, n)
         if not self.workers:
             yield from map(self._apply_fn, rest)
             return
-        with BackgroundDataLoader.map(self._apply_fn, rest, n=2 * self.workers, workers=self.workers) as ahead:
+        n_ahead = 2 * self.workers
+        with BackgroundDataLoader.map(
+            self._apply_fn, rest, n=n_ahead, workers=self.workers, ordered=self.ordered
+        ) as ahead:
             yield from ahead
 
     def _apply_fn(self, batch: Minibatch) -> Minibatch:
         return as_minibatch(self.fn(batch), batch.kind)
 
 
-class ReadAhead(_DerivedDataset):
-    """Dataset that reads another in a background thread, up to ``n`` batches ahead."""
+class Batch(_DerivedDataset):
+    """Dataset of batches of ``batchsize`` items of another, whose items are single examples.
 
-    def __init__(self, source: Any, n: int = 1, name: str | None = None) -> None:
+    Parameters
+    ----------
+    source : dataset
+    batchsize : int
+    stack : bool
+        False: items are batches already, joined along their first axis, so that a batch holds more of them.
+    drop_last : bool
+        Drop a smaller last batch.
+    name : str, optional
+
+    Raises
+    ------
+    DataError
+        In a pass, if items of a batch have weights or differ in their kind.
+
+    Notes
+    -----
+    Source: ``Batch`` of gomlx ``data``.
+
+    Examples
+    --------
+    >>> examples = [(torch.tensor([i]), torch.tensor(i)) for i in range(5)]
+    >>> [batch.y.tolist() for batch in Batch(examples, 2)]
+    [[0, 1], [2, 3], [4]]
+    """
+
+    def __init__(
+        self, source: Any, batchsize: int, *, stack: bool = True, drop_last: bool = False, name: str | None = None
+    ) -> None:
         super().__init__(source, name)
-        self.n = check_integer("n", n, 1)
+        self.batchsize, self.stack, self.drop_last = check_integer("batchsize", batchsize, 1), stack, drop_last
+
+    def __len__(self) -> int:
+        n = super().__len__()
+        return n // self.batchsize if self.drop_last else -(-n // self.batchsize)
+
+    def skip(self, n: int) -> Iterator[Minibatch]:
+        rest = iterate_from(self.source, n * self.batchsize)
+        while items := list(islice(rest, self.batchsize)):
+            if len(items) == self.batchsize or not self.drop_last:
+                yield self._joined(items)
+
+    def _joined(self, items: list[Minibatch]) -> Minibatch:
+        first = items[0]
+        if any(item.weight is not None or item.kind != first.kind for item in items):
+            raise DataError(f"items of dataset {self.name!r} must be of one kind and without weights to make a batch")
+        join = torch.stack if self.stack else torch.cat
+        inputs, labels = (
+            tuple(join([torch.as_tensor(v) for v in values]) for values in zip(*parts, strict=True))
+            for parts in ([item.inputs for item in items], [item.labels for item in items])
+        )
+        return replace(first, inputs=inputs, labels=labels)
+
+
+class ReadAhead(_DerivedDataset):
+    """Dataset that reads another in a background thread, up to ``n`` batches ahead; on a device, if you name one."""
+
+    def __init__(self, source: Any, n: int = 1, name: str | None = None, *, device: Any = None) -> None:
+        super().__init__(source, name)
+        self.n, self.device = check_integer("n", n, 1), device
 
     def skip(self, n: int) -> Iterator[Minibatch]:
         rest = iterate_from(self.source, n)
-        with BackgroundDataLoader(lambda: next(rest), self.n, workers=1) as ahead:
+        with BackgroundDataLoader(lambda: self._moved(next(rest)), self.n, workers=1) as ahead:
             yield from ahead
+
+    def _moved(self, batch: Minibatch) -> Minibatch:
+        return batch if self.device is None else batch.to(self.device)

@@ -13,6 +13,7 @@ from fluxutils_py.nn.losses import Loss
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.best_model import BestModel, copy_state
 from fluxutils_py.training.loop import Loop
+from fluxutils_py.training.make_optimizer import begin_schedule
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.window_step import evaluate_windows
 
@@ -54,13 +55,26 @@ class Schedule:
         When to step it. A step is an optimizer step: with ``accumulate``, several minibatches.
     updates : callable, optional
         Returns the number of optimizer steps so far; by default ``loop.step``.
+    accumulate : int
+        Minibatches of an optimizer step.
     """
 
     name, priority = "learning-rate schedule", -20
 
-    def __init__(self, scheduler: Any, every: str = "epoch", updates: Callable[[], int] | None = None) -> None:
-        self.scheduler, self.every, self.updates = scheduler, every, updates
+    def __init__(
+        self, scheduler: Any, every: str = "epoch", updates: Callable[[], int] | None = None, accumulate: int = 1
+    ) -> None:
+        self.scheduler, self.every, self.updates, self.accumulate = scheduler, every, updates, accumulate
         self._followed = 0
+
+    def on_start(self, loop: Loop) -> None:
+        """Tell a schedule that depends on it the length of the run."""
+        n_left = None
+        if self.every == "step" and loop.end_step is not None:
+            n_left = -(-(loop.end_step - loop.step) // self.accumulate)
+        elif self.every == "epoch" and loop.n_epochs is not None:
+            n_left = loop.start_epoch + loop.n_epochs - loop.epoch
+        begin_schedule(self.scheduler, n_left)
 
     def on_step(self, loop: Loop) -> None:
         made = loop.step if self.updates is None else self.updates()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, islice
 from typing import Any
 
@@ -86,8 +86,10 @@ class InMemory:
             raise ShapeError(f"{self.n} examples make no batch of {self.batchsize}; set drop_last=False")
 
     @classmethod
-    def from_dataset(cls, dataset: Iterable[Any], **settings: Any) -> InMemory:
+    def from_dataset(cls, dataset: Iterable[Any], *, batched: bool = True, **settings: Any) -> InMemory:
         """Store one pass over a finite dataset in memory; ``settings`` are parameters of :class:`InMemory`.
+
+        ``batched`` says whether an item of the dataset is a batch of examples, or else one example.
 
         Raises
         ------
@@ -102,8 +104,9 @@ class InMemory:
                 f"dataset {data.name!r} must have batches of one kind, without weights, to be kept in memory; it has "
                 f"{len(batches)} batches"
             )
+        join = torch.cat if batched else torch.stack
         inputs, labels = (
-            tuple(torch.cat([torch.as_tensor(v) for v in values]) for values in zip(*parts, strict=True))
+            tuple(join([torch.as_tensor(v) for v in values]) for values in zip(*parts, strict=True))
             for parts in ([b.inputs for b in batches], [b.labels for b in batches])
         )
         return cls(inputs, labels, **{"kind": batches[0].kind, "name": data.name, **settings})
@@ -148,7 +151,9 @@ class InMemory:
         self._began = state["began"]
 
 
-def normalization(dataset: Iterable[Any], index: int = 0) -> tuple[Tensor, Tensor]:
+def normalization(
+    dataset: Iterable[Any], index: int = 0, independent_axes: Sequence[int] = (-1,)
+) -> tuple[Tensor, Tensor]:
     """Return the mean and standard deviation of each feature of an input over a finite dataset.
 
     Parameters
@@ -157,16 +162,18 @@ def normalization(dataset: Iterable[Any], index: int = 0) -> tuple[Tensor, Tenso
         Anything that :func:`as_dataset` takes; it is read once.
     index : int
         Index of the input.
+    independent_axes : sequence of int
+        Axes that have a mean of their own at each place: by default the last, of features. ``()``: one mean for all.
 
     Returns
     -------
-    mean, std : Tensor of shape (F,), float64
-        Over all axes but the last. The standard deviation of a constant feature is set to 1, so you can divide by
-        it.
+    mean, std : Tensor, float64
+        Of the sizes of the independent axes, in the order of the axes. The standard deviation of a constant feature is
+        set to 1, so you can divide by it.
 
     Notes
     -----
-    Source: ``Normalization`` of gomlx ``data``.
+    Source: ``Normalization`` of gomlx ``data``, which keeps the other axes with size 1, and a deviation of 0.
 
     Examples
     --------
@@ -177,7 +184,9 @@ def normalization(dataset: Iterable[Any], index: int = 0) -> tuple[Tensor, Tenso
     mean, square = torch.zeros(()), torch.zeros(())
     for batch in data:
         x = torch.as_tensor(batch.inputs[index]).double()
-        x = x.reshape(-1, x.shape[-1])
+        kept = sorted(range(x.dim())[axis] for axis in independent_axes)
+        sizes = [x.shape[axis] for axis in kept]
+        x = x.movedim(kept, list(range(-len(kept), 0))).reshape(-1, *sizes)
         n += len(x)
         delta = x.mean(0) - mean  # Chan et al. (1979) merge parts without cancellation
         mean = mean + delta * len(x) / n

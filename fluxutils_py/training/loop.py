@@ -72,7 +72,7 @@ class Loop:
     state : TrainState
         Step, model and optimizer.
     batches : iterable or None
-        The batches of the run.
+        The batches of the run, from its start hooks on.
     n_epochs, steps_per_epoch : int or None
         Number of epochs of the run and of steps per epoch, if known.
     train_step_durations : array of float
@@ -81,7 +81,7 @@ class Loop:
     shared_data : dict
         Values that hooks share with each other.
     rank : int
-        Index of this rank. Hooks run on all ranks; let only rank 0 write files or print.
+        Hooks run on all ranks; let only rank 0 write files or print.
 
     Raises
     ------
@@ -97,7 +97,7 @@ class Loop:
     >>> from fluxutils_py.training import EveryNSteps
     >>> loop = Loop(lambda batch: StepInfo(float(batch)))
     >>> loop.on_step("print", lambda loop: print(loop.step, loop.batch_loss), trigger=EveryNSteps(2))
-    >>> loop.run_epochs([4, 3, 2], epochs=2)
+    >>> _ = loop.run_epochs([4, 3, 2], epochs=2)
     2 3.0
     4 4.0
     6 2.0
@@ -130,6 +130,7 @@ class Loop:
         self.steps_per_epoch: int | None = None
         self.train_step_durations = array("d")
         self.shared_data: dict[str, Any] = {}
+        self.batches: Any = None
         self._progress = EpochProgress()
         self._running = self._in_epoch_hooks = False
         self._resuming = False  # whether the next run continues an interrupted one
@@ -179,10 +180,6 @@ class Loop:
         return TrainState(self.step, self.model, self.optimizer) if state is None else state  # type: ignore[arg-type]
 
     @property
-    def batches(self) -> Any:
-        return self._progress.batches
-
-    @property
     def epoch_step(self) -> int:
         return self._progress.step
 
@@ -197,12 +194,12 @@ class Loop:
 
     # -- runs ----------------------------------------------------------------------------------------
 
-    def run_epochs(self, batches: Iterable[Any], epochs: int) -> None:
-        """Train for ``epochs`` passes over ``batches``. If the run is stopped, the unfinished epoch is recorded too.
+    def run_epochs(self, batches: Iterable[Any], epochs: int) -> Mapping[str, Any]:
+        """Train for ``epochs`` passes over ``batches``; return the metrics of the last step.
 
-        If :meth:`run_steps` left an epoch over the same batches unfinished, the run finishes it and counts it as the
-        first. A run resumed from a checkpoint counts its completed epochs too. After each epoch the loop calls
-        ``batches.reset()`` if it exists.
+        If the run is stopped, the unfinished epoch is recorded too. If :meth:`run_steps` left an epoch over the same
+        batches unfinished, the run finishes it and counts it as the first. A run resumed from a checkpoint counts its
+        completed epochs too. After each epoch the loop calls ``batches.reset()`` if it exists.
 
         Raises
         ------
@@ -214,7 +211,7 @@ class Loop:
                 f"the batches are a {type(batches).__name__}, which can be iterated over only once, not in "
                 f"{epochs} epochs; give a list, or an object that can be iterated over again"
             )
-        self._begin_run(resume=True)
+        self._begin_run(batches, resume=True)
         self.n_epochs, self.steps_per_epoch = epochs, known_length(batches)
         end_epoch = self.start_epoch + epochs
         if self.steps_per_epoch is not None:
@@ -226,28 +223,29 @@ class Loop:
                     mean = (self.step - self.epoch_step - self.start_step) / (self.epoch - self.start_epoch)
                     self.end_step = self.start_step + round(mean * epochs)
                 self._run_epoch(batches)
+        return self.metrics
 
-    def run_steps(self, batches: Iterable[Any], n: int) -> None:
-        """Take ``n`` more steps, counted from now even after a restore. No epoch ends.
+    def run_steps(self, batches: Iterable[Any], n: int) -> Mapping[str, Any]:
+        """Take ``n`` more steps, counted from now even after a restore; return the metrics. No epoch ends.
 
-        A later run over the same ``batches`` continues after the last step. ``n = 0`` does nothing.
+        A later run over the same ``batches`` continues after the last step. ``n = 0`` does nothing
+        and returns no metrics.
 
         Raises
         ------
         DataError
             If there are fewer than ``n`` batches left. The next run starts again at the first batch.
         """
-        if n != 0:
-            self._begin_run(resume=False)
-            self._run_until(batches, self.step + n)
+        return self._run_until(batches, self.step + n, resume=False) if n else {}
 
-    def run_to_step(self, batches: Iterable[Any], step: int) -> None:
+    def run_to_step(self, batches: Iterable[Any], step: int) -> Mapping[str, Any]:
         """Take steps until ``loop.step`` is ``step``, as :meth:`run_steps` does. Continue a restored run."""
-        if step > self.step or self._resuming:
-            self._begin_run(resume=True)
-            self._run_until(batches, step)
+        if step <= self.step and not self._resuming:
+            return {}
+        return self._run_until(batches, step, resume=True)
 
-    def _run_until(self, batches: Iterable[Any], step: int) -> None:
+    def _run_until(self, batches: Iterable[Any], step: int, resume: bool) -> Mapping[str, Any]:
+        self._begin_run(batches, resume)
         self.n_epochs = self.steps_per_epoch = None
         self.end_step, first = step, self.step
         with self._run_hooks():
@@ -260,8 +258,10 @@ class Loop:
                         "run_epochs to go through them again"
                     )
                 )
+        return self.metrics
 
-    def _begin_run(self, resume: bool) -> None:
+    def _begin_run(self, batches: Any, resume: bool) -> None:
+        self.batches = batches
         self.ranks.clear_stop()
         if self._resuming and resume:
             if self._stop_requested:

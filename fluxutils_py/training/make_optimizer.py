@@ -70,6 +70,13 @@ def make_scheduler(scheduler: Callable[[Any], Any], optimizer: torch.optim.Optim
     return made
 
 
+def begin_schedule(scheduler: Any, n_left: int | None) -> None:
+    """Tell a scheduler with ``begin_run``, such as that of ``cosine(cycles=1)``, how many of its steps are left."""
+    begin = getattr(scheduler, "begin_run", None)
+    if begin is not None:
+        begin(n_left)
+
+
 def adamw(params: Any, lr: float = 1e-3, **settings: Any) -> torch.optim.Optimizer:
     """Return AdamW, fused if torch supports it for the device and type."""
     try:

@@ -113,6 +113,26 @@ def begins_series(batch: Any, stateful: bool = False) -> bool:
     return first if isinstance(first, bool) else not stateful
 
 
+def require_parts(batch: Minibatch) -> None:
+    """Raise DataError or ValueError unless a batch has all parts that a model needs."""
+    index = batch.index
+    if index is not None and (index.n_overlap or index.next_start is not None or not index.has_loss):
+        raise DataError("windows with overlap or burn_in need a WindowStep, which an Estimator trains with")
+    if not batch.inputs:
+        raise ValueError("the batch has no inputs; a model needs at least one")
+    if any(v is None for v in (*batch.inputs, *batch.labels)):
+        raise ValueError("an input or label of the batch is None; leave it out, and give such batches another kind")
+
+
+def require_same_arity(batch: Minibatch, sizes: tuple[int, int], earlier: tuple[int, int]) -> None:
+    """Raise ValueError if a batch has other numbers of inputs and labels than earlier batches of its kind."""
+    if sizes != earlier:
+        raise ValueError(
+            f"kind {batch.kind!r} came with {earlier[0]} inputs and {earlier[1]} labels before, now with "
+            f"{sizes[0]} and {sizes[1]}; give batches of another kind another name"
+        )
+
+
 def as_tuple(value: Any) -> tuple[Any, ...]:
     """Return a tuple or list as a tuple, anything else as a tuple of one."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)

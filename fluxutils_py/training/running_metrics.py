@@ -8,10 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn.losses import require_equal_shapes
+from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.nn.losses import needs_equal_shapes, require_equal_shapes
+from fluxutils_py.training.element_weights import takes_weights, target_and_weight, weights_differ
 
-__all__ = ["EMAMetric", "MeanMetric", "binary_accuracy", "binary_logits_accuracy", "sparse_categorical_accuracy"]
+__all__ = [
+    "EMAMetric",
+    "MeanMetric",
+    "binary_accuracy",
+    "binary_logits_accuracy",
+    "sparse_categorical_accuracy",
+]
 
 Measure = Callable[..., Any]  # takes a prediction and a target, or the arguments of update(); returns a number
 
@@ -23,7 +30,8 @@ class MeanMetric:
     ----------
     measure : callable, optional
         ``measure(prediction, target)`` returns a number, or a tensor whose mean is taken. None: :meth:`update` takes
-        the number itself.
+        the number itself. With weights of the elements it must return one value for each of them, or have an argument
+        ``weights`` and return their weighted mean, as :func:`binary_accuracy` does.
     name, short_name : str, optional
         By default the name of the measure.
     metric_type : str
@@ -60,10 +68,60 @@ class MeanMetric:
         """Forget all steps."""
         self.sum = self.weight = 0.0
 
-    def update(self, *values: Any, weight: float = 1.0) -> None:
-        """Add one step, a mean over ``weight`` data. A step of weight 0 has no effect, whatever its value."""
-        if weight:
-            self.add(self.measured(*values), float(weight))
+    def update(self, *values: Any, weight: float | Tensor = 1.0) -> None:
+        """Add one step, a mean over ``weight`` data. A step of weight 0 has no effect, whatever its value.
+
+        A tensor holds the weights of the elements, and the value is their weighted mean; elements of weight 0 may be
+        NaN.
+
+        Raises
+        ------
+        DataError
+            If elements weigh differently, and the measure returns a mean.
+        """
+        value, total = self.weighed(*values, weight=weight)
+        if total:
+            self.add(value, total)
+
+    def weighed(self, *values: Any, weight: float | Tensor = 1.0) -> tuple[float, float]:
+        """Return the value of the measure and the weight of the step, without adding it."""
+        if len(values) == 2:
+            values, weight = self.without_extras(values, weight)
+        if isinstance(weight, Tensor):
+            return self._weighted_mean(values, weight)
+        return (self.measured(*values), float(weight)) if weight else (0.0, 0.0)
+
+    def without_extras(self, values: Any, weight: float | Tensor) -> tuple[Any, float | Tensor]:
+        """Move weights and mask from the labels to the weight, for measures that take one label."""
+        if not isinstance(values[0], Tensor) or not isinstance(values[1], tuple | list):
+            return values, weight
+        if not (takes_weights(self.measure) or needs_equal_shapes(self.measure)):
+            return values, weight
+        target, among_labels = target_and_weight(values[1])
+        if among_labels is None:
+            return (values[0], target), weight
+        each = among_labels.double()
+        return (values[0], target), each * weight if isinstance(weight, Tensor) else each
+
+    @torch.no_grad()
+    def _weighted_mean(self, values: Sequence[Any], weight: Tensor) -> tuple[float, float]:
+        total = float(weight.double().sum())
+        if not total:
+            return 0.0, 0.0
+        if self.measure is None or not weights_differ(weight):
+            return self.measured(*values), total
+        if takes_weights(self.measure):
+            return _as_number(self.measure(*values, weights=weight)), total
+        require_equal_shapes(self.measure, *values[:2])
+        each = self.measure(*values)
+        if not isinstance(each, Tensor) or each.ndim == 0:
+            raise DataError(
+                f"the batch has weights, but metric {self.name!r} is a mean already: give it a measure that is not "
+                'reduced, such as nn.MSELoss(reduction="none"), or one with an argument weights'
+            )
+        weight = weight.double().expand_as(each)
+        total = float(weight.sum())
+        return float(torch.where(weight != 0, each.double() * weight, 0).sum()) / total, total
 
     @torch.no_grad()
     def measured(self, *values: Any) -> float:
@@ -204,21 +262,27 @@ def weighted_mean(loss: Any, weight: float | Tensor | None) -> Tensor:
 # -- measures ------------------------------------------------------------------------------------------
 
 
-def binary_accuracy(prediction: Tensor, target: Tensor) -> Tensor:
+def binary_accuracy(
+    prediction: Tensor, target: Tensor, weights: Tensor | None = None, mask: Tensor | None = None
+) -> Tensor:
     """Share of probabilities on the side of their label, 0 or 1. Exactly 0.5 is a miss, as in gomlx.
+
+    ``weights`` and ``mask`` are those of :func:`sparse_categorical_accuracy`.
 
     >>> binary_accuracy(torch.tensor([0.9, 0.6, 0.5, 0.1]), torch.tensor([1, 0, 1, 0])).item()
     0.5
     """
-    return binary_logits_accuracy(prediction - 0.5, target)
+    return binary_logits_accuracy(prediction - 0.5, target, weights, mask)
 
 
-def binary_logits_accuracy(prediction: Tensor, target: Tensor) -> Tensor:
+def binary_logits_accuracy(
+    prediction: Tensor, target: Tensor, weights: Tensor | None = None, mask: Tensor | None = None
+) -> Tensor:
     """Accuracy of logits, see :func:`binary_accuracy`; a logit of exactly 0 is a miss."""
     if prediction.squeeze().shape != target.squeeze().shape:
         raise ShapeError(f"predictions {tuple(prediction.shape)} and labels {tuple(target.shape)} differ in shape")
     target = target.reshape(prediction.shape)  # (B,) with (B, 1), as gomlx
-    return torch.where(target > 0.5, prediction > 0, prediction < 0).double().mean()
+    return _share_of(torch.where(target > 0.5, prediction > 0, prediction < 0), weights, mask)
 
 
 def sparse_categorical_accuracy(
@@ -235,12 +299,20 @@ def sparse_categorical_accuracy(
     mask : Tensor of bool, optional
         Labels where it is False do not count.
     """
-    target = target.reshape(prediction.shape[:-1]).long()
-    score = prediction.gather(-1, target.unsqueeze(-1))
-    right = ((prediction >= score).sum(-1) == 1).double()
-    counts = torch.ones_like(right) if weights is None else weights.reshape(right.shape).double()
-    if mask is not None:
-        counts = counts * mask.reshape(right.shape)
+    target = target.reshape(prediction.shape[:-1])
+    if target.is_floating_point():  # labels that do not count may be NaN
+        target = target.nan_to_num(0.0)
+    score = prediction.gather(-1, target.long().unsqueeze(-1))
+    return _share_of((prediction >= score).sum(-1) == 1, weights, mask)
+
+
+def _share_of(right: Tensor, weights: Tensor | None, mask: Tensor | None) -> Tensor:
+    """Return the weighted share of the labels that are right."""
+    counts = torch.ones(right.shape, dtype=torch.float64, device=right.device)
+    for factor in (weights, mask):
+        if factor is not None:
+            same = factor.numel() == right.numel()
+            counts = counts * (factor.reshape(right.shape) if same else factor.expand_as(right))
     return (right * counts).sum() / counts.sum()
 
 

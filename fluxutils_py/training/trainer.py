@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.errors import DataError
 from fluxutils_py.nn.losses import require_equal_shapes
 from fluxutils_py.nn.precision import as_float32
 from fluxutils_py.nn.states import evaluating, reset, restore, snapshot
@@ -19,10 +18,26 @@ from fluxutils_py.parallel import Threads
 from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.dataset import as_dataset
+from fluxutils_py.training.element_weights import require_weighable, update_metric
 from fluxutils_py.training.executors import Executor, Executors, Mode, kind_key
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
-from fluxutils_py.training.make_optimizer import make_optimizer, make_scheduler
-from fluxutils_py.training.minibatch import Minibatch, as_minibatch, begins_series
+from fluxutils_py.training.make_optimizer import begin_schedule, make_optimizer, make_scheduler
+from fluxutils_py.training.metrics_of_batch import (
+    add_up_ranks,
+    add_weighed,
+    is_mean,
+    target_for_metrics,
+    update_from_batch,
+    weigh_metrics,
+)
+from fluxutils_py.training.minibatch import (
+    Minibatch,
+    as_minibatch,
+    begins_series,
+    require_parts,
+    require_same_arity,
+)
+from fluxutils_py.training.nonfinite_batch import find_nonfinite
 from fluxutils_py.training.resharding import require_shared_batches, reshard_rows, state_of_rank
 from fluxutils_py.training.running_metrics import (
     EMAMetric,
@@ -55,10 +70,9 @@ class Trainer:
     opt : torch.optim.Optimizer, or a class or callable that makes one from the parameters, optional
         None: evaluation only.
     train_metrics, eval_metrics : sequence of metrics
-        Updated with predictions and labels; see :class:`MeanMetric`. For training, use moving averages.
+        Updated with predictions, labels and weights; see :class:`MeanMetric`. For training, use moving averages.
     comm, batches, clip, accumulate, precision
-        See :class:`GradientStep`. With several ranks, a :class:`MeanMetric` covers all ranks; other metrics cover
-        this rank's part only.
+        See :class:`GradientStep`. With several ranks, a :class:`MeanMetric` covers all of them; others only their own.
     n_jobs : int or None
         Number of threads, which divide each batch as ranks do, to the same result; see :class:`Estimator`.
     axis : int
@@ -90,7 +104,8 @@ class Trainer:
     Raises
     ------
     FloatingPointError
-        In a training step, if the loss or the gradient is NaN or infinite. The step leaves the parameters unchanged.
+        In a training step, if the loss or the gradient is NaN or infinite, with the module that gave it first. The
+        step leaves the parameters unchanged.
     ShapeError
         In a step, if a torch criterion gets a prediction and a label of different shapes.
     ValueError
@@ -102,7 +117,6 @@ class Trainer:
     Notes
     -----
     :meth:`eval` preserves the state of recurrent layers and the mode of every module.
-
     Source: ``Trainer`` of gomlx ``train``, whose loss functions take labels first, and which calls kinds specs.
 
     Examples
@@ -112,7 +126,7 @@ class Trainer:
     >>> data = InMemory(x, x.sum(1, keepdim=True), batchsize=8)
     >>> trainer = Trainer(nn.Linear(3, 1), nn.MSELoss(), torch.optim.Adam)
     >>> before = trainer.eval(data)["loss"]
-    >>> Loop(trainer).run_epochs(data, 20)
+    >>> _ = Loop(trainer).run_epochs(data, 20)
     >>> trainer.eval(data)["loss"] < before
     True
     """
@@ -158,7 +172,8 @@ class Trainer:
         self._executors = Executors(model, max_kinds, takes_kind, compile)
         self._arity: dict[tuple[Any, Mode], tuple[int, int]] = {}
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
-        self._means = [m for m in train_metrics if isinstance(m, MeanMetric)]
+        self._means = [m for m in train_metrics if is_mean(m)]
+        self._others = [m for m in train_metrics if not is_mean(m)]
         self._batches = batches
         self._threads, compute = Threads(n_threads(n_jobs)), self._compute_loss  # type: Any, Any
         shard = partial(Minibatch.shard, axis=axis)
@@ -179,8 +194,9 @@ class Trainer:
             accumulate=accumulate,
             precision=precision,
             reduction=reduction,
-            n_numbers=len(self._means) + (loss_fn is not None),
+            n_numbers=2 * len(self._means) + (loss_fn is not None),
             stateful=stateful,
+            describe=lambda batch: find_nonfinite(self.model, batch, stateful, takes_kind, self._step.autocast),
             defer=False,  # metrics need the loss
         )
         self.ranks = self._step.ranks
@@ -224,7 +240,7 @@ class Trainer:
         if not self.model.training:
             self.model.train()
         before = self._step.n_updates
-        self._predicted: dict[int, tuple[Any, Any]] = {}  # by thread
+        self._predicted: dict[int, tuple[Any, Any, Any]] = {}  # by thread
         with self._threads:
             info = self._step(None if batch is None else self.ranks.guard(as_minibatch, batch))
         if info is None or info.batch_loss is None:
@@ -240,10 +256,12 @@ class Trainer:
         with collected_losses():
             prediction = tree_map(as_float32, executors(batch.kind, Mode.TRAIN)(batch.inputs))
             total, own = self._total_loss(prediction, batch)
-        self._predicted[thread] = prediction, label = detached(prediction), batch.y
-        numbers = [] if own is None else [own]
-        numbers += [metric.measured(prediction, label) for metric in self._means]
-        return BatchLoss(total, n_elements(prediction, batch.weight), numbers=numbers)
+        n, prediction = n_elements(prediction, batch.weight), detached(prediction)
+        target, weight = target_for_metrics(self.loss_fn, batch)
+        require_weighable(self._others, weight)
+        self._predicted[thread] = prediction, target, weight
+        numbers = [*([] if own is None else [own]), *weigh_metrics(self._means, self.loss_fn, prediction, batch)]
+        return BatchLoss(total, n, numbers=numbers)
 
     def _finish_step(self, info: StepInfo, updated: bool) -> None:
         if updated:
@@ -257,14 +275,12 @@ class Trainer:
         own = (info.batch_loss, info.batch_loss, *(numbers[:1] if self.loss_fn is not None else ()))
         for metric, value in zip(self.train_metrics, own, strict=False):
             metric.add(value, info.n_live)
-        for metric, value in zip(self._means, numbers[self.loss_fn is not None :], strict=True):
-            metric.add(value, info.n_live)
-        others = [m for m in self.train_metrics[self._n_own[0] :] if not isinstance(m, MeanMetric)]
-        if self._predicted and others:
+        add_weighed(self._means, numbers[self.loss_fn is not None :], info.n_live)
+        if self._predicted and self._others:
             parts = [self._predicted[i] for i in sorted(self._predicted)]
-            predicted = [join_parts(v, self.axis) for v in zip(*parts, strict=True)]
-            for metric in others:
-                metric.update(*predicted)
+            prediction, target, weight = (join_parts(v, self.axis) for v in zip(*parts, strict=True))
+            for metric in self._others:
+                update_metric(metric, prediction, target, weight)
 
     def reset_train_metrics(self) -> None:
         """Reset the training metrics."""
@@ -276,6 +292,7 @@ class Trainer:
         self._threads.__enter__()
         if loop.step == loop.start_step:
             self.reset_train_metrics()
+        begin_schedule(self.scheduler, loop.end_step and -(-(loop.end_step - loop.step) // self._step.accumulate))
 
     def on_close(self, loop: Any) -> None:
         """End a run, even after an error: stop the threads."""
@@ -313,10 +330,7 @@ class Trainer:
                 n_batches += 1
         if self._batches == "per_rank" and not self.ranks.is_single:
             n_batches = sum(self.ranks.allgather(n_batches))
-            for metric in self.eval_metrics:
-                if type(metric) is MeanMetric:
-                    states = self.ranks.allgather(metric.state_dict())
-                    metric.load_state_dict({name: sum(state[name] for state in states) for name in states[0]})
+            add_up_ranks(self.eval_metrics, self.ranks)
         if not n_batches:
             raise ValueError(f"dataset {data.name!r} has no batches: nothing to evaluate")
         return compute_all(self.eval_metrics)
@@ -328,31 +342,21 @@ class Trainer:
         with collected_losses(), self._step.autocast:
             prediction = tree_map(as_float32, self._executors(batch.kind, Mode.EVAL)(batch.inputs))
             total, own = self._total_loss(prediction, batch)
-        n, label = n_elements(prediction, batch.weight), batch.y
-        for metric, value in zip(self.eval_metrics[: self._n_own[1]], (total.item(), own), strict=False):
+        n, n_own = n_elements(prediction, batch.weight), self._n_own[1]
+        require_weighable(self.eval_metrics[n_own:], target_for_metrics(self.loss_fn, batch)[1])
+        for metric, value in zip(self.eval_metrics[:n_own], (total.item(), own), strict=False):
             metric.update(value, weight=n)
-        for metric in self.eval_metrics[self._n_own[1] :]:
-            metric.update(prediction, label, **({"weight": n} if isinstance(metric, MeanMetric) else {}))
+        for metric in self.eval_metrics[n_own:]:
+            update_from_batch(metric, self.loss_fn, prediction, batch)
         return compute_all(self.eval_metrics)
 
     # -- both ----------------------------------------------------------------------------------------
 
     def _check_batch(self, batch: Minibatch, mode: Mode) -> Minibatch:
         """Check a batch against its kind, and move it to the device of the model."""
-        index = batch.index
-        if index is not None and (index.n_overlap or index.next_start is not None or not index.has_loss):
-            raise DataError("windows with overlap or burn_in need a WindowStep, which an Estimator trains with")
-        if not batch.inputs:
-            raise ValueError("the batch has no inputs; a model needs at least one")
-        if any(v is None for v in (*batch.inputs, *batch.labels)):
-            raise ValueError("an input or label of the batch is None; leave it out, and give such batches another kind")
+        require_parts(batch)
         sizes, key = (len(batch.inputs), len(batch.labels)), (kind_key(batch.kind), mode)
-        earlier = self._arity.setdefault(key, sizes)
-        if sizes != earlier:
-            raise ValueError(
-                f"kind {batch.kind!r} came with {earlier[0]} inputs and {earlier[1]} labels before, now with "
-                f"{sizes[0]} and {sizes[1]}; give batches of another kind another name"
-            )
+        require_same_arity(batch, sizes, self._arity.setdefault(key, sizes))
         first = next(self.model.parameters(), None)
         return batch if first is None or first.device.type == "cpu" else batch.to(first.device)
 

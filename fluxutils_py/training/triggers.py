@@ -215,9 +215,16 @@ class NTimes(Trigger):
             return False
         if self.start_step != loop.start_step:  # another run
             self.start_step, self.count = loop.start_step, 0
+        if loop.step == end_step and not self._is_estimate(loop):
+            return True  # as a step, so that loop_step is that of the last step
         n_steps, before = end_step - loop.start_step, self.count
         self.count = max(before, min((loop.step - loop.start_step) * self.n // n_steps, self.n - 1))
         return self.count > before
+
+    @staticmethod
+    def _is_estimate(loop: Any) -> bool:
+        """Return whether the end of the run is known from earlier epochs only."""
+        return getattr(loop, "n_epochs", None) is not None and getattr(loop, "steps_per_epoch", None) is None
 
 
 class Exponential(Trigger):

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.losses import require_equal_shapes, unreduced
+from fluxutils_py.training.element_weights import target_and_weight
 
 
 class WeightedLoss:
@@ -39,7 +40,8 @@ class WeightedLoss:
     -----
     The trainer takes the mean over **all** elements, masked ones included: a mask that is half False halves a constant
     loss. With the weights of a :class:`Minibatch` it divides by the number of nonzero weights instead. A float target
-    may be NaN where the mask is False or the weight 0; no gradient comes from there. Source: ``losses`` of gomlx.
+    may be NaN where the mask is False or the weight 0; no gradient comes from there. Metrics of the trainer get the
+    first label as target and take weighted means, divided by the sum of the weights. Source: ``losses`` of gomlx.
 
     Examples
     --------
@@ -56,9 +58,8 @@ class WeightedLoss:
         self.__name__ = getattr(loss, "__name__", None) or type(loss).__name__  # the name of a metric of it
 
     def __call__(self, prediction: Any, labels: Any) -> Tensor:
-        target, *extras = labels if isinstance(labels, tuple | list) else (labels,)
+        target, share = target_and_weight(labels)
         require_equal_shapes(self.loss, prediction, target)
-        share = _weights_times_mask(extras)
         if share is None:
             return unreduced(self.loss)(prediction, target)
         if target.is_floating_point() and target.shape == share.shape:
@@ -70,25 +71,3 @@ class WeightedLoss:
                 "value for each of its elements, and a loss that can do without reduction"
             )
         return torch.where(share != 0, each * share, 0)
-
-
-def _weights_times_mask(extras: list[Any]) -> Tensor | None:
-    """Return weight times mask, from the labels after the first."""
-    found: dict[str, Tensor] = {}
-    for extra in extras:
-        dtype = getattr(extra, "dtype", None)
-        kind = "mask" if dtype is torch.bool else "weights" if dtype is not None and dtype.is_floating_point else None
-        if kind is None or kind in found:
-            came = f"a second {kind}" if kind else str(dtype or type(extra).__name__)
-            raise DataError(
-                "labels after the first must be a mask (a tensor of bool) or weights (a tensor of floats), at most one "
-                f"of each; got {came}"
-            )
-        found[kind] = extra
-    shapes = {tuple(t.shape) for t in found.values()}
-    if len(shapes) > 1:
-        mask, weights = tuple(found["mask"].shape), tuple(found["weights"].shape)
-        raise ShapeError(f"the mask has shape {mask}, the weights have {weights}; give both the shape of the loss")
-    if "weights" not in found:
-        return found.get("mask")
-    return torch.where(found["mask"], found["weights"], 0) if "mask" in found else found["weights"]

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from fluxutils_py.training import Loop, StepInfo, StopTraining, cb, cby, history_table
+from fluxutils_py.training.adapters import NTimesDuringLoop, OnStart, PeriodicCallback
 
 
 def run(*callbacks, losses=(3.0, None, 1.0)):
@@ -76,3 +77,38 @@ def test_without_pandas_the_history_is_columns(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert history_table(HISTORY) == {"epoch": [1, 2], "loss": [0.5, 0.25], "lr": [None, 0.1]}
     assert history_table(run().history)["epoch"] == [1, 2]
+
+
+# -- gomlx ---------------------------------------------------------------------------------------------
+
+
+def number(batch):
+    return StepInfo(float(batch), metrics={"number": batch})
+
+
+def test_start_hooks_of_gomlx_get_the_dataset_of_each_run():
+    loop, found = Loop(number), []
+    OnStart(loop, "note", 0, lambda loop, dataset: found.append(dataset))
+    first, second = [1, 2], [3, 4, 5]
+    loop.run_epochs(first, 1)
+    loop.run_steps(second, 2)
+    loop.run_to_step(second, 5)
+    assert [id(d) for d in found] == [id(first), id(second), id(second)]
+
+
+def test_ntimes_counts_from_0_up_to_the_last_step_as_steps_do():
+    loop, seen = Loop(number), []
+    NTimesDuringLoop(loop, 4, "note", 0, lambda loop, metrics: seen.append((loop.loop_step, metrics["number"])))
+    loop.run_epochs([10, 11, 12, 13, 14, 15, 16], 1)
+    assert seen[-1] == (6, 16)
+    assert len(seen) == 4
+    seen.clear()
+    loop.run_steps(range(100, 200), 3)
+    assert [step for step, _ in seen] == [7, 8, 9]
+
+
+def test_periodic_callbacks_act_once_at_the_end_of_each_run():
+    loop, seen = Loop(number), []
+    PeriodicCallback(loop, 60.0, True, "note", 0, lambda loop, metrics: seen.append(loop.step), clock=lambda: 0.0)
+    loop.run_steps(range(5), 5)
+    assert seen == [5]

@@ -10,6 +10,7 @@ import signal
 import time
 from collections import Counter, OrderedDict
 from importlib.metadata import version
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -531,3 +532,15 @@ def test_a_full_disk_is_the_error_of_the_disk_and_the_old_checkpoint_stays(tmp_p
         signal.signal(signal.SIGXFSZ, handler)
     assert checkpoints.paths() == [old]
     assert checkpoints.restore()
+
+
+def test_load_restores_or_raises_where_there_is_none(tmp_path):
+    model = nn.Linear(2, 1)
+    saves = Checkpointer(tmp_path / "saves").track(model=model)
+    with pytest.raises(FileNotFoundError, match="saves"):
+        saves.load()
+    saved = model.weight.detach().clone()
+    saves.save(SimpleNamespace(step=3), {"loss": 1.0})  # as a hook of gomlx is called
+    nn.init.zeros_(model.weight)
+    saves.load()
+    assert torch.equal(model.weight, saved)

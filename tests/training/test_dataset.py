@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.training import InMemory, Map, ReadAhead, Take
+from fluxutils_py.training import Batch, InMemory, Map, ReadAhead, Take
 from fluxutils_py.training.dataset import Dataset, as_dataset
 from fluxutils_py.training.minibatch import Minibatch, as_minibatch
 from fluxutils_py.training.tensor_batches import TensorBatches
@@ -207,3 +207,40 @@ def test_a_dataset_made_of_another_is_named_and_reset_with_it():
         data.load_state_dict(data.state_dict())
     assert noted.resets == 3
     assert Take(noted, 1, name="one").name == "one"
+
+
+def test_examples_become_batches_of_any_item():
+    examples = [(torch.tensor([i, -i]), torch.tensor(i)) for i in range(7)]
+    data = Batch(examples, 3)
+    assert len(data) == 3
+    assert [batch.y.tolist() for batch in data] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert [tuple(batch.x.shape) for batch in data.skip(1)] == [(3, 2), (1, 2)]
+    assert [batch.y.tolist() for batch in Batch(examples, 3, drop_last=True)] == [[0, 1, 2], [3, 4, 5]]
+    assert len(Batch(examples, 3, drop_last=True)) == 2
+    joined = Batch([torch.ones(2, 1), torch.ones(3, 1)], 2, stack=False)
+    assert [tuple(batch.x.shape) for batch in joined] == [(5, 1)]
+    with pytest.raises(DataError, match="weights"):
+        list(Batch([(torch.ones(1), torch.ones(1), torch.ones(1))], 2))
+
+
+def test_an_unordered_map_yields_what_is_ready_first():
+    first_may_end = threading.Event()
+
+    def load(batch):
+        if batch.x == 0:
+            assert first_may_end.wait(60)
+        return batch
+
+    data, found = Map(range(4), load, workers=2, ordered=False), []
+    for batch in data:
+        found.append(batch.x)
+        first_may_end.set()
+    assert found[0] == 1
+    assert sorted(found) == [0, 1, 2, 3]
+    with pytest.raises(DataError, match="ordered"):
+        data.skip(2)
+
+
+def test_read_ahead_moves_batches_to_a_device():
+    (batch,) = ReadAhead([torch.ones(2)], device="meta")
+    assert batch.x.device.type == "meta"

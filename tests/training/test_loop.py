@@ -404,3 +404,12 @@ def test_steps_go_on_where_an_iterator_stands():
         *[("start", 2), ("step", 3), ("step", 4), ("step", 5), ("end", 5), ("close", 5)],
     ]
     assert (loop.epoch, loop.history) == (0, [])
+
+
+def test_a_run_returns_the_metrics_of_its_last_step():
+    loop = Loop(lambda batch: StepInfo(float(batch), metrics={"twice": 2 * batch}))
+    assert loop.run_steps([1, 2, 3, 4], 3) == {"twice": 6}
+    assert loop.run_to_step([5, 6], 5) == {"twice": 12}
+    assert loop.run_to_step([5, 6], 5) == {}
+    assert loop.run_steps([1], 0) == {}
+    assert loop.run_epochs([7], 2) == {"twice": 14}

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fluxutils_py.errors import DataError
 from fluxutils_py.training.running_metrics import (
     EMAMetric,
     MeanMetric,
@@ -109,3 +110,57 @@ def test_accuracy_over_classes_with_weights_and_mask():
     assert sparse_categorical_accuracy(tensors[0], tensors[1][..., None]).item() == pytest.approx(right.mean())
     expected = np.average(right, weights=weights * mask)
     assert sparse_categorical_accuracy(*tensors).item() == pytest.approx(expected)
+
+
+# -- weights of the elements ---------------------------------------------------------------------------
+
+ROWS = [(0, 9.0, 0.5), (4, 1.0, 2.0), (7, -3.0, 0.0), (2, 5.0, 1.5), (1, 1.0, 0.25)]  # prediction, target, weight
+
+
+def columns(dtype=torch.float64):
+    return [torch.tensor(c, dtype=dtype).unsqueeze(1) for c in zip(*ROWS, strict=True)]
+
+
+@pytest.mark.parametrize("cls", [MeanMetric, EMAMetric])
+def test_a_metric_of_elements_is_their_weighted_mean_and_weight_0_may_be_nan(cls):
+    prediction, target, weight = columns()
+    each = ((prediction - target) ** 2).numpy()
+    target[2] = torch.nan
+    metric = cls(torch.nn.MSELoss(reduction="none"), "mse")
+    metric.update(prediction, target, weight=weight)
+    assert metric.compute() == pytest.approx(np.average(each, weights=weight.numpy()))
+
+
+def test_batches_of_a_weighted_metric_add_up_to_the_weighted_mean_of_all():
+    prediction, target, weight = columns()
+    metric = MeanMetric(torch.nn.L1Loss(reduction="none"), "mae")
+    for part in slice(0, 2), slice(2, 3), slice(3, 5):
+        metric.update(prediction[part], target[part], weight=weight[part])
+    assert metric.compute() == pytest.approx(np.average(abs(prediction - target), weights=weight))
+
+
+def test_a_mean_with_different_weights_is_an_error_with_equal_ones_a_mean():
+    prediction, target, weight = columns()
+    metric = MeanMetric(torch.nn.MSELoss(), "mse")
+    with pytest.raises(DataError, match=r"mse.*mean already"):
+        metric.update(prediction, target, weight=weight)
+    metric.update(prediction, target, weight=torch.full_like(weight, 0.3))
+    assert metric.compute() == pytest.approx(float(((prediction - target) ** 2).mean()))
+
+
+@pytest.mark.parametrize("measure", [binary_accuracy, binary_logits_accuracy])
+def test_accuracies_take_weights_and_mask_as_arguments_or_among_the_labels(measure):
+    prediction = torch.tensor([0.9, 0.8, 0.2, -0.3])
+    target, weights = torch.tensor([1.0, 0.0, 1.0, torch.nan]), torch.tensor([3.0, 2.0, 4.0, 5.0])
+    mask = torch.tensor([True, True, True, False])
+    right = [1, 0, measure is binary_logits_accuracy, 0]
+    expected = np.average(right, weights=[3, 2, 4, 0])
+    assert measure(prediction, target, weights, mask).item() == pytest.approx(expected)
+    metric = MeanMetric(measure, "accuracy")
+    metric.update(prediction, (target, weights, mask))
+    assert metric.compute() == pytest.approx(expected)
+
+
+def test_nan_labels_that_do_not_count_leave_the_accuracy_of_classes_alone():
+    scores, labels = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0]]), torch.tensor([1.0, 1.0, torch.nan])
+    assert sparse_categorical_accuracy(scores, labels, mask=torch.tensor([True, True, False])).item() == 0.5

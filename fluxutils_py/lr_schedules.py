@@ -1,0 +1,126 @@
+"""Schedules of the learning rate: a cosine that may know the length of the run, and the inverse square root."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from fluxutils_py.validation import check_integer
+
+
+def cosine(
+    period: int | None = None, min_lr: float = 0.0, factor: int = 1, *, cycles: int | None = None, warm_up: int = 0
+) -> functools.partial[Any]:
+    """Let learning rates fall along a cosine to ``min_lr``, then restart.
+
+    Pass it as ``scheduler`` of a spec or a trainer, or call it with an optimizer: ``cosine(100)(optimizer)``.
+
+    Parameters
+    ----------
+    period : int, optional
+        Steps from one restart to the next; each period is ``factor`` times as long as the one before.
+    min_lr : float
+    factor : int
+    cycles : int, optional
+        In place of ``period``: number of periods in the run, whose length the trainer or estimator tells the schedule.
+    warm_up : int
+        Steps before the first period, in which rates rise from ``min_lr`` in a line.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If not exactly one of ``period`` and ``cycles`` is given, or one is no positive integer. When a run begins, if
+        there are ``cycles`` and the length of the run is unknown.
+
+    Notes
+    -----
+    Source: ``CosineSchedule`` of gomlx.
+
+    Examples
+    --------
+    >>> optimizer = torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=1.0)
+    >>> cosine(10)(optimizer).get_last_lr()
+    [1.0]
+    """
+    if isinstance(period, Optimizer):
+        raise TypeError("cosine takes numbers and returns a function of the optimizer: cosine(100)(optimizer)")
+    if (period is None) == (cycles is None):
+        raise ValueError(f"give either period, in steps, or cycles of the run; got period={period}, cycles={cycles}")
+    check_integer("warm_up", warm_up, 0)
+    if cycles is None:
+        period = check_integer("period", period, 1)
+        if not warm_up:
+            return functools.partial(
+                torch.optim.lr_scheduler.CosineAnnealingWarmRestarts, T_0=period, T_mult=factor, eta_min=min_lr
+            )
+    else:
+        check_integer("cycles", cycles, 1)
+    if factor != 1:
+        raise ValueError(f"periods of different lengths (factor={factor}) go with neither cycles nor warm_up")
+    return functools.partial(CosineSchedule, period=period, cycles=cycles, min_lr=min_lr, warm_up=warm_up)
+
+
+class CosineSchedule(torch.optim.lr_scheduler.LRScheduler):
+    """The schedule that :func:`cosine` makes for ``cycles`` or ``warm_up``."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        period: int | None = None,
+        cycles: int | None = None,
+        min_lr: float = 0.0,
+        warm_up: int = 0,
+    ) -> None:
+        self.period, self.cycles, self.min_lr, self.warm_up = period, cycles, min_lr, warm_up
+        self.end: int | None = None
+        super().__init__(optimizer)
+
+    def begin_run(self, n_left: int | None) -> None:
+        """Note the steps that are left in the run, from which ``cycles`` give the period."""
+        if self.cycles is None:
+            return
+        if n_left is None:
+            raise ValueError(
+                f"cosine(cycles={self.cycles}) needs the length of the run, which data without a length do not tell: "
+                "give cosine a period, or run a number of steps"
+            )
+        self.end = self.last_epoch + n_left
+        for group, lr in zip(self.optimizer.param_groups, self.get_lr(), strict=True):
+            group["lr"] = lr
+        self._last_lr = self.get_lr()
+
+    def get_lr(self) -> list[Any]:
+        """Return the rates for the next step."""
+        share = self._share_of_rise()
+        return [self.min_lr + share * (lr - self.min_lr) for lr in self.base_lrs]
+
+    def _share_of_rise(self) -> float:
+        """Return how much of the way from the lowest to the highest rate the next step has."""
+        step = self.last_epoch - self.warm_up
+        if step < 0:
+            return self.last_epoch / self.warm_up
+        period: float | None = self.period
+        if self.cycles is not None:
+            if self.end is None:
+                return 1.0
+            if self.last_epoch >= self.end:
+                return 0.0
+            period = (self.end - self.warm_up) / self.cycles
+        assert period is not None
+        return (1 + math.cos(math.pi * (step / period % 1))) / 2
+
+
+def inverse_sqrt(optimizer: Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+    """Divide the learning rate by the square root of the step, counted from 1. Source: SGD of gomlx.
+
+    Pass it as ``scheduler`` of a spec with ``schedule_every="step"``, or call it with an optimizer.
+    """
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, _inverse_sqrt)
+
+
+def _inverse_sqrt(done: int) -> float:
+    return (done + 1) ** -0.5
