@@ -1,7 +1,8 @@
-"""The tables of the pages for users of other systems: every row's call runs, with what its module offers.
+"""The tables of the pages for users of other systems: every row's call gives what the other system gives.
 
 A row is ``| name there | `call` | `module` | what differs |``. Its call sees what the page's programs above it
-define, and beside that only names of its module: both the call and the place of its name are as the page says.
+define, and beside that only names of its module: both the call and the place of its name are as the page says. The
+values are checked by ``tests/migration``: a row without a check there fails.
 """
 
 import ast
@@ -13,8 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.migration import Checks
+
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.glob("from_*.md"))
+WITHOUT_CHECKS = {"from_bobbin", "from_fluxutils_jl", "from_praytools_jl"}  # pages whose rows only run
 PROGRAM_OR_ROW = re.compile(r"^```python\n(?P<program>.*?)^```|^\|(?P<row> [^\n]*)\|$", re.DOTALL | re.MULTILINE)
 
 
@@ -43,6 +47,23 @@ def rows_of(page):
     return rows
 
 
+def checks_of(page):
+    """The checks of the rows of a page, by their calls."""
+    if page.stem in WITHOUT_CHECKS:
+        return Checks()
+    return importlib.import_module(f"tests.migration.{page.stem}").checks
+
+
+def run_call(row, names):
+    """Run a row's call; return the value of its last statement if that is an expression."""
+    code = ast.parse("\n" * (row.number - 1) + row.call)
+    last = code.body.pop() if isinstance(code.body[-1], ast.Expr) else None
+    exec(compile(code, row.page.name, "exec"), names)
+    if last is None:
+        return None
+    return eval(compile(ast.Expression(last.value), row.page.name, "eval"), names)
+
+
 ROWS = [row for page in PAGES for row in rows_of(page)]
 
 
@@ -62,7 +83,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.page.stem}-{row.number}")
-def test_the_call_of_a_row_runs(row, folder, monkeypatch):
+def test_the_call_of_a_row_gives_what_the_other_system_gives(row, folder, monkeypatch):
     monkeypatch.chdir(folder)
     names = dict(defined(row.page, row.programs, folder))
     module = importlib.import_module(row.module)
@@ -75,7 +96,18 @@ def test_the_call_of_a_row_runs(row, folder, monkeypatch):
         offered or any(value is thing for value in (*known, *classes) for thing in (module, *vars(module).values()))
     ):
         pytest.fail(f"{row.module} offers nothing of {row.call}")
-    exec(compile("\n" * row.number + row.call, row.page.name, "exec"), names | offered)
+    check = checks_of(row.page).get(row.call)
+    if check is None and row.page.stem not in WITHOUT_CHECKS:
+        pytest.fail(f"tests/migration/{row.page.stem}.py does not check the value of {row.call}")
+    after = names | offered
+    value = run_call(row, after)
+    if check is not None:
+        check(after, value)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_check_belongs_to_a_row(page):
+    assert set(checks_of(page)) <= {row.call for row in ROWS if row.page == page}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

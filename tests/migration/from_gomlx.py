@@ -1,0 +1,5 @@
+"""What gomlx gives for the rows of ``docs/from_gomlx.md``."""
+
+from tests.migration import Checks
+
+checks = Checks()
