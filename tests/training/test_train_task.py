@@ -492,5 +492,7 @@ def test_a_log_writer_without_step_info_logs_the_step(caplog):
 @pytest.mark.parametrize("as_keyword", [False, True])
 def test_example_arguments_may_be_arrays(as_keyword):
     x = np.zeros((5, 3), "float32")
-    task = Squares(lambda: nn.LazyLinear(2), **({"example_kwargs": {"input": x}} if as_keyword else {"example_args": (x,)}))
+    task = Squares(
+        lambda: nn.LazyLinear(2), **({"example_kwargs": {"input": x}} if as_keyword else {"example_args": (x,)})
+    )
     assert task.initialize_train_state(0, torch.optim.SGD).params["weight"].shape == (2, 3)
