@@ -12,6 +12,7 @@ from torch import Tensor
 from fluxutils_py.evaluation.eval_task import EvalTask
 from fluxutils_py.evaluation.results import EvalResults
 from fluxutils_py.nn.parameters import module_of
+from fluxutils_py.reporting.writers import with_torch_names
 from fluxutils_py.training.minibatch import as_minibatch
 from fluxutils_py.training.running_metrics import MeanMetric, n_elements
 from fluxutils_py.tree import tree_map
@@ -53,7 +54,7 @@ class Means(EvalResults):
 
     def write_to_tensorboard(self, state: Any, writer: Any) -> None:
         for name, mean in self.means.items():
-            writer.add_scalar(name, mean, state.step)
+            with_torch_names(writer).add_scalar(name, mean, state.step)
 
 
 class MetricsEval(EvalTask):

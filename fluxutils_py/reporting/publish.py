@@ -22,6 +22,7 @@ from fluxutils_py.reporting.summaries import (
     publish_train_intermediates,
 )
 from fluxutils_py.reporting.tables import as_number
+from fluxutils_py.reporting.writers import with_torch_names
 from fluxutils_py.tree import summarize_shape, total_dimensionality
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ class PublishTrainingProgress:
         trigger: Any = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.writer, self.trigger, self.clock = writer, trigger, clock
+        self.writer, self.trigger, self.clock = with_torch_names(writer), trigger, clock
         self._last: tuple[int, float] | None = None
         self._collector: SummaryCollector | None = None
 
@@ -155,6 +156,7 @@ def publish_trainer_env_info(
         "trainer_argv": "\n".join(sys.argv),
         "process": f"rank {ranks.rank} of {ranks.size}, pid {os.getpid()} on {socket.gethostname()}",
     }
+    writer = with_torch_names(writer)
     for name, text in texts.items():
         writer.add_text(prefix + name, "\n".join(f"    {line}" for line in text.splitlines()), state.step)
         if also_do_logging:

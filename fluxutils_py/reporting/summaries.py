@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.reporting.writers import render_figure
+from fluxutils_py.reporting.writers import render_figure, with_torch_names
 from fluxutils_py.tree import named_leaves
 
 
@@ -39,7 +39,7 @@ class ScalarSummary(Summary):
     """
 
     def publish(self, writer: Any, tag: str, step: int) -> None:
-        writer.add_scalar(tag, self.value, step)
+        with_torch_names(writer).add_scalar(tag, self.value, step)
 
 
 class ImageSummary(Summary):
@@ -50,7 +50,7 @@ class ImageSummary(Summary):
         self.dataformats = "HWC"[: image.ndim] if dataformats is None else dataformats
 
     def publish(self, writer: Any, tag: str, step: int) -> None:
-        writer.add_image(tag, self.value, step, dataformats=self.dataformats)
+        with_torch_names(writer).add_image(tag, self.value, step, dataformats=self.dataformats)
 
 
 class MplImageSummary(ImageSummary):

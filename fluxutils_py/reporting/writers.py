@@ -131,6 +131,43 @@ class Writer:
         self.add_hparams(hparams, {}, run_name=".")
 
 
+class FlaxNames(Writer):
+    """Writer that passes calls on to one that has flax's method names only, such as ``scalar`` and ``text``."""
+
+    def __init__(self, writer: Any) -> None:
+        self.writer = writer
+
+    def _call(self, method: str, tag: Any, value: Any = None, step: Any = None, **options: Any) -> None:
+        name = {"add_tensor": "write"}.get(method, method.removeprefix("add_"))
+        if not hasattr(self.writer, name):
+            raise AttributeError(f"{type(self.writer).__name__} has neither {method} nor {name}")
+        if name == "image":
+            value = _channels_last(value, options.get("dataformats", "CHW"))
+        if isinstance(value, Tensor):
+            value = value.detach().cpu().numpy()
+        getattr(self.writer, name)(tag, value, step)
+
+    def flush(self) -> None:
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def with_torch_names(writer: Any) -> Any:
+    """Return a writer that has torch's method names: itself, or one around a writer with flax's names only."""
+    if hasattr(writer, "add_scalar") or not hasattr(writer, "scalar"):
+        return writer
+    return FlaxNames(writer)
+
+
+def _channels_last(image: Any, dataformats: str) -> Any:
+    """Return an image with axes (H, W, C)."""
+    image = image.detach().cpu().numpy() if isinstance(image, Tensor) else np.asarray(image)
+    image = image.transpose([dataformats.index(axis) for axis in "HWC" if axis in dataformats])
+    return image if "C" in dataformats else image[:, :, None]
+
+
 class NullSummaryWriter(Writer):
     """Writer that writes nothing, for ranks other than the first or to turn summaries off.
 

@@ -24,7 +24,7 @@ from fluxutils_py.training.sharding import shard
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.task_step import Seed, TaskStep, draw, generator
 from fluxutils_py.training.train_state import TrainState
-from fluxutils_py.tree import named_leaves
+from fluxutils_py.tree import as_tensor, named_leaves, tree_map
 
 Action = Callable[..., Any]
 
@@ -96,11 +96,14 @@ class BaseTrainTask:
         self,
         state: Any,
         *,
-        step_info: StepInfo,
+        step_info: StepInfo | None = None,
         logger: logging.Logger | None = None,
         loglevel: int = logging.INFO,
     ) -> None:
-        """Log the step and the loss."""
+        """Log the step and the loss; the step alone without ``step_info``."""
+        if step_info is None:
+            (logger or logging.getLogger(__name__)).log(loglevel, "@step=%d", state.step)
+            return
         loss = math.nan if step_info.loss is None else step_info.loss
         (logger or logging.getLogger(__name__)).log(loglevel, "@step=%d, loss=%f", state.step, loss)
 
@@ -144,7 +147,8 @@ class BaseTrainTask:
 
         def write_log(loop: Any, step_info: StepInfo | None = None, **_: Any) -> None:
             if is_main_process(loop):
-                self.write_trainer_log(loop, step_info=step_info or loop.step_info, logger=logger, loglevel=loglevel)
+                info = getattr(loop, "step_info", None) if step_info is None else step_info
+                self.write_trainer_log(loop, step_info=info, logger=logger, loglevel=loglevel)
 
         return write_log
 
@@ -174,7 +178,8 @@ class TrainTask(BaseTrainTask):
         A module is copied for each training, with its weights. A class or callable makes a new module, with weights
         drawn from the seed.
     example_args, example_kwargs : tuple, mapping
-        Arguments of one call before training, so that lazy layers infer their sizes; it changes nothing else.
+        Arguments of one call before training, so that lazy layers infer their sizes; it changes nothing else. NumPy
+        arrays become tensors.
     required_rngs : iterable of str
         Names of the generators that :meth:`get_rng_dict` returns.
 
@@ -266,7 +271,8 @@ class TrainTask(BaseTrainTask):
     def _call_once(self, model: nn.Module) -> None:
         with evaluating(model):  # keep the running means of batch normalisation
             reset(model)
-            model(*self.example_args, **self.example_kwargs)
+            args, kwargs = tree_map(_array_to_tensor, (self.example_args, self.example_kwargs))
+            model(*args, **kwargs)
 
     def _restore_state(self, state: TrainState, checkpoints: Checkpointer) -> None:
         path = checkpoints.latest()
@@ -284,3 +290,9 @@ class TrainTask(BaseTrainTask):
             except Exception as error:  # torch may raise any error
                 raise LoadError(f"{path} does not fit, its {name}: {error}") from error
         state.step = checkpoints.latest_step()
+
+
+def _array_to_tensor(value: Any) -> Any:
+    """Return a numeric array as a tensor, anything else as it is."""
+    tensor = as_tensor(value) if isinstance(value, np.ndarray) else None
+    return value if tensor is None else tensor

@@ -13,7 +13,15 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from fluxutils_py.reporting import NullSummaryWriter, SummaryWriter, ThreadedSummaryWriter
+from fluxutils_py.reporting import (
+    ImageSummary,
+    NullSummaryWriter,
+    PublishTrainingProgress,
+    SummaryWriter,
+    ThreadedSummaryWriter,
+    publish_trainer_env_info,
+)
+from fluxutils_py.training import StepInfo, TrainState
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = {
@@ -271,3 +279,32 @@ def test_a_relative_directory_is_that_of_the_time_when_the_writer_was_opened(tmp
         writer.add_scalar("loss", 0.5, 1)
     assert not list(second.iterdir())
     assert scalars(first / "runs") == {"loss": [(1, 0.5)]}
+
+
+class FlaxOnly:
+    """A writer with flax's names alone, which records its calls."""
+
+    def __init__(self):
+        self.calls = []
+
+    def scalar(self, tag, value, step):
+        self.calls.append((tag, float(value), step))
+
+    def text(self, tag, textdata, step):
+        self.calls.append((tag, textdata.strip(), step))
+
+    def image(self, tag, image, step, max_outputs=3):
+        self.calls.append((tag, image.tolist(), step))
+
+
+def test_a_writer_with_flax_names_alone_gets_numbers_texts_and_images():
+    writer, model = FlaxOnly(), torch.nn.Linear(3, 2)
+    state = TrainState(5, model, torch.optim.SGD(model.parameters()))
+    PublishTrainingProgress(writer)(state, step_info=StepInfo(0.25, metrics={"hits": 3}))
+    publish_trainer_env_info(writer, state, also_do_logging=False)
+    pixels = torch.arange(6.0).reshape(1, 2, 3)
+    ImageSummary(pixels, "CHW").publish(writer, "image", 7)
+    assert ("train/batch_loss", 0.25, 5) in writer.calls
+    assert ("train/hits", 3.0, 5) in writer.calls
+    assert ("trainer/diagnosis/total_num_params", "8", 5) in writer.calls
+    assert writer.calls[-1] == ("image", pixels.numpy().transpose(1, 2, 0).tolist(), 7)

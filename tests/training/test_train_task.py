@@ -474,3 +474,25 @@ def test_the_log_has_step_and_loss(caplog):
     assert [(r.name, r.getMessage()) for r in caplog.records][2:3] != []
     assert caplog.records[-1].name == "mine"
     assert caplog.records[-1].getMessage().startswith("@step=5, loss=")
+
+
+# -- as bobbin calls them ------------------------------------------------------------------------------
+
+
+def test_a_log_writer_without_step_info_logs_the_step(caplog):
+    task = Squares(nn.Linear(3, 1))
+    state = task.initialize_train_state(0, torch.optim.SGD)
+    state.step = 7
+    with caplog.at_level(logging.INFO):
+        task.make_log_writer()(state)
+        task.make_log_writer()(state, step_info=StepInfo(0.5))
+    assert [record.getMessage() for record in caplog.records] == ["@step=7", "@step=7, loss=0.500000"]
+
+
+@pytest.mark.parametrize("as_keyword", [False, True])
+def test_example_arguments_may_be_arrays(as_keyword):
+    x = np.zeros((5, 3), "float32")
+    task = Squares(
+        lambda: nn.LazyLinear(2), **({"example_kwargs": {"input": x}} if as_keyword else {"example_args": (x,)})
+    )
+    assert task.initialize_train_state(0, torch.optim.SGD).params["weight"].shape == (2, 3)
