@@ -72,6 +72,7 @@ def run_fit(
     """
     settings, resume = est._resolved_params(), resume and hasattr(est, "model_")
     with ranks_of_call(settings.comm, "fit", sharded) as ranks:
+        require_gradients("fit")
         warn_repeated_search(ranks)
         # copy the user's generators, so that they advance only once training has begun
         rng = copy.deepcopy(est._rng) if resume else make_generator(copy.deepcopy(settings.random_state))
@@ -96,12 +97,25 @@ def run_fit(
         run(est, training)
 
 
+def require_gradients(call: str) -> None:
+    """Raise RuntimeError if gradients are switched off around a call that computes them."""
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(f"{call} needs gradients, but runs in torch.inference_mode(); call it outside of that block")
+    if not torch.is_grad_enabled():
+        raise RuntimeError(
+            f"{call} needs gradients, but they are switched off by torch.no_grad() or torch.set_grad_enabled(False); "
+            "call it outside of that block, or after torch.set_grad_enabled(True)"
+        )
+
+
 def run_evaluate(
     est: Any, *data: Any, gradient: bool, sharded: bool = False, **arguments: Any
 ) -> float | tuple[float, Tensor]:
     """Run an epoch without updates; for the arguments see :func:`run_fit`."""
     settings = est._resolved_params()
     with ranks_of_call(settings.comm, "evaluate", sharded) as ranks:
+        if gradient:
+            require_gradients("evaluate(gradient=True)")
         check_is_fitted(est, "model_")
         model, schema = est.model_, est._input_schema()
         pool = SeriesPool(ranks if sharded else RankGroup())

@@ -1,5 +1,9 @@
 """A spec of any form may leave out what ``Spec()`` has a default for."""
 
+import collections
+import dataclasses
+import inspect
+import types
 from argparse import Namespace
 from collections import namedtuple
 from dataclasses import dataclass
@@ -7,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fluxutils_py import Estimator, Spec
+from fluxutils_py import Estimator, EstimatorClassifier, EstimatorRegressor, Spec
 from fluxutils_py.errors import SpecError
-from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.estimator.spec import ARGUMENTS, NAMES, read_spec
 
 
 @dataclass
@@ -76,3 +80,41 @@ def test_a_misspelt_name_is_an_error(spec, message):
 def test_numbers_are_pythons():
     found = read_spec({"epochs": np.int64(2), "clip": np.float32(0.5), "shuffle": np.True_, "rebatch": np.False_})
     assert [type(v) for v in (found.epochs, found.clip, found.shuffle, found.rebatch)] == [int, float, bool, bool]
+
+
+@pytest.mark.parametrize("field", ["scaling", "n_jobs", "device", "random_state", "verbose", "callbacks", "warm_start"])
+@pytest.mark.parametrize("form", ["dict", "namedtuple", "dataclass", "object"])
+def test_an_argument_of_the_estimator_in_a_spec_is_refused_with_its_place(field, form):
+    fields = {"epochs": 2, field: 1}
+    made = {
+        "dict": lambda: fields,
+        "namedtuple": lambda: collections.namedtuple("S", fields)(**fields),
+        "dataclass": lambda: dataclasses.make_dataclass("S", fields)(**fields),
+        "object": lambda: types.SimpleNamespace(**fields),
+    }[form]()
+    with pytest.raises(SpecError, match=rf"{field}.*Estimator\(\.\.\., {field}="):
+        read_spec(made)
+
+
+def test_a_learning_rate_in_a_spec_is_sent_to_the_optimizer():
+    with pytest.raises(SpecError, match=r"'lr'.*opt="):
+        read_spec({"epochs": 2, "lr": 0.1})
+
+
+def test_fields_that_are_none_or_nothing_of_ours_are_left_alone():
+    assert read_spec({"epochs": 2, "device": None, "project": "x"}) == Spec(epochs=2)
+
+
+def test_all_arguments_of_all_estimators_are_known():
+    arguments = set(inspect.signature(Estimator).parameters)
+    for cls in (EstimatorClassifier, EstimatorRegressor):
+        arguments |= set(inspect.signature(cls).parameters)
+    assert arguments - {"spec"} <= {*ARGUMENTS, *NAMES}
+
+
+def test_a_misspelt_argument_of_spec_is_named():
+    with pytest.raises(SpecError, match="'seq_size'.*'seqsize'"):
+        Spec(seq_size=3)
+    with pytest.raises(SpecError, match=r"'device'.*Estimator\("):
+        Spec(device="cpu")
+    assert list(inspect.signature(Spec).parameters) == NAMES
