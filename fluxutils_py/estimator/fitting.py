@@ -20,7 +20,7 @@ from fluxutils_py.estimator.building import build_model, build_optimizer, make_g
 from fluxutils_py.estimator.collectives import device_of_rank, ranks_of_call, require_same_fit, require_same_inputs
 from fluxutils_py.estimator.data_warnings import (
     warn_cut,
-    warn_single_step_frame,
+    warn_single_steps,
     warn_unlike_training,
     warn_unscaled,
 )
@@ -88,7 +88,7 @@ def run_fit(
         schema = est._input_schema(fitted=resume)
         prepared = prepare(settings, schema, *data, batchsize=size.whole, pool=pool, **arguments)
         training = assemble(prepared, ranks, rng, size, est if resume else None)
-        warn_single_step_frame(data[0], prepared.inputs, training.step.model)
+        warn_single_steps(data[0], prepared.inputs, training.step.model)
         if not resume and not ranks.rank:
             warn_unscaled(prepared.windows, training.step.model, data[1], getattr(est, "scale_target", None))
         if len(data) > 3 and data[3] is not None and not ranks.rank:  # validation_data
