@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator
+from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator, require_gradients
 from fluxutils_py.estimator.collectives import device_of_rank, ranks_of_call, require_same_fit, require_same_inputs
 from fluxutils_py.estimator.data_warnings import (
     warn_cut,
@@ -95,17 +95,6 @@ def run_fit(
             warn_unlike_training(prepared.windows, prepared.validation)
         require_same_fit(training)
         run(est, training)
-
-
-def require_gradients(call: str) -> None:
-    """Raise RuntimeError if gradients are switched off around a call that computes them."""
-    if torch.is_inference_mode_enabled():
-        raise RuntimeError(f"{call} needs gradients, but runs in torch.inference_mode(); call it outside of that block")
-    if not torch.is_grad_enabled():
-        raise RuntimeError(
-            f"{call} needs gradients, but they are switched off by torch.no_grad() or torch.set_grad_enabled(False); "
-            "call it outside of that block, or after torch.set_grad_enabled(True)"
-        )
 
 
 def run_evaluate(

@@ -95,7 +95,7 @@ class Spec:
     490-501: their k1 is ``seqsize``, their k2 ``seqsize + overlap``.
     """
 
-    epochs: int = 10
+    epochs: int = 100
     batchsize: int = 256
     seqsize: int | None = None
     shuffle: bool = False

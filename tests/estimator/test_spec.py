@@ -113,8 +113,14 @@ def test_all_arguments_of_all_estimators_are_known():
 
 
 def test_a_misspelt_argument_of_spec_is_named():
-    with pytest.raises(SpecError, match="'seq_size'.*'seqsize'"):
+    with pytest.raises(SpecError, match=r"'seq_size'.*'seqsize'"):
         Spec(seq_size=3)
     with pytest.raises(SpecError, match=r"'device'.*Estimator\("):
         Spec(device="cpu")
     assert list(inspect.signature(Spec).parameters) == NAMES
+
+
+@pytest.mark.parametrize("spec", [None, Spec(), {"batchsize": 16}, {"seqsize": None}])
+def test_epochs_have_one_default_wherever_they_are_left_out(spec):
+    x = np.random.default_rng(0).normal(size=(1, 3, 2)).astype("float32")
+    assert Estimator(spec=spec).fit(x, x).n_iter_ == 100
