@@ -59,8 +59,9 @@ def _say_flattened(matrix: np.ndarray) -> str | None:
     n_steps = flattened_steps(matrix)
     if n_steps is None:
         return None
+    n_columns = matrix.shape[1]
     return (
-        f"the {matrix.shape[1]} columns of this matrix are those of samples(x), {matrix.shape[1] // n_steps} features at "
+        f"the {n_columns} columns of this matrix are those of samples(x), {n_columns // n_steps} features at "
         f"{n_steps} steps, that another tool made a matrix of; each row is taken for a series of one step. Set "
         f"n_timesteps={n_steps}, as with SequenceRegressor(n_timesteps={n_steps}), so that it is cut into steps again"
     )

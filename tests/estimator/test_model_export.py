@@ -24,7 +24,7 @@ from fluxutils_py import (
     WinsorScaler,
     samples,
 )
-from fluxutils_py.errors import ExportError
+from fluxutils_py.errors import ExportError, ShapeError
 from fluxutils_py.estimator import model_export
 from fluxutils_py.estimator.model_export import _compare_labels, check_export, export
 from fluxutils_py.exporting import read_metadata
