@@ -107,7 +107,7 @@ def follow_each_other(matrix: np.ndarray) -> bool:
         near = _usual_square(change)
         far = np.mean([_usual_square(ranks[k:] - ranks[:-k]) for k in FURTHER])
         n_columns += 1
-        n_alike += near < ALIKE * far
+        n_alike += bool(near < ALIKE * far)
     return n_alike > 0 and 2 * n_alike >= n_columns
 
 

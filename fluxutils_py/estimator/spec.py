@@ -32,7 +32,7 @@ def names_what_was_meant(cls: type[Any]) -> type[Any]:
                 raise SpecError(f"{cls.__name__} has no field {field!r}{_place(field) or meant}")
         plain(self, *args, **fields)
 
-    cls.__init__ = init  # type: ignore[misc]
+    cls.__init__ = init
     return cls
 
 
