@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Self
 
@@ -17,6 +19,29 @@ from fluxutils_py.data.indexing import Index, compose_index, contiguous_runs, pa
 from fluxutils_py.data.lazy import Function, LazyArray, as_picklable, preserve_features, select
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.validation import check_integer
+
+
+@dataclass(frozen=True)
+class Flattened:
+    """What is kept of a :func:`samples` view that was read as a matrix: its shape, and two columns."""
+
+    columns: int
+    steps: int
+    ends: np.ndarray  # (N, 2): the first and the last column
+
+
+RECENT: deque[Flattened] = deque(maxlen=8)
+
+
+def flattened_steps(matrix: np.ndarray) -> int | None:
+    """Return T if the first row of a matrix is one of a ``samples`` view that was lately flattened; else None."""
+    if not len(matrix):
+        return None
+    ends = matrix[0, [0, -1]].astype(np.float64)
+    for seen in reversed(RECENT):
+        if seen.columns == matrix.shape[1] and (seen.ends == ends).all(1).any():
+            return seen.steps
+    return None
 
 
 class SequenceView(DuckArray):
@@ -158,6 +183,13 @@ class SamplesView(SequenceView):
     """One row per series: (N, F * T), column ``f * T + t``."""
 
     axis = 1
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        matrix = super().__array__(dtype, copy)
+        n_steps = self.array.shape[2]
+        if n_steps > 1 and matrix.size and matrix.dtype.kind in "iuf":
+            RECENT.append(Flattened(matrix.shape[1], n_steps, matrix[:, [0, -1]].astype(np.float64)))
+        return matrix
 
 
 class TimestepsView(SequenceView):

@@ -215,3 +215,14 @@ def _required_arguments(f: Callable[..., Any]) -> set[str]:
         return set()
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {p.name for p in parameters if p.default is p.empty and p.kind not in variable}
+
+
+def require_gradients(call: str) -> None:
+    """Raise RuntimeError if gradients are switched off around a call that computes them."""
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(f"{call} needs gradients, but runs in torch.inference_mode(); call it outside of that block")
+    if not torch.is_grad_enabled():
+        raise RuntimeError(
+            f"{call} needs gradients, but they are switched off by torch.no_grad() or torch.set_grad_enabled(False); "
+            "call it outside of that block, or after torch.set_grad_enabled(True)"
+        )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.sequence_windows import SequenceWindows
-from fluxutils_py.data.views import SequenceView
+from fluxutils_py.data.views import SequenceView, flattened_steps
 from fluxutils_py.errors import DataError, SingleStepWarning
 from fluxutils_py.estimator.inputs import Inputs, is_native
 from fluxutils_py.nn import Recur
@@ -27,31 +27,94 @@ FAR = 30  # standard deviations between means of those
 FEW = 5  # values, of which fewer may be alike by chance
 CONSTANT = 1e-6  # share of the size of a feature, up to which it varies by rounding only
 AS_INPUT = "scale it, as with make_pipeline(SequenceScaler(), estimator)"
+FEW_ROWS = 60  # below which rows are alike by chance
+MANY_COLUMNS = 64  # of which those before tell enough
+DISTINCT = 10  # values of a column that can tell whether rows follow each other
+FURTHER = (4, 5, 6, 7)  # rows further, with which neighbours are compared
+ALIKE = 0.5  # squared distance of neighbours over that of rows further apart; 1 for independent rows, 0.2 for a walk
 LOOKED_AT = 4, 1000  # series and steps
 NORMALIZE = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Embedding, nn.modules.batchnorm._NormBase)
 MANY = 1000  # rows; a larger frame probably holds steps in time
 TIMES = ("date", "datetime", "day", "hour", "month", "period", "step", "t", "time", "timestamp", "week", "year")
 
 
-def warn_single_step_frame(x: Any, inputs: Inputs, model: nn.Module) -> None:
-    """Warn if a recurrent model is fitted on a data frame whose rows look like steps in time.
+def warn_single_steps(x: Any, inputs: Inputs, model: nn.Module) -> None:
+    """Warn if a model of sequences is fitted on a matrix whose rows look like something else than single steps.
 
-    Such a frame (pandas or polars) has an index of dates, or one named like time (``TIMES``), or at least ``MANY``
-    rows. Arrays never cause a warning.
+    They may be series that another tool flattened, or follow each other in time: in a data frame (pandas or polars)
+    with an index of dates, or one named like time (``TIMES``), or of at least ``MANY`` rows; in any matrix whose values
+    are alike from row to row (:func:`follow_each_other`).
     """
-    if inputs.form != "rows" or inputs.T > 1 or not hasattr(x, "columns"):
+    if inputs.form != "rows" or inputs.T > 1:
         return
-    why = _looks_like_time(x) or (f"has {len(x)} rows" if len(x) >= MANY else None)
-    if why is None or not any(isinstance(m, Recur) for m in model.modules()):
+    if not any(isinstance(m, Recur) or hasattr(m, "takes_windows") for m in model.modules()):
         return
-    warnings.warn(
-        f"x is a data frame that {why}, but each of its rows is taken for a series of one step: the model carries "
-        "nothing from row to row. If the rows are the steps of one series, fit on timesteps(x.to_numpy().T[:, None]) "
-        "and y; if of several, make an array (F, N, T) of them, and fit on that, on samples(x) or on timesteps(x); if "
-        "they are independent, fit on x.to_numpy()",
-        SingleStepWarning,
-        stacklevel=_levels_to_caller(),
+    matrix = np.asarray(inputs.series[0].array)[:, :, 0].T
+    message = _say_flattened(matrix) or _say_time(x, matrix, model)
+    if message is not None:
+        warnings.warn(message, SingleStepWarning, stacklevel=_levels_to_caller())
+
+
+def _say_flattened(matrix: np.ndarray) -> str | None:
+    n_steps = flattened_steps(matrix)
+    if n_steps is None:
+        return None
+    n_columns = matrix.shape[1]
+    return (
+        f"the {n_columns} columns of this matrix are those of samples(x), {n_columns // n_steps} features at "
+        f"{n_steps} steps, that another tool made a matrix of; each row is taken for a series of one step. Set "
+        f"n_timesteps={n_steps}, as with SequenceRegressor(n_timesteps={n_steps}), so that it is cut into steps again"
     )
+
+
+def _say_time(x: Any, matrix: np.ndarray, model: nn.Module) -> str | None:
+    if not any(isinstance(m, Recur) for m in model.modules()):
+        return None
+    is_frame = hasattr(x, "columns")
+    why = _looks_like_time(x) if is_frame else None
+    if why is None and is_frame and len(x) >= MANY:
+        why = f"has {len(x)} rows"
+    if why is None and follow_each_other(matrix):
+        why = f"has {len(matrix)} rows with values that change little from row to row, as in time"
+    if why is None:
+        return None
+    what, values = ("a data frame", "x.to_numpy()") if is_frame else ("a matrix", "x")
+    apart = f"fit on {values}" if is_frame else "shuffle them, or ignore this warning"
+    return (
+        f"x is {what} that {why}, but each of its rows is taken for a series of one step: the model carries "
+        f"nothing from row to row. If the rows are the steps of one series, fit on timesteps({values}.T[:, None]) "
+        "and y; if of several, make an array (F, N, T) of them, and fit on that, on samples(x) or on timesteps(x); if "
+        f"they are independent, {apart}"
+    )
+
+
+def follow_each_other(matrix: np.ndarray) -> bool:
+    """Whether the rows look like steps in time: in at least half of the columns, values next to each other are alike.
+
+    Neighbours are compared with values a few rows further, not with all: rows sorted by class are alike over long
+    distances, but no more to their neighbours than to the others of their class. Columns that only rise or only fall
+    do not count: tables are often sorted by one. Ranks stand for values, so that outliers have no say.
+    """
+    matrix = matrix[: LOOKED_AT[1]]
+    if len(matrix) < FEW_ROWS:
+        return False
+    n_columns = n_alike = 0
+    for column in matrix.T[:MANY_COLUMNS]:
+        values, ranks = np.unique(column, return_inverse=True)
+        change = np.diff(ranks)
+        if len(values) < DISTINCT or (change >= 0).all() or (change <= 0).all():
+            continue
+        near = _usual_square(change)
+        far = np.mean([_usual_square(ranks[k:] - ranks[:-k]) for k in FURTHER])
+        n_columns += 1
+        n_alike += bool(near < ALIKE * far)
+    return n_alike > 0 and 2 * n_alike >= n_columns
+
+
+def _usual_square(changes: np.ndarray) -> float:
+    """Return the mean square of the smaller changes: those from one class to the next are the largest."""
+    squares = np.sort(np.square(changes, dtype=np.float64))
+    return float(squares[: len(squares) * 3 // 4].mean())
 
 
 def warn_cut(model: nn.Module, steps: Sequence[Tensor], overlap: int, seqsize: int) -> None:

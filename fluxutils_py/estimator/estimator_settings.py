@@ -57,7 +57,7 @@ class Settings:
         """Return the settings of an estimator; ``own`` replaces its arguments of these names."""
         arguments = {f.name: getattr(est, f.name) for f in fields(cls) if hasattr(est, f.name)} | own
         if arguments.get("spec") is None:
-            arguments["spec"] = Spec(epochs=100)
+            arguments["spec"] = Spec()
         model = arguments.get("model")
         if arguments.get("opt") is None and (model is None or getattr(model, "func", None) is default_model):
             arguments["opt"] = partial(adamw, lr=0.01)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator
+from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator, require_gradients
 from fluxutils_py.estimator.collectives import (
     device_of_rank,
     ranks_of_call,
@@ -26,7 +26,7 @@ from fluxutils_py.estimator.collectives import (
 )
 from fluxutils_py.estimator.data_warnings import (
     warn_cut,
-    warn_single_step_frame,
+    warn_single_steps,
     warn_unlike_training,
     warn_unscaled,
 )
@@ -79,6 +79,7 @@ def run_fit(
     settings, continues = est._resolved_params(), resume
     resume = resume and hasattr(est, "model_")
     with ranks_of_call(settings.comm, "fit", sharded) as ranks:
+        require_gradients("fit")
         warn_repeated_search(ranks)
         callbacks = as_callbacks(settings.callbacks)
         require_same_start(ranks, "partial_fit" if continues else "fit", callbacks)
@@ -96,7 +97,7 @@ def run_fit(
         schema = est._input_schema(fitted=resume)
         prepared = prepare(settings, schema, *data, batchsize=size.whole, pool=pool, **arguments)
         training = assemble(prepared, ranks, rng, size, est if resume else None)
-        warn_single_step_frame(data[0], prepared.inputs, training.step.model)
+        warn_single_steps(data[0], prepared.inputs, training.step.model)
         if not resume and not ranks.rank:
             warn_unscaled(prepared.windows, training.step.model, data[1], getattr(est, "scale_target", None))
         if len(data) > 3 and data[3] is not None and not ranks.rank:  # validation_data
@@ -111,6 +112,8 @@ def run_evaluate(
     """Run an epoch without updates; for the arguments see :func:`run_fit`."""
     settings = est._resolved_params()
     with ranks_of_call(settings.comm, "evaluate", sharded) as ranks:
+        if gradient:
+            require_gradients("evaluate(gradient=True)")
         check_is_fitted(est, "model_")
         model, schema = est.model_, est._input_schema()
         pool = SeriesPool(ranks if sharded else RankGroup())

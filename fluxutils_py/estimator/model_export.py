@@ -133,6 +133,10 @@ def check_export(path: Any, model: Any, x: Any, *, tolerance: float | None = Non
     """
     if hasattr(model, "_check_export"):  # a forecaster
         return float(model._check_export(path, x, 1e-5 if tolerance is None else tolerance))
+    if isinstance(x, list) and any(hasattr(a, "shape") for a in x):
+        raise ShapeError(
+            f"x must be arrays (F, N, T), got a list of {len(x)} arrays: check one series at a time, as x[0][:, None]"
+        )
     xs = tuple(np.asarray(a) for a in (x if isinstance(x, tuple) else (x,)))
     if any(a.ndim != 3 or a.shape[1:] != xs[0].shape[1:] or a.shape[2] < 1 for a in xs):
         raise ShapeError(f"x must be arrays (F, N, T) of equal N and T, got {[a.shape for a in xs]}")

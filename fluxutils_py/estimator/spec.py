@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import numbers
 import warnings
 from collections.abc import Callable, Mapping
@@ -17,13 +18,33 @@ from fluxutils_py.nn.precision import check_precision
 from fluxutils_py.validation import check_integer, check_positive
 
 
+def names_what_was_meant(cls: type[Any]) -> type[Any]:
+    """Let a dataclass refuse unknown arguments with the name that was probably meant."""
+    plain = cls.__init__
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **fields: Any) -> None:
+        names = [f.name for f in dataclasses.fields(self)]
+        for field in fields:
+            if field not in names:
+                near = difflib.get_close_matches(field, names, 1, 0.6)
+                meant = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names)}"
+                raise SpecError(f"{cls.__name__} has no field {field!r}{_place(field) or meant}")
+        plain(self, *args, **fields)
+
+    cls.__init__ = init
+    return cls
+
+
+@names_what_was_meant
 @dataclass(frozen=True)
 class Spec:
     """The settings with which an estimator trains.
 
     An estimator takes a ``Spec``, or any dict, namedtuple, dataclass or object with at least one of these fields; the
     others have the defaults given here. Unknown fields are ignored, unless they look like misspelt ones: that is an
-    error for ``epochs``, ``batchsize`` and ``seqsize``, and a warning for the rest.
+    error for ``epochs``, ``batchsize`` and ``seqsize``, and a warning for the rest. Arguments of the estimator or of
+    the optimizer (``device``, ``random_state``, ``lr``) are an error, unless they are None.
 
     Parameters
     ----------
@@ -74,7 +95,7 @@ class Spec:
     490-501: their k1 is ``seqsize``, their k2 ``seqsize + overlap``.
     """
 
-    epochs: int = 10
+    epochs: int = 100
     batchsize: int = 256
     seqsize: int | None = None
     shuffle: bool = False
@@ -91,9 +112,36 @@ class Spec:
 
 NAMES = [f.name for f in dataclasses.fields(Spec)]
 MAIN = ("epochs", "batchsize", "seqsize")
-OF_ESTIMATORS = frozenset(
-    ("comm", "n_jobs", "device", "callbacks", "warm_start", "random_state", "verbose", "scaling", "compile", "target")
+# Arguments of estimators, which a spec would take without using them
+ARGUMENTS = (
+    "callbacks",
+    "class_weight",
+    "comm",
+    "compile",
+    "device",
+    "early_stopping",
+    "loss",
+    "model",
+    "n_jobs",
+    "n_timesteps",
+    "opt",
+    "random_state",
+    "scale_target",
+    "scaling",
+    "target",
+    "validation_fraction",
+    "verbose",
+    "warm_start",
 )
+
+
+def _place(field: str) -> str | None:
+    """Return where a field belongs that is none of a spec; None if it is nothing of ours."""
+    if field in ARGUMENTS:
+        return f"; {field} is an argument of the estimator: Estimator(..., {field}=..., spec=...)"
+    if field in ("lr", "learning_rate"):
+        return f"; {field} belongs to the optimizer: Estimator(..., opt=functools.partial(torch.optim.AdamW, lr=...))"
+    return None
 
 
 def read_spec(spec: Any) -> Spec:
@@ -116,6 +164,10 @@ def read_spec(spec: Any) -> Spec:
 def _from_fields(fields: dict[str, Any]) -> Spec:
     """Make a spec of fields by name; fields may be missing, unknown or misspelt."""
     others = [f for f in fields if f not in NAMES]
+    for field in others:
+        place = _place(field)
+        if place is not None and fields[field] is not None:
+            raise SpecError(f"spec has the field {field!r}, which would not be used{place}")
     for name in MAIN:
         near = difflib.get_close_matches(name, others, 1, 0.6) if name not in fields else []
         if near:
@@ -129,11 +181,6 @@ def _from_fields(fields: dict[str, Any]) -> Spec:
             "defaults"
         )
     for field in others:
-        if field in OF_ESTIMATORS:
-            raise SpecError(
-                f"spec has the field {field!r}, which is an argument of the estimator, not of spec: "
-                f"Estimator(..., {field}={fields[field]!r})"
-            )
         near = difflib.get_close_matches(field, [n for n in NAMES if n not in fields], 1, 0.8)
         if near:
             warnings.warn(f"spec field {field!r} is not used; did you mean {near[0]!r}?", stacklevel=4)

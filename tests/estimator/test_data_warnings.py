@@ -7,9 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn import datasets
 from sklearn.compose import TransformedTargetRegressor
+from sklearn.ensemble import AdaBoostRegressor, BaggingRegressor
 from sklearn.impute import SimpleImputer
 from sklearn.metrics import r2_score
+from sklearn.multioutput import RegressorChain
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import nn
@@ -247,3 +250,71 @@ class TestUnscaled:
         est = SequenceRegressor(warm_start=True, **SMALL)
         assert len(self.fit(self.x * 1e6, self.y, est)) == 1
         assert self.fit(self.x * 1e6, self.y, est) == []
+
+
+def _hourly(n=200):
+    hours = np.arange(n) * 2 * np.pi / 24
+    noise = np.random.default_rng(1).normal(scale=0.1, size=(n, 3))
+    return np.stack([np.sin(hours), np.cos(hours), np.sin(hours / 7)], 1) + noise
+
+
+@pytest.mark.parametrize("form", [np.asarray, pd.DataFrame])
+def test_rows_that_follow_each_other_in_time_are_warned_of_without_an_index_of_dates(form):
+    x = _hourly()
+    with pytest.warns(SingleStepWarning, match=r"200 rows.*\.T\[:, None\]"):
+        SequenceRegressor(**SMALL).fit(form(x), x[:, 0])
+
+
+def test_the_advice_for_rows_in_time_learns_what_single_steps_cannot():
+    x = _hourly(400)
+    y = np.concatenate([[0], x[:-1, 0]])  # the value before
+    y[1:] += x[:-1, 2]
+    advised = timesteps(x.T[:, None])
+    est = SequenceRegressor(8, epochs=60, random_state=0).fit(advised, y)
+    assert est.n_features_in_ == 3
+    assert r2_score(y, est.predict(advised)) > 0.8
+
+
+TOYS = ["iris", "wine", "breast_cancer", "diabetes", "digits", "linnerud"]
+
+
+@pytest.mark.parametrize("name", TOYS)
+def test_toy_tables_are_not_taken_for_time(name):
+    assert not data_warnings.follow_each_other(getattr(datasets, f"load_{name}")().data)
+
+
+def test_independent_sorted_and_grouped_rows_are_not_taken_for_time():
+    rng, found = np.random.default_rng(0), 0
+    for seed in range(50):
+        n, n_features = int(rng.integers(60, 500)), int(rng.integers(1, 6))
+        independent = rng.normal(size=(n, n_features))
+        by_first = independent[np.argsort(independent[:, 0])]
+        grouped = datasets.make_blobs(n, n_features, shuffle=False, random_state=seed)[0]
+        heavy = rng.standard_cauchy((n, n_features))
+        found += sum(data_warnings.follow_each_other(x) for x in (independent, by_first, grouped, heavy))
+    assert found <= 2  # of 200
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: BaggingRegressor(SequenceRegressor(**SMALL), 1, bootstrap=False),
+        lambda: AdaBoostRegressor(SequenceRegressor(**SMALL), n_estimators=1),
+        lambda: RegressorChain(SequenceRegressor(**SMALL)),
+    ],
+)
+def test_a_view_that_a_tool_flattened_is_noticed_with_its_number_of_steps(make):
+    x = np.random.default_rng(0).normal(size=(3, 31, 7)).astype("float32")
+    tool = make()
+    y = x.sum((0, 2))
+    if isinstance(tool, RegressorChain):
+        y = np.stack([y, x[0].sum(1)], 1)
+    with pytest.warns(SingleStepWarning, match=r"21 columns.*n_timesteps=7"):
+        tool.fit(samples(x), y)
+
+
+def test_no_view_is_taken_for_flattened_where_steps_are_known_or_values_are_others():
+    x = np.random.default_rng(0).normal(size=(3, 31, 7)).astype("float32")
+    y = x.sum((0, 2))
+    BaggingRegressor(SequenceRegressor(**SMALL, n_timesteps=7), 1).fit(samples(x), y)
+    SequenceRegressor(**SMALL).fit(np.asarray(samples(x)) + 1, y)

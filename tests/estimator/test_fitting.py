@@ -172,3 +172,17 @@ def test_an_error_after_a_resume_leaves_an_earlier_fit_too(tmp_path):
         est.set_params(callbacks=[saves, raises(Boom(), 4)]).fit(X, Y)
     est.callbacks = None
     assert same(picture(est), before)
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_gradients_that_are_switched_off_are_named_and_nothing_changes(off):
+    x = np.random.default_rng(0).normal(size=(2, 3, 7)).astype("float32")
+    est = Estimator(nn.Linear(2, 1), spec={"epochs": 1})
+    with off(), pytest.raises(RuntimeError, match=r"gradients.*(no_grad|inference_mode)"):
+        est.fit(x, x[:1])
+    assert not hasattr(est, "model_")
+    est.fit(x, x[:1])
+    with off():
+        assert est.evaluate(x, x[:1]) == pytest.approx(est.evaluate(x, x[:1]))
+        with pytest.raises(RuntimeError, match=r"evaluate.gradient=True. needs gradients"):
+            est.evaluate(x, x[:1], gradient=True)

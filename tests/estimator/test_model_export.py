@@ -24,7 +24,7 @@ from fluxutils_py import (
     WinsorScaler,
     samples,
 )
-from fluxutils_py.errors import ExportError
+from fluxutils_py.errors import ExportError, ShapeError
 from fluxutils_py.estimator import model_export
 from fluxutils_py.estimator.model_export import _compare_labels, check_export, export
 from fluxutils_py.exporting import read_metadata
@@ -303,3 +303,9 @@ def test_files_of_a_pipeline_run_without_this_package(x, with_gaps, tmp_path):
         assert done.returncode == 0, done.stderr
         np.testing.assert_allclose(np.load(tmp_path / "y.npy"), pipe.predict(with_gaps), rtol=1e-5, atol=1e-5)
         (tmp_path / "y.npy").unlink()
+
+
+def test_a_list_of_series_is_refused_by_a_check_with_the_way_out():
+    x = [np.zeros((3, 5), "float32"), np.zeros((3, 8), "float32")]
+    with pytest.raises(ShapeError, match=r"list of 2 arrays.*x\[0\]\[:, None\]"):
+        check_export("nothing.onnx", SequenceRegressor(), x)

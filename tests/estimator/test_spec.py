@@ -1,5 +1,9 @@
 """A spec of any form may leave out what ``Spec()`` has a default for."""
 
+import collections
+import dataclasses
+import inspect
+import types
 from argparse import Namespace
 from collections import namedtuple
 from dataclasses import dataclass
@@ -7,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from fluxutils_py import Estimator, Spec
+from fluxutils_py import Estimator, EstimatorClassifier, EstimatorRegressor, Spec
 from fluxutils_py.errors import SpecError
-from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.estimator.spec import ARGUMENTS, NAMES, read_spec
 
 
 @dataclass
@@ -78,14 +82,45 @@ def test_numbers_are_pythons():
     assert [type(v) for v in (found.epochs, found.clip, found.shuffle, found.rebatch)] == [int, float, bool, bool]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("scaling", "strong"), ("n_jobs", 2), ("random_state", 0), ("device", "cpu"), ("verbose", 1)]
-)
-@pytest.mark.parametrize(
-    "make", [dict, lambda **fields: namedtuple("S", fields)(**fields), Namespace], ids=["dict", "namedtuple", "object"]
-)
-def test_an_argument_of_the_estimator_in_spec_is_refused(make, name, value):
-    spec = make(**{"epochs": 1, "batchsize": 2, "seqsize": 3, name: value})
-    x = np.zeros((1, 2, 6), "float32")
-    with pytest.raises(SpecError, match=f"'{name}'.*argument of the estimator.*{name}={value!r}"):
-        Estimator(spec=spec).fit(x, x)
+@pytest.mark.parametrize("field", ["scaling", "n_jobs", "device", "random_state", "verbose", "callbacks", "warm_start"])
+@pytest.mark.parametrize("form", ["dict", "namedtuple", "dataclass", "object"])
+def test_an_argument_of_the_estimator_in_a_spec_is_refused_with_its_place(field, form):
+    fields = {"epochs": 2, field: 1}
+    made = {
+        "dict": lambda: fields,
+        "namedtuple": lambda: collections.namedtuple("S", fields)(**fields),
+        "dataclass": lambda: dataclasses.make_dataclass("S", fields)(**fields),
+        "object": lambda: types.SimpleNamespace(**fields),
+    }[form]()
+    with pytest.raises(SpecError, match=rf"{field}.*Estimator\(\.\.\., {field}="):
+        read_spec(made)
+
+
+def test_a_learning_rate_in_a_spec_is_sent_to_the_optimizer():
+    with pytest.raises(SpecError, match=r"'lr'.*opt="):
+        read_spec({"epochs": 2, "lr": 0.1})
+
+
+def test_fields_that_are_none_or_nothing_of_ours_are_left_alone():
+    assert read_spec({"epochs": 2, "device": None, "project": "x"}) == Spec(epochs=2)
+
+
+def test_all_arguments_of_all_estimators_are_known():
+    arguments = set(inspect.signature(Estimator).parameters)
+    for cls in (EstimatorClassifier, EstimatorRegressor):
+        arguments |= set(inspect.signature(cls).parameters)
+    assert arguments - {"spec"} <= {*ARGUMENTS, *NAMES}
+
+
+def test_a_misspelt_argument_of_spec_is_named():
+    with pytest.raises(SpecError, match=r"'seq_size'.*'seqsize'"):
+        Spec(seq_size=3)
+    with pytest.raises(SpecError, match=r"'device'.*Estimator\("):
+        Spec(device="cpu")
+    assert list(inspect.signature(Spec).parameters) == NAMES
+
+
+@pytest.mark.parametrize("spec", [None, Spec(), {"batchsize": 16}, {"seqsize": None}])
+def test_epochs_have_one_default_wherever_they_are_left_out(spec):
+    x = np.random.default_rng(0).normal(size=(1, 3, 2)).astype("float32")
+    assert Estimator(spec=spec).fit(x, x).n_iter_ == 100
