@@ -1,7 +1,5 @@
 """What bobbin gives for rows of ``docs/from_bobbin.md``: by its documents and its tests."""
 
-import torch
-
 from tests.migration import Checks
 
 checks = Checks()
