@@ -92,15 +92,3 @@ class ExportError(FluxUtilsError, ValueError):
 
     The message names the module, or the output that differs, and the way out.
     """
-
-
-LONGEST = 10_000  # characters of an error that are sent to other ranks
-
-
-def error_text(error: BaseException) -> str:
-    """Return the text of an error, also of one whose ``__str__`` fails or has no end."""
-    try:
-        text = str(error)
-    except Exception as failure:
-        return f"(an error without text: its __str__ raises {type(failure).__name__})"
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ... ({len(text)} characters)"

@@ -16,7 +16,6 @@ from fluxutils_py.errors import RankError
 from fluxutils_py.estimator.fingerprint import sample_digests, shared_identity
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.launcher import local_rank
-from fluxutils_py.training import Checkpointer
 from fluxutils_py.versions import installed_version
 
 OF_DATA = ("the shape of", "the dtype of", "the starts")
@@ -50,24 +49,16 @@ def require_same_fit(training: Any) -> None:
         {
             **{f"the version of {name}": installed_version(name) for name in ("fluxutils_py", "torch")},
             "the epochs so far": training.loop.epoch,
-            "epochs": data.spec.epochs,
             "scaling": data.settings.scaling,
             **texts,
             "the scale of the targets": str(data.codec.scale),
-            "validation": data.validation is not None,
-            "a schedule": training.scheduler is not None,
+            "hooks that all ranks need": [data.validation is not None, training.scheduler is not None],
         }
     )
     ranks.broadcast(list(model.parameters()) + list(model.buffers()))
     n = min(len(data.windows.segments), training.size.whole)
     if n < ranks.size and ranks.rank == 0:
         warnings.warn(f"{ranks.size} ranks share {n} series: some have nothing to do", UserWarning, stacklevel=4)
-
-
-def require_same_start(ranks: RankGroup, method: str, callbacks: list[Any]) -> None:
-    """Raise on every rank unless all start the same method, with callbacks that read the same checkpoints."""
-    folders = [str(c.dir) for c in callbacks if isinstance(c, Checkpointer)]
-    ranks.require_equal({"the method": method, "the folders of checkpoints": folders})
 
 
 def ranks_of_call(comm: Any, call: str, sharded: bool) -> RankGroup:
@@ -77,11 +68,10 @@ def ranks_of_call(comm: Any, call: str, sharded: bool) -> RankGroup:
     return RankGroup.from_comm(comm, f"{call}(sharded=True)" if sharded else call)
 
 
-def require_same_inputs(ranks: RankGroup, inputs: Any, **settings: Any) -> None:
-    """Raise on every rank unless the inputs of all ranks have equal sizes, and the settings equal values."""
+def require_same_inputs(ranks: RankGroup, inputs: Any) -> None:
+    """Raise on every rank unless the inputs of all ranks have equal sizes."""
     ranks.require_equal(
-        settings
-        | {f"the shape of {s.name}": (s.F, s.N, s.T) for s in inputs.series}
+        {f"the shape of {s.name}": (s.F, s.N, s.T) for s in inputs.series}
         | {"the form of x": inputs.form}
         | {"the starts and lengths": digest_arrays(*(a for a in (inputs.starts, inputs.lengths) if a is not None))}
     )

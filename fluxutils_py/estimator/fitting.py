@@ -17,13 +17,7 @@ from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator, require_gradients
-from fluxutils_py.estimator.collectives import (
-    device_of_rank,
-    ranks_of_call,
-    require_same_fit,
-    require_same_inputs,
-    require_same_start,
-)
+from fluxutils_py.estimator.collectives import device_of_rank, ranks_of_call, require_same_fit, require_same_inputs
 from fluxutils_py.estimator.data_warnings import (
     warn_cut,
     warn_single_steps,
@@ -76,13 +70,10 @@ def run_fit(
     can_hold_out : bool
         Whether to hold out validation data, if the settings request it and none are given.
     """
-    settings, continues = est._resolved_params(), resume
-    resume = resume and hasattr(est, "model_")
+    settings, resume = est._resolved_params(), resume and hasattr(est, "model_")
     with ranks_of_call(settings.comm, "fit", sharded) as ranks:
         require_gradients("fit")
         warn_repeated_search(ranks)
-        callbacks = as_callbacks(settings.callbacks)
-        require_same_start(ranks, "partial_fit" if continues else "fit", callbacks)
         # copy the user's generators, so that they advance only once training has begun
         rng = copy.deepcopy(est._rng) if resume else make_generator(copy.deepcopy(settings.random_state))
         seed = int(make_generator(copy.deepcopy(settings.random_state)).integers(2**31))
@@ -91,7 +82,7 @@ def run_fit(
             arguments["codec"] = est._codec
         if can_hold_out:
             arguments["split_seed"] = seed
-        saved = None if resume else saved_minibatch_size(callbacks, ranks)
+        saved = None if resume else saved_minibatch_size(as_callbacks(settings.callbacks), ranks)
         size = MinibatchSize.of(settings, ranks.size, saved)
         pool = SeriesPool(ranks if sharded else RankGroup())
         schema = est._input_schema(fitted=resume)
@@ -120,8 +111,7 @@ def run_evaluate(
         size = MinibatchSize.of(settings, ranks.size)
         prepared = prepare(settings, schema, *data, codec=est._codec, batchsize=size.whole, pool=pool, **arguments)
         if not sharded:
-            sizes = {name: getattr(prepared.spec, name) for name in ("seqsize", "overlap", "burn_in")}
-            require_same_inputs(ranks, prepared.inputs, gradient=gradient, batchsize=size.whole, **sizes)
+            require_same_inputs(ranks, prepared.inputs)
         batches = tensor_batches(prepared, model, ranks)
         with torch.backends.cudnn.flags(enabled=not gradient):  # cuDNN has no gradients in evaluation mode
             loss, mean_gradient = evaluate_windows(
@@ -316,7 +306,6 @@ def run(est: Any, training: Training) -> None:
     callbacks = with_checkpoints(training.callbacks, training, attributes)
     for callback in callbacks:
         loop.hooks.attach(callback)
-    ranks.require_equal(loop.hooks.describe_collective())
     attributes.begin()
     seed = (int(training.rng.integers(2**63)) + ranks.rank) % 2**63
     device = training.batches.device

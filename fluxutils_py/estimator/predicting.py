@@ -115,7 +115,7 @@ class BlockPredictor:
         self.model, self.inputs, self.spec, self.transform = model, inputs, spec, transform
         self.keep_state = keep_state
         self.ranks = RankGroup() if comm is None else comm
-        require_same_inputs(self.ranks, inputs, return_state=keep_state)
+        require_same_inputs(self.ranks, inputs)
         self._runs = inputs.contiguous_runs()
         if state is not None and len(self._runs) > 1:
             raise ValueError(

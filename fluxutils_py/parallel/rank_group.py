@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.errors import RankError, RemoteError, error_text
+from fluxutils_py.errors import RankError, RemoteError
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.parallel.comm import get_communicator
 from fluxutils_py.parallel.communicator import Communicator, Link, SingleProcessComm, describe_by_rank, name_ranks
@@ -354,7 +354,7 @@ class RankGroup:
         self._keep_signal()
         e = self.error
         kind = "signal" if self._error_is_signal else type(e).__name__
-        error = None if e is None else (kind, f"{type(e).__name__}: {error_text(e)}")
+        error = None if e is None else (kind, f"{type(e).__name__}: {e}")
         return self.call_comm(self.comm.allgather, (self.call, error, self._wants_stop, value))
 
     def _describe_wait(self) -> tuple[str, str] | None:

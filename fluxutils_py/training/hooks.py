@@ -202,16 +202,6 @@ class Hooks:
             error.add_note(f"raised by the on_{event} hook {entry.name!r}")
             raise
 
-    def describe_collective(self) -> dict[str, str]:
-        """Return the actions that all ranks call together, with when they are called, as texts by event and number."""
-        texts: dict[str, str] = {}
-        for event, entries in self._entries.items():
-            together = [entry for entry in entries if entry.collective]
-            for i, entry in enumerate(together):
-                when = "" if entry.trigger is None else f" after {entry.trigger.describe()}"
-                texts[f"hook {i} of the event {event} that all ranks call"] = f"{entry.name!r}{when}"
-        return texts
-
     def check_collective_triggers(self) -> None:
         """Raise ValueError if the trigger of a collective hook goes by clock time, which differs between ranks."""
         for entry in self._entries["step"]:

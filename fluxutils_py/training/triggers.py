@@ -62,16 +62,6 @@ class Trigger:
     def __or__(self, other: Trigger) -> Trigger:
         return AnyOf(self, other) if isinstance(other, Trigger) else NotImplemented
 
-    def describe(self) -> str:
-        """Return the trigger with its settings as text, without its counters."""
-        plain = (int, float, str, bool, tuple, list, frozenset, range)
-        settings = [
-            f"{name.strip('_')}={value!r}"
-            for name, value in vars(self).items()
-            if name not in self._memory and isinstance(value, plain)
-        ]
-        return f"{type(self).__name__}({', '.join(settings)})"
-
     def state_dict(self) -> dict[str, Any]:
         """Return the counters as plain data."""
         return {name: getattr(self, name) for name in self._memory}
@@ -111,9 +101,6 @@ class AnyOf(Trigger):
 
     def copy(self) -> Trigger:
         return AnyOf(*(t.copy() for t in self.triggers))
-
-    def describe(self) -> str:
-        return " | ".join(t.describe() for t in self.triggers)
 
     def state_dict(self) -> dict[str, Any]:
         return {"triggers": [t.state_dict() for t in self.triggers]}
