@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 METHODS = ("rank", "size", "allreduce_", "broadcast_", "allgather", "barrier")

@@ -73,7 +73,7 @@ def test_an_error_whose_text_cannot_be_made_still_reaches_the_other_ranks(kind):
     told, comm = [], Recorded(lambda mine: told.append(mine[1]) or mine)
     with pytest.raises(kind), RankGroup(comm):
         raise kind("x")
-    (name, text), = told
+    ((name, text),) = told
     assert name == kind.__name__
     assert text.startswith(f"{kind.__name__}: ")
 

@@ -1,10 +1,11 @@
 """Functions of other shapes as callbacks, and the history as a table."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from fluxutils_py.training import Loop, StepInfo, StopTraining, cb, cby, history_table
+from fluxutils_py.training import Loop, StepInfo, StopTraining, adapters, cb, cby, history_table
 
 
 def run(*callbacks, losses=(3.0, None, 1.0)):
@@ -76,3 +77,14 @@ def test_without_pandas_the_history_is_columns(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert history_table(HISTORY) == {"epoch": [1, 2], "loss": [0.5, 0.25], "lr": [None, 0.1]}
     assert history_table(run().history)["epoch"] == [1, 2]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_several_ranks_only_rank_0_writes_and_prints_what_all_record(tmp_path, rank):
+    lines = []
+    cby, history = adapters.initevalcby(steps=1, resultdir=tmp_path / "out", printer=lines.append, clock=lambda: 0.0)
+    hook = adapters.cby(cby)
+    hook.on_step(SimpleNamespace(rank=rank, batch_loss=2.0))
+    assert [record["loss"] for record in history] == [2.0]
+    assert (tmp_path / "out").exists() == (rank == 0)
+    assert len(lines) == (rank == 0)
