@@ -21,6 +21,7 @@ __all__ = ["paralelization_stats", "parallelization_stats", "pgradient", "tgradi
 
 T = TypeVar("T")
 Gradients = tuple[Tensor | None, ...]
+OWN_BATCHES = "set batches='per_rank', or take nn.LayerNorm"  # the way out for ranks
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -248,6 +249,17 @@ def watching_modules(check: Callable[[nn.Module], None]) -> Iterator[Callable[[]
         yield lambda: watched.add(threading.get_ident())
     finally:
         handle.remove()
+
+
+def call_without_batch_norm(compute: Callable[[Any], T], batch: Any, workers: str, way_out: str) -> T:
+    """Return ``compute(batch)``; raise ValueError before a module runs that normalises over a divided batch."""
+
+    def check(module: nn.Module) -> None:
+        require_no_batch_norm(module, workers, way_out)
+
+    with watching_modules(check) as watch:
+        watch()
+        return compute(batch)
 
 
 def as_params(params: nn.Module | Iterable[Tensor]) -> list[Tensor]:

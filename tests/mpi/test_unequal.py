@@ -48,3 +48,8 @@ def test_a_setting_that_differs_between_ranks_is_named_on_both(folder, case):
 def test_the_clock_of_rank_0_decides_when_ranks_save_by_time(folder):
     assert json.loads((folder / "found.json").read_text())["by time"] == ["none", "none"]
     assert len(json.loads((folder / "saved.json").read_text())) > 3
+
+
+def test_ranks_refuse_batch_normalisation_also_where_parameters_alone_are_given(folder):
+    for error in json.loads((folder / "found.json").read_text())["batch norm"]:
+        assert "BatchNorm1d" in error

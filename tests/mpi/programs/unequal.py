@@ -7,10 +7,13 @@ import itertools
 import json
 
 import numpy as np
+import torch
+from torch import nn
 
 from fluxutils_py import Estimator
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Checkpointer, Loop, StepInfo
+from fluxutils_py.training.functional import train
 from fluxutils_py.training.triggers import EveryNSeconds, EveryNSteps
 
 RANKS = RankGroup.from_comm("auto", "test")
@@ -48,6 +51,12 @@ def run_steps(n):
     Loop(lambda batch: StepInfo(float(batch)), RANKS).run_steps([1, 2, 3, 4], n)
 
 
+def train_parameters():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    batch = torch.ones(4, 3), torch.zeros(4, 1)
+    train(lambda a, b: ((model(a) - b) ** 2).mean(), list(model.parameters()), lambda: batch, torch.optim.SGD, 2)
+
+
 def main(folder):
     fitted = estimator().fit(x, y)
     fitted_more = estimator().fit(x, y)
@@ -77,6 +86,7 @@ def main(folder):
         "return_state": lambda: fitted.predict(x, return_state=bool(RANK)),
         "sample_weight": lambda: fitted.score(x, y, weight if RANK else None),
         "gradient": lambda: fitted.evaluate(x, y, gradient=bool(RANK)),
+        "batch norm": train_parameters,
         "steps": lambda: run_steps(2 + RANK),
     }
     found = {name: error_of(run) for name, run in cases.items()}
