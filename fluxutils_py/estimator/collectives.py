@@ -13,9 +13,12 @@ import torch
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.parts import array_split_slice
 from fluxutils_py.errors import RankError
+from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fingerprint import sample_digests, shared_identity
+from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.launcher import local_rank
+from fluxutils_py.training.hooks import Hooks
 from fluxutils_py.versions import installed_version
 
 OF_DATA = ("the shape of", "the dtype of", "the starts")
@@ -59,6 +62,22 @@ def require_same_fit(training: Any) -> None:
     n = min(len(data.windows.segments), training.size.whole)
     if n < ranks.size and ranks.rank == 0:
         warnings.warn(f"{ranks.size} ranks share {n} series: some have nothing to do", UserWarning, stacklevel=4)
+
+
+def course_of_fit(settings: Settings, resume: bool, epochs: int | None) -> dict[str, Any]:
+    """Return what decides which collectives a fit makes, beside what the fits themselves compare later."""
+    hooks = Hooks()
+    for callback in as_callbacks(settings.callbacks):
+        hooks.attach(callback)
+    spec = read_spec(settings.spec)
+    return {
+        "epochs": spec.epochs if epochs is None else epochs,
+        "whether the fit goes on with the model of an earlier one": resume,
+        "patience": spec.patience,
+        "early_stopping": settings.early_stopping,
+        "scaling": settings.scaling,
+        **hooks.describe_collective(),
+    }
 
 
 def ranks_of_call(comm: Any, call: str, sharded: bool) -> RankGroup:

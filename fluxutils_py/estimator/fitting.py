@@ -17,7 +17,13 @@ from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator, require_gradients
-from fluxutils_py.estimator.collectives import device_of_rank, ranks_of_call, require_same_fit, require_same_inputs
+from fluxutils_py.estimator.collectives import (
+    course_of_fit,
+    device_of_rank,
+    ranks_of_call,
+    require_same_fit,
+    require_same_inputs,
+)
 from fluxutils_py.estimator.data_warnings import (
     warn_cut,
     warn_single_steps,
@@ -72,6 +78,7 @@ def run_fit(
     """
     settings, resume = est._resolved_params(), resume and hasattr(est, "model_")
     with ranks_of_call(settings.comm, "fit", sharded) as ranks:
+        ranks.require_equal(course_of_fit(settings, resume, arguments.get("epochs")))
         require_gradients("fit")
         warn_repeated_search(ranks)
         # copy the user's generators, so that they advance only once training has begun
@@ -103,6 +110,7 @@ def run_evaluate(
     """Run an epoch without updates; for the arguments see :func:`run_fit`."""
     settings = est._resolved_params()
     with ranks_of_call(settings.comm, "evaluate", sharded) as ranks:
+        ranks.require_equal({"gradient": bool(gradient)})
         if gradient:
             require_gradients("evaluate(gradient=True)")
         check_is_fitted(est, "model_")

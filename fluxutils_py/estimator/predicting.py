@@ -31,6 +31,10 @@ from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.training.predictor import Prediction, Predictor
 
 
+def _given(argument: Any) -> str:
+    return "none" if argument is None else "given"
+
+
 def run_predict(
     est: Any,
     x: Any,
@@ -56,6 +60,7 @@ def run_predict(
             own = nothing if is_empty(x) else run_predict(est, x, out, method, **alone)
             ranks.allgather()
             return own
+        ranks.require_equal({"the method": method, "return_state": bool(return_state), "state": _given(state)})
         inputs, codec = read_inputs(x, est._input_schema(), starts=starts, lengths=lengths), est._codec
         spec, decode = read_spec(settings.spec), codec.decoders()[method]
         predictor = BlockPredictor(est.model_, inputs, spec, state, decode, ranks, return_state)

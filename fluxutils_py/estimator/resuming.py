@@ -23,22 +23,9 @@ SERIES_OF_RANKS = SHARDS.format(""), SHARDS.format("validation ")
 
 
 def with_checkpoints(callbacks: list[Any], training: Any, attributes: Any) -> list[Any]:
-    """Return the callbacks, with each :class:`Checkpointer` replaced by one that tracks the whole fit.
-
-    Raises
-    ------
-    ValueError
-        If a trigger uses the clock and there are several ranks, since their clocks differ.
-    """
+    """Return the callbacks, with each :class:`Checkpointer` replaced by one that tracks the whole fit."""
     if not any(isinstance(c, Checkpointer) for c in callbacks):
         return callbacks
-    if not training.loop.ranks.is_single and any(
-        isinstance(c, Checkpointer) and c.trigger and c.trigger.by_clock for c in callbacks
-    ):
-        raise ValueError(
-            "several ranks save a checkpoint together, and their clocks differ: give the Checkpointer a trigger that "
-            "goes by steps, such as EveryNSteps(100)"
-        )
     things = {
         "fit": _Fit(training, attributes),  # first: rejects checkpoints of another fit before anything is read
         "model": training.step.model,

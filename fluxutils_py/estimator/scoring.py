@@ -27,6 +27,8 @@ def run_score(est: Any, x: Any, y: Any, sample_weight: Any, lengths: Any, starts
     """Score the predictions of an estimator on all ranks; for the arguments see ``Estimator.score``."""
     settings = est._resolved_params()
     with ranks_of_call(settings.comm, "score", sharded) as ranks:
+        if not sharded:
+            ranks.require_equal({"sample_weight": "none" if sample_weight is None else "given"})
         check_is_fitted(est, "model_")
         schema, codec = est._input_schema(), est._codec
         pool = SeriesPool(ranks if sharded else RankGroup())

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor
 
 METHODS = ("rank", "size", "allreduce_", "broadcast_", "allgather", "barrier")
+
+ERROR_LENGTH = 10_000  # characters of an error that other ranks get
 
 
 class Communicator(Protocol):
@@ -105,3 +109,26 @@ def name_ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the type and text of any exception as a plain string of bounded length; never fails itself."""
+    name = type(error).__name__
+    for make_text in (str, repr):
+        try:
+            text = str.__str__(make_text(error))
+        except BaseException:  # whatever a user's class raises: the ranks that wait must hear of the first error
+            continue
+        rest = len(text) - ERROR_LENGTH
+        if rest > 0:
+            text = f"{text[:ERROR_LENGTH]}... and {rest} more characters"
+        return f"{name}: {text}"
+    return f"{name}: (its text cannot be made)"
+
+
+def digest_tensors(tensors: Iterable[Tensor]) -> str:
+    """Return a digest of the values of tensors, bit by bit."""
+    digest = hashlib.sha256()
+    for t in tensors:
+        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +21,7 @@ __all__ = ["paralelization_stats", "parallelization_stats", "pgradient", "tgradi
 
 T = TypeVar("T")
 Gradients = tuple[Tensor | None, ...]
+OWN_BATCHES = "set batches='per_rank', or take nn.LayerNorm"  # the way out for ranks
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
@@ -136,7 +139,7 @@ def pgradient(
     ------
     ValueError
         If several threads would change the model at once: its recurrent state, or the statistics of batch
-        normalisation. This is checked only if ``params`` is a module. Train recurrent models with
+        normalisation. Train recurrent models with
         ``Estimator(n_jobs=...)``.
 
     Notes
@@ -165,12 +168,14 @@ def pgradient(
 
     def leaf(part: tuple[tuple[Any, ...], float]) -> tuple[float, Gradients]:
         sample, share = part
+        watch()
         value = loss(*sample)
         return value_and_gradient(value if share == total else value * (share / total), params)
 
     if len(samples) > 1:
         require_thread_safe(params_or_model)
-    with threads or Threads(len(samples)) as at_work:
+    check = require_thread_safe if len(samples) > 1 else _accept
+    with watching_modules(check) as watch, threads or Threads(len(samples)) as at_work:
         return sum_gradients(at_work.map(leaf, list(zip(samples, shares, strict=True)), idempotent=True))
 
 
@@ -213,6 +218,10 @@ def require_thread_safe(model: Any, way_out: str = "use one thread, or Estimator
     require_no_batch_norm(model, "threads", f"{way_out}; or take nn.LayerNorm or nn.GroupNorm")
 
 
+def _accept(module: nn.Module) -> None:
+    """Accept any module: one thread runs it."""
+
+
 def require_no_batch_norm(model: nn.Module, workers: str, way_out: str) -> None:
     """Raise ValueError if a model in training mode normalises over a batch that workers divide."""
     for name, module in model.named_modules():
@@ -221,6 +230,36 @@ def require_no_batch_norm(model: nn.Module, workers: str, way_out: str) -> None:
                 f"{name!r} ({type(module).__name__}) normalises over the whole minibatch, which is divided over "
                 f"{workers}: {way_out}"
             )
+
+
+@contextlib.contextmanager
+def watching_modules(check: Callable[[nn.Module], None]) -> Iterator[Callable[[], None]]:
+    """Call ``check(module)`` before a module runs in a thread that has called the function yielded here.
+
+    So modules are found whose parameters alone were given. An error of ``check`` ends the call before the module runs.
+    """
+    watched: set[int] = set()
+
+    def before(module: nn.Module, inputs: Any) -> None:
+        if threading.get_ident() in watched:
+            check(module)
+
+    handle = nn.modules.module.register_module_forward_pre_hook(before)
+    try:
+        yield lambda: watched.add(threading.get_ident())
+    finally:
+        handle.remove()
+
+
+def call_without_batch_norm(compute: Callable[[Any], T], batch: Any, workers: str, way_out: str) -> T:
+    """Return ``compute(batch)``; raise ValueError before a module runs that normalises over a divided batch."""
+
+    def check(module: nn.Module) -> None:
+        require_no_batch_norm(module, workers, way_out)
+
+    with watching_modules(check) as watch:
+        watch()
+        return compute(batch)
 
 
 def as_params(params: nn.Module | Iterable[Tensor]) -> list[Tensor]:

@@ -13,6 +13,7 @@ import torch
 from joblib.parallel import FallbackToBackend, ParallelBackendBase, SequentialBackend, get_active_backend
 
 from fluxutils_py.errors import RankError, RemoteError
+from fluxutils_py.parallel.communicator import describe_error
 from fluxutils_py.parallel.launcher import alone, detect_launcher
 from fluxutils_py.parallel.mpi import MPIComm, require_script_on_all_ranks
 from fluxutils_py.parallel.rank_group import RankGroup
@@ -189,7 +190,7 @@ def _dumps_error(error: BaseException) -> bytes:
         pickle.loads(content)  # an error with a constructor of its own may not come back
         return content
     except Exception:
-        substitute = RemoteError(f"{type(error).__name__}: {error}")
+        substitute = RemoteError(describe_error(error))
         for note in error.__notes__:
             substitute.add_note(note)
         return _dumps(substitute)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hashlib
 import os
 import signal
 import sys
@@ -20,7 +19,15 @@ from torch import Tensor, nn
 from fluxutils_py.errors import RankError, RemoteError
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.parallel.comm import get_communicator
-from fluxutils_py.parallel.communicator import Communicator, Link, SingleProcessComm, describe_by_rank, name_ranks
+from fluxutils_py.parallel.communicator import (
+    Communicator,
+    Link,
+    SingleProcessComm,
+    describe_by_rank,
+    describe_error,
+    digest_tensors,
+    name_ranks,
+)
 from fluxutils_py.parallel.launched_comm import LaunchedComm
 
 T = TypeVar("T")
@@ -288,7 +295,7 @@ class RankGroup:
         if self.is_single or not tensors:
             return
         floating = [t for t in tensors if t.is_floating_point()]
-        answers = self.allgather((weight, [_tensor_digest([t]) for t in floating]))
+        answers = self.allgather((weight, [digest_tensors([t]) for t in floating]))
         weights = torch.tensor([w for w, _ in answers], dtype=torch.float64)
         weights = weights / weights.sum() if weights.sum() else torch.full_like(weights, 1 / self.size)
         share = float(weights[self.rank])
@@ -318,7 +325,7 @@ class RankGroup:
         if self.is_single or not self.error_is_shared:
             return n_updates
         tensors = (t for t in model.state_dict().values() if torch.is_tensor(t))
-        answers = self.comm.allgather((self.error is None, n_updates, _tensor_digest(tensors)))
+        answers = self.comm.allgather((self.error is None, n_updates, digest_tensors(tensors)))
         if len({answer[1:] for answer in answers}) == 1:
             return n_updates
         root = max(range(self.size), key=lambda rank: (answers[rank][:2], -rank))
@@ -354,7 +361,7 @@ class RankGroup:
         self._keep_signal()
         e = self.error
         kind = "signal" if self._error_is_signal else type(e).__name__
-        error = None if e is None else (kind, f"{type(e).__name__}: {e}")
+        error = None if e is None else (kind, describe_error(e))
         return self.call_comm(self.comm.allgather, (self.call, error, self._wants_stop, value))
 
     def _describe_wait(self) -> tuple[str, str] | None:
@@ -391,10 +398,3 @@ def _end_program() -> None:
                 group = RankGroup(link.comm, END)
                 group.error = error
                 group.allgather()
-
-
-def _tensor_digest(tensors: Iterable[Tensor]) -> str:
-    digest = hashlib.sha256()
-    for t in tensors:
-        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

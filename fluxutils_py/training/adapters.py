@@ -16,7 +16,6 @@ from typing import Any
 from torch import nn
 
 from fluxutils_py.files import atomic_write
-from fluxutils_py.parallel.launcher import detect_launcher, launched
 from fluxutils_py.training.best_model import BestModel
 from fluxutils_py.training.plain_files import write_file
 from fluxutils_py.training.triggers import Clock, EveryNSeconds, Exponential, NTimes, Trigger
@@ -59,6 +58,8 @@ class cby(cb):
     """Hook that calls a function with the loss after every step that has a loss, as ``cby=`` of PrayTools does."""
 
     def on_step(self, loop: Any) -> None:
+        if isinstance(self.function, EvalCby):
+            self.function.writes = loop.rank == 0
         if loop.batch_loss is not None:
             self.function(loop.batch_loss)
 
@@ -78,6 +79,7 @@ class EvalCby:
         self.steps, self.accuracy, self.model = check_integer("steps", steps, 1), accuracy, model
         self.resultdir = None if resultdir is None else Path(resultdir)
         self.printer, self.clock = printer, clock
+        self.writes = True  # of several ranks only rank 0 writes and prints
         self.history: list[dict[str, Any]] = []
         self.step, self.sum, self.n, self.started = 0, 0.0, 0, clock()
 
@@ -87,7 +89,7 @@ class EvalCby:
         self.n += 1
         if self.step % self.steps == 0:
             self._record()
-        elif self.step <= FIRST and self.step % FIRST_EVERY == 0:
+        elif self.writes and self.step <= FIRST and self.step % FIRST_EVERY == 0:
             self.printer(f"{self.step}: loss {self.sum / self.n:.6g}")
 
     def _record(self) -> None:
@@ -99,8 +101,9 @@ class EvalCby:
         self.history.append(record)
         self.sum, self.n, self.started = 0.0, 0, now
         texts = (f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items() if k != "step")
-        self.printer(f"{self.step}: {', '.join(texts)}")
-        if self.resultdir is not None and (detect_launcher() is None or launched()[1] == 0):
+        if self.writes:
+            self.printer(f"{self.step}: {', '.join(texts)}")
+        if self.resultdir is not None and self.writes:
             self.resultdir.mkdir(parents=True, exist_ok=True)
             with atomic_write(self.resultdir / "history.json") as f:
                 f.write(json.dumps(self.history, indent=1).encode())
@@ -142,7 +145,6 @@ def initevalcby(
     accuracy : callable, optional
         Returns a number or a mapping of numbers.
     resultdir : path-like, optional
-        Written by rank 0 alone, where there are several.
         Folder for ``history.json`` and the parameters of ``model``, ``model_STEP.pt``. Read these with
         ``read_file(path, "fluxutils_py parameters")["parameters"]``.
     model : nn.Module, optional

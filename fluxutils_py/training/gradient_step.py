@@ -16,7 +16,8 @@ from fluxutils_py.nn.vectors import dense_gradients
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.gradient_vector import GradientVector
-from fluxutils_py.parallel.gradients import as_scalar, require_gradient, require_no_batch_norm
+from fluxutils_py.parallel.gradients import OWN_BATCHES, as_scalar, call_without_batch_norm, require_gradient
+from fluxutils_py.parallel.gradients import require_no_batch_norm as no_norm
 from fluxutils_py.training.loss_scale import LossScale, require_progress
 from fluxutils_py.training.minibatch import begins_series
 from fluxutils_py.training.pending_loss import PendingLoss, supports_found_inf
@@ -259,7 +260,10 @@ class GradientStep:
 
     def _run_backward(self, batch: Any) -> tuple[Any, BatchLoss | None]:
         """Compute the parameters' gradients; return the loss, as :meth:`_read_number` does, and the BatchLoss."""
-        part = self._compute(batch)
+        if self.ranks.is_single or self.model is not None or self._shard is None:
+            part = self._compute(batch)
+        else:
+            part = call_without_batch_norm(self._compute, batch, "ranks", OWN_BATCHES)
         if part is None:
             return 0.0, None
         if part.gradients is not None:
@@ -365,9 +369,7 @@ class GradientStep:
         if self.model is not None:
             named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
             if self._shard is not None:
-                self.ranks.guard(
-                    require_no_batch_norm, self.model, "ranks", "set batches='per_rank', or take nn.LayerNorm"
-                )
+                self.ranks.guard(no_norm, self.model, "ranks", OWN_BATCHES)
         self.ranks.broadcast_parameters({name: t.detach() for name, t in named.items()})
 
     def state_dict(self) -> dict[str, Any]:

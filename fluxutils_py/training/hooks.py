@@ -9,8 +9,9 @@ from typing import Any
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.training.resharding import reshard
-from fluxutils_py.training.triggers import Trigger
+from fluxutils_py.training.triggers import AnyOf, Trigger
 
+SETTINGS = (bool, int, float, str)  # types of the settings of triggers that ranks compare
 EVENTS = ("start", "step", "epoch", "end", "close")
 
 Action = Callable[..., Any]
@@ -174,7 +175,7 @@ class Hooks:
         ranks: Any = getattr(loop, "ranks", None)
         is_single, failed = ranks is None or ranks.is_single, None
         for entry in self._entries[event]:
-            if entry.trigger is not None and not entry.is_due(event, loop):
+            if entry.trigger is not None and not self._is_due(entry, event, loop, is_single):
                 continue
             try:
                 if is_single:
@@ -190,6 +191,14 @@ class Hooks:
         if failed is not None:
             raise failed
 
+    def _is_due(self, entry: _Entry, event: str, loop: Any, is_single: bool) -> bool:
+        """Return whether an action is due; of ranks that act together by the clock, rank 0's clock decides."""
+        due = entry.is_due(event, loop)
+        by_clock = entry.trigger is not None and entry.trigger.by_clock
+        if is_single or not by_clock or not entry.collective or event != "step":
+            return due
+        return bool(loop.ranks.allgather(due)[0])
+
     def _call_entry(self, entry: _Entry, event: str, loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             entry(loop, *args, **kwargs)
@@ -202,14 +211,29 @@ class Hooks:
             error.add_note(f"raised by the on_{event} hook {entry.name!r}")
             raise
 
-    def check_collective_triggers(self) -> None:
-        """Raise ValueError if the trigger of a collective hook goes by clock time, which differs between ranks."""
-        for entry in self._entries["step"]:
-            if entry.collective and entry.trigger is not None and entry.trigger.by_clock:
-                raise ValueError(
-                    f"all ranks carry out the hook {entry.name!r} together, but their clocks differ: give it a trigger "
-                    "that goes by steps, such as EveryNSteps(100)"
-                )
+    def agree(self, ranks: Any) -> dict[str, Any]:
+        """Let rank 0's clock decide for the actions by time that all ranks have; return what ranks must have alike.
+
+        They then carry out these actions together.
+
+        An action that only some ranks have, such as printing on rank 0, goes by the clock of that rank.
+        """
+        timed = [e for e in self._entries["step"] if e.trigger is not None and e.trigger.by_clock]
+        of_ranks = ranks.allgather([entry.name for entry in timed])
+        for entry in timed:
+            if all(entry.name in names for names in of_ranks):
+                entry.collective = True
+        return self.describe_collective()
+
+    def describe_collective(self) -> dict[str, str]:
+        """Return when ranks carry out actions together, by name of the action, as texts that ranks compare."""
+        texts: dict[str, str] = {}
+        for event in EVENTS:
+            for entry in self._entries[event]:
+                if entry.collective:
+                    name = next(n for n in numbered(f"the callback {entry.name!r} on_{event}") if n not in texts)
+                    texts[name] = _describe_trigger(entry.trigger)
+        return texts
 
     # -- state ---------------------------------------------------------------------------------------
 
@@ -258,6 +282,20 @@ def numbered(name: str) -> Iterator[str]:
 def _action_attribute(action: Any, name: str, default: Any) -> Any:
     """Return an attribute of an action, or of the object whose method it is."""
     return getattr(action, name, getattr(getattr(action, "__self__", None), name, default))
+
+
+def _describe_trigger(trigger: Trigger | None) -> str:
+    """Describe a trigger by its class and its settings; a clock may be any function."""
+    if trigger is None:
+        return "each time"
+    if isinstance(trigger, AnyOf):
+        return " | ".join(map(_describe_trigger, trigger.triggers))
+    plain = {
+        name: value
+        for name, value in vars(trigger).items()
+        if isinstance(value, SETTINGS) and not name.startswith("_") and name not in trigger.counters
+    }
+    return f"{type(trigger).__name__} {plain}"
 
 
 def _require_one_argument(name: str, action: Any) -> None:

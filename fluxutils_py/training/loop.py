@@ -217,7 +217,7 @@ class Loop:
         if self.steps_per_epoch is not None:
             done = self.epoch_step if self._progress.is_over(batches) else 0
             self.end_step = self.step - done + (end_epoch - self.epoch) * self.steps_per_epoch
-        with self._run_hooks():
+        with self._run_hooks(epochs=epochs):
             while self.epoch < end_epoch and not (self.stopped and self.epoch_step == 0):
                 if self.steps_per_epoch is None and self.epoch > self.start_epoch:
                     mean = (self.step - self.epoch_step - self.start_step) / (self.epoch - self.start_epoch)
@@ -248,7 +248,7 @@ class Loop:
         self._begin_run(batches, resume)
         self.n_epochs = self.steps_per_epoch = None
         self.end_step, first = step, self.step
-        with self._run_hooks():
+        with self._run_hooks(steps=max(step - first, 0)):
             self._take_steps(batches, max(step - first, 0))
             if self.step < step and not self.stopped:
                 self._progress.close()
@@ -274,14 +274,14 @@ class Loop:
         self.train_step_durations = array("d")
 
     @contextmanager
-    def _run_hooks(self) -> Iterator[None]:
-        """Call the start hooks, then the end hooks; always the close hooks."""
+    def _run_hooks(self, **of_run: int) -> Iterator[None]:
+        """Call the start hooks, then the end hooks; always the close hooks. Ranks compare ``of_run``."""
         ranks, self._running = self.ranks, True
         with ranks:
             try:
                 ranks.guard(self.hooks.check_restored)
                 if not ranks.is_single:
-                    ranks.guard(self.hooks.check_collective_triggers)
+                    ranks.require_equal({**self.hooks.agree(ranks), **of_run})
                 self._call_hooks("start")
                 yield
                 self.end_step = self.step

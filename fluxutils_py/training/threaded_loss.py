@@ -12,7 +12,13 @@ from fluxutils_py.data.parts import array_split_slice
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.states import recurrent_layers
 from fluxutils_py.parallel import Threads
-from fluxutils_py.parallel.gradients import Gradients, require_thread_safe, sum_gradients, value_and_gradient
+from fluxutils_py.parallel.gradients import (
+    Gradients,
+    require_thread_safe,
+    sum_gradients,
+    value_and_gradient,
+    watching_modules,
+)
 from fluxutils_py.training.replicas import Replicas
 from fluxutils_py.training.step_info import BatchLoss
 from fluxutils_py.tree import tree_map
@@ -86,8 +92,20 @@ class ThreadedLoss:
         else:
             if len(parts) > 1:
                 require_thread_safe(self.model)
-            found = self.threads.map(lambda i: compute_part(i, self.model), range(len(parts)), idempotent=True)
+            found = self._map_watched(compute_part, len(parts))
         return self._merge_losses([part for part in found if part is not None])
+
+    def _map_watched(self, compute_part: Callable[[int, Any], Any], n_parts: int) -> Sequence[Any]:
+        """Compute the parts; raise ValueError before a module runs that several threads would change at once."""
+        if n_parts == 1:
+            return self.threads.map(lambda i: compute_part(i, self.model), range(1), idempotent=True)
+
+        def watched_part(i: int) -> Any:
+            watch()
+            return compute_part(i, self.model)
+
+        with watching_modules(require_thread_safe) as watch:
+            return self.threads.map(watched_part, range(n_parts), idempotent=True)
 
     def _merge_losses(self, found: Sequence[tuple[BatchLoss, tuple[float, Gradients]]]) -> BatchLoss | None:
         if not found:

@@ -27,7 +27,9 @@ class Trigger:
     at_end : bool
         Whether the hook also acts at the end of a run, unless it acted at that step.
     by_clock : bool
-        Whether the trigger depends on time, so that ranks may disagree.
+        Whether the trigger depends on time: of several ranks, rank 0's clock decides.
+    counters : frozenset of str
+        Attributes that change during a run, which ranks do not compare.
 
     Notes
     -----
@@ -39,6 +41,7 @@ class Trigger:
     event = "step"
     at_end = False
     by_clock = False
+    counters: frozenset[str] = frozenset(("count", "start_step", "seen", "origin"))  # no settings
     _memory: Sequence[str] = ()
 
     def fires(self, loop: Any) -> bool:

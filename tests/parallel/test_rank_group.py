@@ -49,6 +49,44 @@ def test_an_error_on_one_rank_alone_is_kept_for_the_next_collective_and_told_at_
     assert told == [("ZeroDivisionError", "ZeroDivisionError: division by zero"), ("KeyError", "KeyError: 'k'")]
 
 
+class Silent(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class Mute(Silent):
+    __repr__ = Silent.__str__
+
+
+class Leaving(Silent):
+    def __str__(self):
+        raise KeyboardInterrupt
+
+
+class NotText(Silent):
+    def __str__(self):
+        return 7
+
+
+@pytest.mark.parametrize("kind", [Silent, Mute, Leaving, NotText])
+def test_an_error_whose_text_cannot_be_made_still_reaches_the_other_ranks(kind):
+    told, comm = [], Recorded(lambda mine: told.append(mine[1]) or mine)
+    with pytest.raises(kind), RankGroup(comm):
+        raise kind("x")
+    ((name, text),) = told
+    assert name == kind.__name__
+    assert text.startswith(f"{kind.__name__}: ")
+
+
+def test_of_an_error_with_a_huge_text_ranks_send_the_beginning():
+    told, comm = [], Recorded(lambda mine: told.append(mine[1]) or mine)
+    with pytest.raises(ValueError, match="a"), RankGroup(comm):
+        raise ValueError("a" * 10**6)
+    assert told[0][1].startswith("ValueError: aaaa")
+    assert len(told[0][1]) < 11_000
+    assert "990000 more" in told[0][1]
+
+
 def test_a_broken_communicator_is_not_asked_again():
     def broken(mine):
         told.append(mine)

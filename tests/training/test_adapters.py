@@ -1,10 +1,11 @@
 """Functions of other shapes as callbacks, and the history as a table."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from fluxutils_py.training import Loop, StepInfo, StopTraining, cb, cby, history_table
+from fluxutils_py.training import Loop, StepInfo, StopTraining, adapters, cb, cby, history_table
 from fluxutils_py.training.adapters import NTimesDuringLoop, OnStart, PeriodicCallback
 
 
@@ -112,3 +113,14 @@ def test_periodic_callbacks_act_once_at_the_end_of_each_run():
     PeriodicCallback(loop, 60.0, True, "note", 0, lambda loop, metrics: seen.append(loop.step), clock=lambda: 0.0)
     loop.run_steps(range(5), 5)
     assert seen == [5]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_several_ranks_only_rank_0_writes_and_prints_what_all_record(tmp_path, rank):
+    lines = []
+    cby, history = adapters.initevalcby(steps=1, resultdir=tmp_path / "out", printer=lines.append, clock=lambda: 0.0)
+    hook = adapters.cby(cby)
+    hook.on_step(SimpleNamespace(rank=rank, batch_loss=2.0))
+    assert [record["loss"] for record in history] == [2.0]
+    assert (tmp_path / "out").exists() == (rank == 0)
+    assert len(lines) == (rank == 0)

@@ -1,6 +1,5 @@
 """When the actions of a table are done, by hand and as hooks, and what comes of them."""
 
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,8 +8,11 @@ import torch
 from torch import nn
 
 from fluxutils_py import Estimator
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.parallel.communicator import SingleProcessComm
 from fluxutils_py.training import CronTab, Loop, StepInfo, StopTraining, Trainer
 from fluxutils_py.training.adapters import with_state
+from fluxutils_py.training.hooks import Hooks
 from fluxutils_py.training.triggers import (
     AtNthStep,
     AtSteps,
@@ -250,13 +252,29 @@ def test_a_table_is_a_callback_of_an_estimator():
     assert cron.results == {"a": (3, True)}
 
 
-def test_several_ranks_that_do_something_together_do_not_go_by_the_clock():
-    loop = Loop(lambda batch: StepInfo(1.0))
-    act = SimpleNamespace(name="look", collective=True, trigger=EveryNSeconds(1), on_step=nothing)
-    loop.hooks.attach(act)
-    told = (
-        "all ranks carry out the hook 'look' together, but their clocks differ: give it a trigger that goes by steps, "
-        "such as EveryNSteps(100)"
-    )
-    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
-        loop.hooks.check_collective_triggers()
+class TwoRanks(SingleProcessComm):
+    """Two ranks: the other one, rank 0 or rank 1, changes what this one says."""
+
+    size = 2
+
+    def __init__(self, rank, of_rank_0):
+        self.rank, self.of_rank_0 = rank, of_rank_0
+
+    def allgather(self, obj):
+        *head, value = obj
+        other = (*head, self.of_rank_0 if isinstance(value, bool) else value)
+        return [other, obj] if self.rank else [obj, other]
+
+
+@pytest.mark.parametrize(("rank", "of_rank_0", "expected"), [(0, False, [2, 3]), (1, False, []), (1, True, [1, 2, 3])])
+def test_the_clock_of_rank_0_decides_when_several_ranks_do_something_together(rank, of_rank_0, expected):
+    acted, time = [], iter(range(100))
+    hooks = Hooks()
+    trigger = EveryNSeconds(0, clock=lambda: float(next(time)))
+    hooks.attach(CronTab().schedule(lambda loop: acted.append(loop.step), name="look", trigger=trigger))
+    ranks = RankGroup(TwoRanks(rank, of_rank_0))
+    with ranks:
+        hooks.agree(ranks)
+        for step in (1, 2, 3):
+            hooks.run("step", SimpleNamespace(step=step, ranks=ranks))
+    assert acted == expected

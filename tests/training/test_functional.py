@@ -11,6 +11,8 @@ from torch import nn
 
 from fluxutils_py.data import BackgroundDataLoader
 from fluxutils_py.data.parts import dividebatch
+from fluxutils_py.nn import LSTM
+from fluxutils_py.parallel.gradients import pgradient, tgradient
 from fluxutils_py.training import StopTraining
 from fluxutils_py.training.functional import autotrain, itrain, ptrain, train, ttrain
 
@@ -276,3 +278,22 @@ def test_what_is_no_sample_is_said_to_be_none(call):
     assert str(caught.value) == (
         "preparesamples must return the arguments of loss as a tuple, such as (x, y) or (x,); it returned a Tensor"
     )
+
+
+@pytest.mark.parametrize("form", [lambda model: model, lambda model: list(model.parameters())])
+@pytest.mark.parametrize("run", ["ptrain", "ttrain", "pgradient", "tgradient"])
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d, LSTM])
+def test_threads_refuse_what_they_would_change_at_once_in_both_forms_of_parameters(form, run, layer):
+    bad = nn.BatchNorm1d(3) if layer is nn.BatchNorm1d else LSTM(3, 3)
+    model = nn.Sequential(bad, nn.Linear(3, 1))
+    before = copy.deepcopy(model.state_dict())
+    loss, params = (lambda x, y: nn.functional.mse_loss(model(x), y)), form(model)
+    calls = {
+        "ptrain": lambda: ptrain(loss, params, batches(), SGD, 3, bs=2),
+        "ttrain": lambda: ttrain(loss, params, batches(), SGD, 3, n=2),
+        "pgradient": lambda: pgradient(loss, params, [batches()(), batches()()]),
+        "tgradient": lambda: tgradient(loss, params, batches(), 2),
+    }
+    with pytest.raises(ValueError, match=layer.__name__):
+        calls[run]()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

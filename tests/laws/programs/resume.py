@@ -26,7 +26,6 @@ from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.training import Checkpointer, EveryNSteps, Loop
 from fluxutils_py.training.plain_files import read_file, write_file
-from fluxutils_py.training.triggers import EveryNSeconds
 
 FOLDER = Path(sys.argv[1])
 N, T = 7, 11
@@ -199,7 +198,7 @@ def fails(rank, comm, case):
     actions = {"hook": boom, "last hook": boom, "stop": Loop.stop, "stop between epochs": Loop.stop}
     action, step = actions.get(case), {"last hook": 24, "stop between epochs": 0}.get(case, 6)
     hooks = [On(step, action)] if rank == 1 and action else []
-    trigger = EveryNSeconds(1) if case == "clock" else EveryNSteps(6 if action else 3)
+    trigger = EveryNSteps(6 if action else 3)
     saves = Checkpointer(FOLDER / ("in the way/folder" if case == "writing" else case), keep=-1, trigger=trigger)
     if case == "reading" and rank == 1:
         saves._read_files = unreadable
@@ -219,7 +218,7 @@ def faults():
     """What two ranks see of each kind of failure; and whether what stopped goes on, with how many ranks it may."""
     (FOLDER / "in the way").write_text("a file")
     found = {}
-    for case in ("hook", "last hook", "stop", "stop between epochs", "clock", "writing", "fine", "reading"):
+    for case in ("hook", "last hook", "stop", "stop between epochs", "writing", "fine", "reading"):
         if case == "reading":  # what "fine" has written
             os.rename(FOLDER / "fine", FOLDER / "reading")
         assert wait(start(2, report, case)) == [0, 0]
