@@ -12,12 +12,11 @@ import numpy as np
 
 from fluxutils_py.data import SampleWeight, SequenceWindows
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.building import require_stored
 from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.inputs import Inputs, InputSchema, feature_counts
-from fluxutils_py.estimator.labels import ClassWeightArray, LabelEncoder, find_classes
+from fluxutils_py.estimator.labels import ClassWeightArray, LabelEncoder, find_classes, find_largest
 from fluxutils_py.estimator.sharded_data import SeriesPool
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.estimator.target_codec import TargetCodec, TargetScale
@@ -154,8 +153,7 @@ def _count_outputs(targets: Targets, codec: TargetCodec, loss: Loss, pool: Serie
     if codec.classes is not None:
         return len(codec.classes)
     if not others and isinstance(loss, SeqLoss) and loss.classes and y.kind == "int":
-        largest = max(int(np.asarray(y.array[:, n, t]).max()) for n, t in block_slices(y.N, y.T, y.F))
-        return 1 + max(pool.ranks.allgather(largest))
+        return 1 + max(pool.ranks.allgather(find_largest(y.array)))
     return feature_counts(targets.series)
 
 

@@ -10,7 +10,7 @@ from sklearn.utils import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 
 from fluxutils_py.data import SampleWeight
-from fluxutils_py.data.arrays import DuckArray, read_block
+from fluxutils_py.data.arrays import DuckArray, plain_block, read_block
 from fluxutils_py.data.indexing import Index, as_key
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import block_slices
@@ -52,6 +52,12 @@ class LabelEncoder:
         return np.where(labelled, codes, MISSING_LABEL)
 
 
+def find_largest(labels: Any) -> int:
+    """Return the largest of integer labels in an array (G, N, T), in one pass over blocks."""
+    n_outputs, n_series, n_steps = labels.shape
+    return max(int(plain_block(labels[:, n, t]).max()) for n, t in block_slices(n_series, n_steps, n_outputs))
+
+
 def find_classes(labels: Any, weight: SampleWeight | None, rows: Segments | None = None) -> np.ndarray:
     """Return the sorted labels in an array (1, N, T) at steps of nonzero weight, in one pass over blocks.
 
@@ -59,7 +65,7 @@ def find_classes(labels: Any, weight: SampleWeight | None, rows: Segments | None
     """
     labels_of_blocks: list[np.ndarray] = []
     for series, steps in block_slices(labels.shape[1], labels.shape[2]):
-        block = np.asarray(labels[:, series, steps])[0]
+        block = plain_block(labels[:, series, steps])[0]
         counts = is_label(block)
         if weight is not None:
             counts &= weight.block(series, steps) > 0

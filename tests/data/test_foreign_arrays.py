@@ -3,8 +3,9 @@
 import h5py
 import numpy as np
 import pytest
+from torch import nn
 
-from fluxutils_py import Estimator, SequenceRegressor, SequenceScaler, h5save, samples
+from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor, SequenceScaler, h5save, samples
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.arrays import plain_block, read_block
 from fluxutils_py.data.segments import Segments
@@ -169,3 +170,29 @@ def test_both_layouts_with_series_first_are_named_with_their_transposes():
     assert "(N, F, T)" in str(caught.value)
     assert "a.transpose(1, 0, 2)" in str(caught.value)
     assert "a.transpose(2, 0, 1)" in str(caught.value)
+
+
+def test_the_scale_of_targets_sees_no_fill_values(holes):
+    x, y = mask_only_targets(holes)
+    lazy, plain = (
+        SequenceRegressor(3, epochs=2, random_state=0, verbose=False).fit(x, targets)
+        for targets in (Lazy(y), y.filled(np.nan))
+    )
+    np.testing.assert_array_equal(lazy.predict(x), plain.predict(x))
+    assert np.nanmax(np.abs(lazy.predict(x))) < 100  # the fill value is 1e37
+
+
+def test_masked_labels_count_as_missing_or_are_refused(holes):
+    x = np.random.default_rng(1).normal(size=(F, N, T)).astype("float32")
+    labels = np.random.default_rng(2).integers(0, 3, (1, N, T))
+    masked = np.ma.MaskedArray(np.where(holes.mask[:1], 99.0, labels), holes.mask[:1])
+    lazy, plain = (
+        EstimatorClassifier(spec=SPEC, random_state=0, verbose=False).fit(x, y)
+        for y in (Lazy(masked), masked.filled(np.nan))
+    )
+    assert lazy.classes_.tolist() == [0, 1, 2]
+    np.testing.assert_array_equal(lazy.predict_proba(x), plain.predict_proba(x))
+    integers = Lazy(np.ma.MaskedArray(np.where(holes.mask[:1], 99, labels), holes.mask[:1]))
+    for est in (EstimatorClassifier(spec=SPEC), Estimator(None, nn.CrossEntropyLoss(), spec=SPEC)):
+        with pytest.raises(DataError, match=r"5 of the values.*int64"):
+            est.fit(x, integers)

@@ -9,6 +9,8 @@ import torch
 from .loop import Data
 
 N_WORDS, N_LABELS, IGNORED = 5, 3, -7
+GARBAGE = {"i": 99, "f": 7e3}  # past the ends of series
+NC_FILL = 9.969209968386869e36  # NC_FILL_FLOAT of NetCDF
 
 
 def make_data(case, seed, more_series=0, more_steps=0):
@@ -74,6 +76,21 @@ def make_data(case, seed, more_series=0, more_steps=0):
     return Data(x, (y[:1], y[1:]) if case["outputs"] == "two" else (y,), starts, lengths, w)
 
 
+class Duck:
+    """A lazy array of another library: blocks come as they are when they are read, masked or of another dtype."""
+
+    def __init__(self, values, dtype):
+        self.values, self.shape, self.dtype = values, values.shape, np.dtype(dtype)
+
+    def __getitem__(self, key):
+        return self.values[key]
+
+
+def cut(a, key):
+    """A part of an array; of a lazy one, a lazy one."""
+    return Duck(a.values[key], a.dtype) if isinstance(a, Duck) else a[key]
+
+
 class Place:
     """Puts arrays into the memory that a case asks for."""
 
@@ -127,6 +144,17 @@ class Place:
         with h5py.File(path, "w") as file:
             file.create_dataset("a", data=a.transpose(2, 1, 0), chunks=chunks, compression="gzip")
         return h5mmap(path, "a", axes="TNF")
+
+    def _masked(self, a, path):
+        """What is NaN, or past the ends of series, has a mask over a fill value, as netCDF4 gives it."""
+        if a.dtype.kind != "f":
+            return Duck(np.ma.MaskedArray(a, np.zeros(a.shape, bool)), a.dtype)
+        mask = np.isnan(a) | (a == GARBAGE["f"])
+        return Duck(np.ma.MaskedArray(np.where(mask, NC_FILL, a).astype(a.dtype), mask), a.dtype)
+
+    def _packed(self, a, path):
+        """Says the dtype in the file, and gives unpacked values."""
+        return Duck(a, "int16")
 
     def _tensor(self, a, path):
         return torch.tensor(np.ascontiguousarray(a))

@@ -47,6 +47,22 @@ PLAIN = {
     "kernels": False,  # native ones, where there are any
 }
 
+# The memory of arrays: of NumPy, files, torch; lazy ones with masks, or whose values have another dtype than they say.
+ORDERS = [
+    "C",
+    "F",
+    "time",
+    "reversed",
+    "strided",
+    "memmap",
+    "h5mmap",
+    "h5chunks",
+    "tensor",
+    "series",
+    "masked",
+    "packed",
+]
+
 STACKS = {  # cells, and whether each begins a layer
     "linear": [],
     "lstm": [("lstm", True)],
@@ -134,7 +150,7 @@ def draw(seed):
         "spec_form": str(one("Spec", "dict", "namedtuple", "object", p=0.6)),
         "dtype": str(one("float64", "float32", ">f8", ">f4", "float16", p=0.8)),
         "y_dtype": one(None, "float64", "float32", ">f8", p=0.85),
-        "order": str(one("C", "F", "time", "reversed", "strided", "memmap", "h5mmap", "h5chunks", "tensor", "series")),
+        "order": str(one(*ORDERS)),
         "lengths": bool(one(False, True, p=0.65)),
         "starts": bool(one(False, True, p=0.8)),
         "listed": bool(one(False, True, p=0.85)),
@@ -220,10 +236,10 @@ def settle(case):
     unless(c["missing"] or not c["nan_inputs"], nan_inputs=False)
     unless(c["missing"] != "outputs" or c["targets"] > 1, missing="steps")
     unless(not c["shuffle"] or (c["dtype"] != "float16" and not c["nan_inputs"]), shuffle=False)
-    unless(c["dtype"] != "float16" or c["order"] not in ("h5mmap", "h5chunks", "tensor"), order="C")
+    unless(c["dtype"] != "float16" or c["order"] not in ("h5mmap", "h5chunks", "tensor", "masked"), order="C")
     swapped = f"{c['dtype']} {c['y_dtype']}"  # torch has no other byte orders
     unless(c["order"] != "tensor" or ">" not in swapped, order="time")
-    unless(not c["listed"] or c["order"] in ("C", "F", "time", "series"), order="C")
+    unless(not c["listed"] or c["order"] in ("C", "F", "time", "series", "masked", "packed"), order="C")
     if c["listed"]:
         c["view"] = False
     single = c["dtype"] not in ("float64", ">f8")

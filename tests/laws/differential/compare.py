@@ -13,12 +13,11 @@ from fluxutils_py import net2vec, samples
 from fluxutils_py.nn import native_kernels
 
 from . import ours
-from .arrays import IGNORED, Place, make_data
+from .arrays import GARBAGE, IGNORED, Place, cut, make_data
 from .cases import MORE_STEPS, NO_WEIGHTS, OF_CELLS
 from .loop import Oracle, accuracy, pooled_r2
 
 LABELS = np.array(["ash", "birch", "cedar"])
-GARBAGE = {"i": 99, "f": 7e3}  # past the ends of series
 
 
 class Given:
@@ -52,7 +51,7 @@ class Given:
     def _form(self, placed, arrays):
         case, data = self.case, self.data
         if case["listed"]:
-            placed = [[a[:, n, : data.lengths[n]] for n in range(data.n_series)] for a in placed]
+            placed = [[cut(a, np.s_[:, n, : data.lengths[n]]) for n in range(data.n_series)] for a in placed]
         if case["view"]:
             placed = [samples(a) for a in placed]
         return placed[0] if len(placed) == 1 else tuple(placed)
@@ -248,7 +247,7 @@ def _same_chunks(same, case, est, oracle, given, predicted):
         n_cuts = min(T - 1, int(rng.integers(0, 5))) if case["chunks"] else 0
         cuts = [0, *sorted(rng.choice(np.arange(1, T), size=n_cuts, replace=False)), T]
         for a, b in itertools.pairwise(cuts):
-            x = tuple(part[:, :, a:b] for part in _tuple(given.x))
+            x = tuple(cut(part, np.s_[:, :, a:b]) for part in _tuple(given.x))
             out, state = predict(x if len(x) > 1 else x[0], state=state, return_state=True)
             if rng.random() < 0.5:  # any copy is as good
                 state = [s.clone() for s in state]
