@@ -154,8 +154,7 @@ def as_ragged(value: Any, name: str) -> Any:
 def _two_axes(array: Any, name: str) -> Any:
     if hasattr(array, "iloc"):
         raise ShapeError(f"{name} is a data frame; the arrays of a list are series (F, T_i): {name}.to_numpy().T")
-    array = to_numpy(array)
-    check_dataset(array, name)
+    array = to_numpy(check_dataset(array, name))
     reject_masked(array, name)
     shape = tuple(array.shape)
     if len(shape) != 2:

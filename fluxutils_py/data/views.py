@@ -307,9 +307,9 @@ def _checked_names(names: Any, array: Any) -> Names | None:
 def _three_axes(x: Any, name: str) -> Any:
     if isinstance(x, SequenceView):
         raise DataError(f"{name} takes an array of shape (F, N, T), got a view of one; its array is x.native")
+    check_dataset(x, "x")
     if isinstance(x, tuple):
         raise ShapeError(f"{name} takes one array of shape (F, N, T), got a tuple of {len(x)}; stack their features")
-    check_dataset(x, "x")
     array = as_three_axes(x, "x")
     if np.dtype(getattr(array, "dtype", float)).kind in "cMmV":
         raise DataError(f"x must hold real numbers, or labels, got dtype {array.dtype}; convert it, as with astype")

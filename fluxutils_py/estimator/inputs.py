@@ -212,11 +212,12 @@ def _as_names(names: tuple[str, ...] | None) -> np.ndarray | None:
 
 def require_array(value: Any, name: str, forms: str) -> None:
     """Raise DataError for values that are clearly not arrays; scikit-learn and NumPy check the rest."""
+    check_dataset(value, name)
     is_mapping = isinstance(value, Mapping) and not hasattr(value, "shape")  # some sparse matrices are dicts too
     if value is None or is_mapping or isinstance(value, str | bytes | numbers.Number):
         got = type(value).__name__ if isinstance(value, Mapping) else repr(value)
         raise DataError(f"{name} must be an array {forms}; got {got}")
-    reject_masked(check_dataset(value, name), name)
+    reject_masked(value, name)
 
 
 def is_native(x: Any) -> bool:

@@ -22,13 +22,15 @@ from fluxutils_py.data.hdf5.identity import (
 )
 from fluxutils_py.data.hdf5.opening import describe, open_file
 from fluxutils_py.data.hdf5.source_files import check_sources
+from fluxutils_py.data.refused_sources import refuse_source
 from fluxutils_py.errors import DataError
 
+PLAIN = int | float | str | np.ndarray | np.generic | None
 NEUTRAL = {"scale_factor": 1, "add_offset": 0}
 
 
 def check_dataset(array: Any, name: str) -> Any:
-    """Check an h5py dataset before it is used as it is, also inside tuples and lists, and return what was given.
+    """Check a source of values before it is used as it is, also inside tuples and lists, and return what was given.
 
     Parameters
     ----------
@@ -39,7 +41,8 @@ def check_dataset(array: Any, name: str) -> Any:
     Raises
     ------
     DataError
-        If its file was closed.
+        If it cannot be read as an array (see :mod:`~fluxutils_py.data.refused_sources`), or is an h5py dataset whose
+        file was closed.
     H5DataError
         If a file that it takes data from is missing or cannot be read: HDF5 would give fill values.
 
@@ -48,11 +51,11 @@ def check_dataset(array: Any, name: str) -> Any:
     UserWarning
         If attributes of NetCDF say how to read it.
     """
-    if isinstance(array, tuple | list):
-        for i, item in enumerate(array):
-            if isinstance(item, tuple | list | h5py.Dataset):
-                check_dataset(item, f"{name}[{i}]")
     if not isinstance(array, h5py.Dataset):
+        refuse_source(array, name)
+        for i, item in enumerate(array if isinstance(array, tuple | list) else ()):
+            if not isinstance(item, PLAIN):  # of nested lists of numbers there may be many
+                check_dataset(item, f"{name}[{i}]")
         return array
     if not array:
         raise DataError(f"{name} is in an HDF5 file that was closed; keep that file open, or take h5mmap(path, name)")

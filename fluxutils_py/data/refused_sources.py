@@ -1,0 +1,115 @@
+"""Things that are not arrays, or arrays that cannot be read, each with the way to one that can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fluxutils_py.errors import DataError
+
+# The beginning of the module of a class or of one above it, its name, and the way out; {0} is the argument's name.
+# No library is imported to find out.
+WAYS_OUT = [
+    ("torch.utils.data", "Dataset", "give the tensors that it is made of, as arrays (F, N, T)"),
+    (
+        "torch.utils.data",
+        "DataLoader",
+        "give the arrays (F, N, T) that it cuts, of which fit makes minibatches (batchsize in spec), or train on its "
+        "batches with fluxutils_py.training.Trainer",
+    ),
+    (
+        "torch.nn.utils.rnn",
+        "PackedSequence",
+        "give a list of series (F, T_i): [a.T for a in torch.nn.utils.rnn.unpack_sequence({0})]",
+    ),
+    ("zarr", "Group", 'take one of its arrays: {0}["name"]'),
+    ("h5py", "Group", 'take one of its datasets: {0}["name"]'),
+    ("netCDF4", "Dataset", 'take one of its variables: {0}["name"]'),
+    ("xarray", "Dataset", 'take one of its variables, {0}["name"], or all of them by {0}.to_dataarray()'),
+    ("polars", "LazyFrame", "compute it: {0}.collect()"),
+    ("dask.dataframe", "DataFrame", "compute it: {0}.compute()"),
+    ("dask.dataframe", "Series", "compute it: {0}.compute()"),
+    ("dask_expr", "DataFrame", "compute it: {0}.compute()"),
+    ("dask_expr", "Series", "compute it: {0}.compute()"),
+    ("pyarrow", "Dataset", "read it: {0}.to_table().to_pandas()"),
+    ("pyarrow", "ParquetFile", "read it: {0}.read().to_pandas()"),
+    ("pyarrow", "RecordBatchReader", "read it: {0}.read_pandas()"),
+    (
+        "datasets.dataset_dict",
+        "DatasetDict",
+        'take a split and a column: {0}["train"].with_format("numpy")[:]["name"]',
+    ),
+    ("datasets", "Dataset", 'take a column as an array: {0}.with_format("numpy")[:]["name"]'),
+    ("datasets", "IterableDataset", "take its rows into an array: np.stack of what it yields"),
+    ("datasets", "Column", 'take the column as an array: dataset.with_format("numpy")[:]["name"]'),
+    ("awkward", "Array", "give a list of series (F, T_i): [awkward.to_numpy(a) for a in {0}]"),
+    ("scipy.sparse", "_spbase", "make it dense: {0}.toarray()"),
+    ("scipy.sparse", "spmatrix", "make it dense: {0}.toarray()"),
+]
+
+
+def refuse_source(value: Any, name: str) -> None:
+    """Raise DataError for what cannot be read as an array, though users may have it in place of one.
+
+    Parameters
+    ----------
+    value : Any
+    name : str
+        What messages call it.
+
+    Raises
+    ------
+    DataError
+        It names what came, and the way to an array.
+    """
+    if isinstance(value, np.ndarray):
+        return
+    way_out = _of_class(value) or _of_tensor(value) or _of_unknown_size(value) or _of_one_pass(value)
+    if way_out:
+        cls = type(value)
+        raise DataError(
+            f"{name} must be an array, got {cls.__module__}.{cls.__qualname__}, which cannot be read as one as it is; "
+            + way_out.format(name)
+        )
+
+
+def _of_class(value: Any) -> str | None:
+    for cls in type(value).__mro__:
+        for module, class_name, way_out in WAYS_OUT:
+            if cls.__name__ == class_name and f"{cls.__module__}.".startswith(module):
+                return way_out
+    return None
+
+
+def _of_tensor(value: Any) -> str | None:
+    """Kinds of tensors that NumPy has not."""
+    if type(value).__module__.split(".")[0] != "torch" or not hasattr(value, "layout"):
+        return None
+    if value.is_nested:
+        return "it is nested; give a list of series (F, T_i): list({0}.unbind())"
+    if str(value.layout) != "torch.strided":
+        return f"its layout is {value.layout}; make it dense: {{0}}.to_dense()"
+    if value.is_meta:
+        return "it is on the device meta, without values; give one with values"
+    if value.is_quantized:
+        return "it is quantized: {0}.dequantize()"
+    if str(value.dtype).startswith(("torch.bfloat16", "torch.float8", "torch.float4")):
+        return f"its dtype is {value.dtype}, which NumPy has not: {{0}}.float()"
+    return None
+
+
+def _of_unknown_size(value: Any) -> str | None:
+    shape = getattr(value, "shape", None)
+    if not isinstance(shape, tuple) or not any(isinstance(n, float) and n != n for n in shape):
+        return None
+    return f"its shape {shape} is not known; find it first: {{0}}.compute_chunk_sizes()"
+
+
+def _of_one_pass(value: Any) -> str | None:
+    if isinstance(value, Iterator):
+        return "it can be read once and has no length; make a list of series (F, T_i) or an array of it: list({0})"
+    if isinstance(value, set | frozenset):
+        return "it has no order; give a list or an array"
+    return None
