@@ -212,7 +212,7 @@ def _as_names(names: tuple[str, ...] | None) -> np.ndarray | None:
 
 def require_array(value: Any, name: str, forms: str) -> None:
     """Raise DataError for values that are clearly not arrays; scikit-learn and NumPy check the rest."""
-    is_mapping = isinstance(check_dataset(value, name), Mapping) and not hasattr(value, "shape")  # some sparse matrices are dicts too
+    is_mapping = isinstance(check_dataset(value, name), Mapping) and not hasattr(value, "shape")
     if value is None or is_mapping or isinstance(value, str | bytes | numbers.Number):
         got = type(value).__name__ if isinstance(value, Mapping) else repr(value)
         raise DataError(f"{name} must be an array {forms}; got {got}")
