@@ -88,7 +88,7 @@ class ThreadedLoss:
         if self._replicas is not None:
             n_series = next((s.shape[d] for s, d in map(_first_state, self._layers) if s is not None), 0)
             series = [array_split_slice(n_series, n, i) for i in range(len(parts))]
-            found = self._replicas.map(compute_part, series)
+            found: Sequence[Any] = self._replicas.map(compute_part, series)
         else:
             if len(parts) > 1:
                 require_thread_safe(self.model)
