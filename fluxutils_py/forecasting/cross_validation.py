@@ -38,8 +38,7 @@ def cross_validate(
     panel = read_panel(df, fc._columns, fc.freq if refit is not None else fc.frequency_, static_df=static_df)
     behind = int(fc.h) + step_size * np.arange(n_windows - 1, -1, -1)  # (W,) steps after each cutoff
     cutoffs = np.maximum(panel.lengths[:, None] - behind, 0)  # (N, W); 0: the series has not begun
-    if refit is not None:
-        _require_long_series(panel, cutoffs[:, 0], int(behind[0]))
+    _require_long_series(panel, cutoffs[:, 0], int(behind[0]), least=1 if refit is None else 2)
     none = np.zeros(panel.n_series, int)
     parts: list[dict[str, Any]] = []
     values: Iterator[np.ndarray] = iter(())
@@ -58,8 +57,9 @@ def cross_validate(
     return make_frame(columns, panel.types | {"cutoff": panel.types[fc.time_col]}, panel.backend)
 
 
-def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int) -> None:
-    short = np.flatnonzero(cutoff < 2)
+def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int, least: int) -> None:
+    """Raise DataError if no series has ``least`` steps before the first cutoff; warn of those that have fewer."""
+    short = np.flatnonzero(cutoff < least)
     if len(short) == panel.n_series:
         raise DataError(
             f"no series is long enough: the windows take {behind} steps from the end of each, and the longest series "

@@ -43,8 +43,11 @@ def check_settings(fc: Any) -> None:
     if not isinstance(fc.alias, str) or fc.alias in taken:
         raise SpecError(f"alias must be a name other than {', '.join(map(repr, taken))}, got {fc.alias!r}")
     numbers = [q for q in fc.quantiles if isinstance(q, float | np.floating) and 0 < q < 1]
-    if len(numbers) < len(fc.quantiles) or len(set(numbers)) < len(numbers):
-        raise SpecError(f"quantiles must be different numbers between 0 and 1, got {fc.quantiles!r}")
+    names = {f"{q:g}" for q in numbers}  # in the columns of forecasts
+    if len(numbers) < len(fc.quantiles) or len(names) < len(numbers):
+        raise SpecError(
+            f"quantiles must be different numbers between 0 and 1, got {fc.quantiles!r}; columns name six digits of them"
+        )
     if fc.model is None:
         cell_of(fc.cell)
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from sklearn.utils.validation import check_is_fitted
 
+from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.cross_validation import cross_validate
 from fluxutils_py.forecasting.feature_choice import check_settings, choose_features, usual_season
@@ -231,7 +232,7 @@ class Forecaster(ForecasterBase):
         futr_df : data frame, optional
             Covariates known ahead, at the forecast times; see :meth:`make_future_dataframe`.
         static_df : data frame, optional
-            As in :meth:`fit`.
+            As in :meth:`fit`, with ``df`` only.
 
         Returns
         -------
@@ -240,6 +241,11 @@ class Forecaster(ForecasterBase):
             For an array, an array; with quantiles, a dict of arrays by column name. Every rank has all of it.
         """
         check_is_fitted(self, "models_")
+        if df is None and static_df is not None:
+            raise DataError(
+                "static_df is given without df: the static covariates of the stored series are those of fit; give "
+                "df, or leave static_df out"
+            )
         history, shape = self._history, self._shape
         if df is not None:
             panel, array = self._read(df, static_df, fitted=True)
@@ -268,7 +274,7 @@ class Forecaster(ForecasterBase):
             If rows overlap the stored series, or cannot be used. Nothing changes then.
         """
         check_is_fitted(self, "models_")
-        panel, array = self._read(df, static_df, fitted=True)
+        panel, array = self._read_further(df, static_df)
         steps = further_steps(self, panel) if panel is not None else array_steps(self, array)
         self._origin = self._history.extended(self.models_, steps, self._tail_windows)
         return self

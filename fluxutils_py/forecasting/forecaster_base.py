@@ -13,6 +13,7 @@ from fluxutils_py.forecasting.covariates import filled_forward
 from fluxutils_py.forecasting.forecaster_export import check_forecaster_export
 from fluxutils_py.forecasting.frames import is_frame
 from fluxutils_py.forecasting.history import History, start_history
+from fluxutils_py.forecasting.outputs import format_time
 from fluxutils_py.forecasting.panel import Columns, Panel, read_panel
 from fluxutils_py.forecasting.panel_windows import PanelWindows
 from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
@@ -28,16 +29,21 @@ class ForecasterBase(BaseEstimator):
         lists = (tuple(names) for names in (self.hist_exog_list, self.futr_exog_list, self.stat_exog_list))
         return Columns(self.id_col, self.time_col, self.target_col, *lists)
 
-    def _read(self, df: Any, static_df: Any, fitted: bool = False) -> tuple[Panel | None, Any]:
-        """Return ``(panel, None)`` for a frame, ``(None, array)`` for an array."""
+    def _read(self, df: Any, static_df: Any, fitted: bool = False, zone: str | None = None) -> tuple[Panel | None, Any]:
+        """Return ``(panel, None)`` for a frame, ``(None, array)`` for an array; ``zone`` as in read_panel."""
         if is_frame(df):
             if fitted and self.frequency_ is None:
                 raise DataError("df is a data frame, but the forecaster was fitted on an array (F, N, T)")
-            panel = read_panel(df, self._columns, self.frequency_ if fitted else self.freq, static_df=static_df)
+            freq = self.frequency_ if fitted else self.freq
+            panel = read_panel(df, self._columns, freq, static_df=static_df, zone=zone)
             known: Panel | None = self._history.panel if fitted else None
             if known is not None and (panel.zone is None) != (known.zone is None):
                 raise DataError(f"the times of column {self.time_col!r} must have a time zone if those of fit had one")
+            if fitted:
+                self._require_modelled(panel)
             return panel, None
+        if static_df is not None:
+            raise DataError("static_df is for data frames; an array (F, N, T) has no static covariates")
         if isinstance(df, int | np.integer):
             raise TypeError(f"df={df} is no data: the number of steps to forecast is h of the constructor, {self.h}")
         if fitted and self.frequency_ is not None:
@@ -45,6 +51,52 @@ class ForecasterBase(BaseEstimator):
         if self._columns.hist or self._columns.futr or self._columns.stat:
             raise DataError("covariates are columns of data frames; an array (F, N, T) has none")
         return None, as_series(df, "df")[0].array
+
+    def _read_further(self, df: Any, static_df: Any) -> tuple[Panel | None, Any]:
+        """Return what :meth:`_read` returns, for the steps after the stored series.
+
+        Raises
+        ------
+        DataError
+            If they cannot follow: the stored series would be unusable from then on.
+        """
+        known = self._history.panel
+        panel, array = self._read(df, static_df, fitted=True, zone=None if known is None else known.zone)
+        if panel is not None and known is not None:
+            now, then = type(panel.ids[0]), type(known.ids[0])
+            if isinstance(panel.ids[0], str) != isinstance(known.ids[0], str):
+                raise DataError(
+                    f"column {self.id_col!r} of df holds {now.__name__} such as {panel.ids[0]!r}, and held "
+                    f"{then.__name__} such as {known.ids[0]!r} when the forecaster was fitted; convert the ids"
+                )
+        if array is not None:
+            self._require_finite(np.asarray(array[:, :, :]))
+        return panel, array
+
+    def _require_modelled(self, panel: Panel) -> None:
+        """Raise DataError, with series and time, if logarithms are modelled and a value has none."""
+        if not self.features_.log:
+            return
+        values = panel.values[self.target_col]
+        bad = np.flatnonzero(values <= 0)  # False for NaN
+        if len(bad):
+            series = np.searchsorted(np.cumsum(panel.lengths), bad[:1], side="right")
+            time = panel.times(series, bad[:1] - panel.offsets[series])[0]
+            raise DataError(
+                f"column {self.target_col!r} of df is {values[bad[0]]:g} in series {panel.ids[series[0]]!r} at "
+                f"{format_time(time)}; the values were positive when the forecaster was fitted, and are modelled by "
+                "their logarithms: correct it, set NaN, or fit with transform='none'"
+            )
+
+    def _require_finite(self, values: np.ndarray) -> None:
+        """Raise DataError if a value of an array (F, N, T) is infinite, or not positive where logarithms are."""
+        bad = np.isinf(values)
+        if self.features_.log:
+            bad |= values <= 0
+        if bad.any():
+            at = tuple(int(i) for i in np.argwhere(bad)[0])
+            need = "finite and positive, as in fit" if self.features_.log else "finite"
+            raise DataError(f"df[{', '.join(map(str, at))}] is {values[at]:g}; values must be {need}, or NaN")
 
     def _windows(self, panel: Panel | None, array: Any) -> PanelWindows:
         """Return the windows of a panel or an array, from its first step."""

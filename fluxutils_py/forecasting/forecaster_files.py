@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import asdict
+from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
 
-from fluxutils_py.errors import LoadError
+from fluxutils_py.errors import DataError, LoadError
 from fluxutils_py.estimator.bounded_building import build_bounded
 from fluxutils_py.estimator.building import build_model, check_device
 from fluxutils_py.estimator.persistence import read_dtype
@@ -31,6 +33,7 @@ CODE = ("cell", "model", "loss", "freq")  # stored only if they are plain data
 
 def save_forecaster(fc: Any, path: Any) -> None:
     """Write a fitted forecaster; see ``Forecaster.save``."""
+    _require_plain_labels(fc)
     settings = {k: v for k, v in fc.get_params(deep=False).items() if k not in NOT_STORED}
     settings = {k: list(v) if isinstance(v, tuple | list | np.ndarray) else v for k, v in settings.items()}
     content = {
@@ -50,6 +53,20 @@ def save_forecaster(fc: Any, path: Any) -> None:
         "history": _plain_history(fc._history),
     }
     write_file(path, content)
+
+
+def _require_plain_labels(fc: Any) -> None:
+    """Raise DataError, before a file is written, if it could not be read: ids and categories must be plain data."""
+    labels = {} if fc._history.panel is None else {fc.id_col: fc._history.panel.ids}
+    for kind in ("hist", "futr", "stat"):
+        labels.update({c.name: c.categories for c in getattr(fc.covariates_, kind) if c.categories is not None})
+    for column, values in labels.items():
+        odd = [v for v in values if not isinstance(_to_plain(v), PLAIN)]
+        if odd:
+            raise DataError(
+                f"column {column!r} holds {type(odd[0]).__name__} such as {odd[0]!r}, and a file holds text, numbers "
+                "and booleans only; convert the column before fit, as with .astype(str)"
+            )
 
 
 def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
@@ -95,11 +112,19 @@ def _is_plain(value: Any) -> bool:
 
 
 def _to_plain(value: Any) -> Any:
+    """Return the numbers and text of Python for those of NumPy and for subclasses of them, but not for an Enum."""
     if isinstance(value, dict):
         return {k: _to_plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_to_plain(v) for v in value]
-    return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Enum):
+        return value
+    for kind in (bool, int, float, str):
+        if isinstance(value, kind):
+            return kind(value)
+    return value
 
 
 def _load_covariate(content: dict[str, Any]) -> Covariate:
@@ -142,6 +167,8 @@ def _parse_type(text: str) -> Any:
     found = re.fullmatch(r"Datetime\(time_unit='(\w+)', time_zone=(?:None|'([^']*)')\)", text)
     if found:
         return nw.Datetime(found[1], found[2])
-    if not re.fullmatch(r"Date|U?Int\d+|String|Categorical|Object|Enum.*", text):
+    if found := re.fullmatch(r"Enum\(categories=(\[.*\])\)", text, re.DOTALL):
+        return nw.Enum(ast.literal_eval(found[1]))
+    if not re.fullmatch(r"Date|U?Int\d+|String|Categorical|Object", text):
         return nw.String()
-    return getattr(nw, text)() if not text.startswith("Enum") else nw.String()
+    return getattr(nw, text)()

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any
 
 import numpy as np
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.validation import require_package
+
+LARGEST_TIME = 2**62  # integer times, so that the steps after them are integers too
+LARGEST_MICROSECOND = 9_190_000_000_000_000  # of dates in nanoseconds: until 2261
 
 
 def require(name: str, extra: str = "forecast") -> Any:
@@ -42,6 +46,17 @@ class Frame:
         except TypeError:
             raise TypeError(f"{name} must be a data frame of pandas or polars, got {type(frame).__name__}") from None
         self.name, self.n_rows = name, len(self.frame)
+        self._refuse_equal_columns()
+
+    def _refuse_equal_columns(self) -> None:
+        native = self.frame.to_native()  # narwhals names no frame
+        names = list(map(str, getattr(native, "columns", ())))
+        twice = sorted({column for column in names if names.count(column) > 1})
+        if twice:
+            raise DataError(
+                f"{self.name} has more than one column {twice[0]!r} (columns: {', '.join(names)}); rename or drop "
+                f"one, as with {self.name}.loc[:, ~{self.name}.columns.duplicated()]"
+            )
 
     @property
     def is_polars(self) -> bool:
@@ -88,6 +103,8 @@ class Frame:
         """Return a column of labels as objects, None where missing; DataError if one is and ``missing`` is False."""
         values = self.frame[column]
         absent = values.is_null().to_numpy()
+        if values.dtype.is_float():  # NaN is no null in polars
+            absent = np.isnan(values.to_numpy().astype(np.float64))
         if not missing:
             self._refuse_missing(column, absent)
         found = np.empty(self.n_rows, object)
@@ -96,7 +113,22 @@ class Frame:
         return found
 
     def is_category(self, column: str) -> bool:
-        return not self.dtype(column).is_numeric() and self.dtype(column) != require("narwhals").Boolean
+        """Return whether a column is neither numeric nor boolean.
+
+        Raises
+        ------
+        DataError
+            If it holds numbers in a column of objects: each different number would be a category.
+        """
+        nw, dtype = require("narwhals"), self.dtype(column)
+        if dtype == nw.Object:
+            known = [v for v in self.frame[column].to_list() if not _is_missing(v)]
+            if known and all(_is_number(v) for v in known):
+                raise DataError(
+                    f"column {column!r} of {self.name} holds numbers such as {known[0]!r}, but is of type {dtype}; "
+                    "convert it, as with pandas.to_numeric, or to text if they are categories"
+                )
+        return not dtype.is_numeric() and dtype != nw.Boolean
 
     def numbers(self, column: str, missing: bool) -> np.ndarray:
         """Return a column of numbers as float64, NaN where missing.
@@ -124,12 +156,14 @@ class Frame:
     def times(self, column: str) -> TimeColumn:
         """Return a column of dates or integers; DataError names column and row of what is neither."""
         nw, values, dtype = require("narwhals"), self.frame[column], self.dtype(column)
-        if dtype.is_integer():
-            return TimeColumn(values.to_numpy().astype(np.int64), None, None, dtype)
         self._refuse_missing(column, values.is_null().to_numpy())
+        if dtype.is_integer():
+            self._require_range(column, LARGEST_TIME)
+            return TimeColumn(values.to_numpy().astype(np.int64), None, None, dtype)
         if dtype.is_float():
             numbers = values.to_numpy()
             self._refuse_missing(column, np.isnan(numbers))
+            self._require_range(column, LARGEST_TIME)
             odd = numbers != np.round(numbers)
             if odd.any():
                 row = int(odd.argmax())
@@ -141,6 +175,7 @@ class Frame:
                 "with pandas.to_datetime"
             )
         zone = getattr(dtype, "time_zone", None)
+        self._require_nanoseconds(column)
         if zone is None:
             at = values.cast(nw.Datetime("ns")).to_numpy().astype("M8[ns]").astype(np.int64)
             return TimeColumn(at, at, None, dtype)
@@ -152,6 +187,34 @@ class Frame:
             local = values.dt.replace_time_zone(None)
         as_ns = [v.to_numpy().astype("M8[ns]").astype(np.int64) for v in (utc, local)]
         return TimeColumn(as_ns[0], as_ns[1], zone, dtype)
+
+    def _require_range(self, column: str, largest: int) -> None:
+        values = self.frame[column].to_numpy()
+        outside = (values > largest) if values.dtype.kind == "u" else (values > largest) | (values < -largest)
+        if outside.any():
+            row = int(outside.argmax())
+            raise DataError(
+                f"column {column!r} of {self.name} is {values[row]} in row {row}; integer times lie between "
+                f"{-largest} and {largest}"
+            )
+
+    def _require_nanoseconds(self, column: str) -> None:
+        """Raise DataError where a date is none in nanoseconds: the conversion would wrap."""
+        nw, values, dtype = require("narwhals"), self.frame[column], self.dtype(column)
+        if getattr(dtype, "time_unit", None) == "ns":
+            return
+        if values.dtype == nw.Unknown:  # of pandas, with a time zone
+            values = nw.from_native(values.to_native().dt.tz_convert("UTC").dt.tz_localize(None), series_only=True)
+        elif getattr(dtype, "time_zone", None) is not None:
+            values = values.dt.convert_time_zone("UTC").dt.replace_time_zone(None)
+        at = values.cast(nw.Datetime("us")).to_numpy().astype("M8[us]").astype(np.int64)
+        outside = np.abs(at) > LARGEST_MICROSECOND
+        if outside.any():
+            row = int(outside.argmax())
+            raise DataError(
+                f"column {column!r} of {self.name} is {self.frame[column].to_list()[row]} in row {row}; dates lie "
+                "between the years 1678 and 2261. For others give integers, such as the year"
+            )
 
     def _refuse_missing(self, column: str, missing: np.ndarray) -> None:
         if missing.any():
@@ -167,7 +230,11 @@ class Frame:
 
 
 def make_frame(columns: dict[str, Any], like: dict[str, Any], backend: str) -> Any:
-    """Make a frame of the library ``backend`` from arrays; ``like`` maps columns to their narwhals types."""
+    """Make a frame of the library ``backend`` from arrays; ``like`` maps columns to their narwhals types.
+
+    Integers that a type does not hold, such as the times after the last one of int8, become int64. NaN becomes null
+    where the library has both.
+    """
     nw = require("narwhals")
     made = nw.from_dict({k: _to_column(v) for k, v in columns.items()}, backend=backend)
     casts = []
@@ -176,9 +243,40 @@ def make_frame(columns: dict[str, Any], like: dict[str, Any], backend: str) -> A
         if getattr(dtype, "time_zone", None) is not None:
             column = column.cast(nw.Datetime(dtype.time_unit)).dt.replace_time_zone("UTC")
             casts.append(column.dt.convert_time_zone(dtype.time_zone))
-        elif dtype.is_temporal() or dtype.is_integer():
+        elif dtype.is_temporal():
             casts.append(column.cast(dtype))
+        elif dtype.is_integer():
+            casts.append(column.cast(dtype if _holds(dtype, columns[name]) else nw.Int64()))
+        elif dtype in (nw.Categorical, nw.Enum) and backend != "pandas":  # polars joins equal types only
+            casts.append(column.cast(_category_type(dtype, columns[name])))
+    if backend != "pandas":
+        numbers = [name for name, v in columns.items() if np.asarray(v).dtype.kind == "f"]
+        casts += [nw.when(~nw.col(name).is_nan()).then(nw.col(name)).alias(name) for name in numbers]
     return (made.with_columns(casts) if casts else made).to_native()
+
+
+def _holds(dtype: Any, values: np.ndarray) -> bool:
+    """Return whether an integer type of narwhals holds all values."""
+    if not len(values):
+        return True
+    bounds = np.iinfo(str(dtype).lower())
+    return bounds.min <= min(values) and max(values) <= bounds.max
+
+
+def _category_type(dtype: Any, values: np.ndarray) -> Any:
+    """Return the type for labels: an Enum with its categories, or a Categorical if it lacks one of the labels."""
+    nw = require("narwhals")
+    if dtype == nw.Enum and set(values) <= set(dtype.categories):
+        return dtype
+    return nw.Categorical()
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Number) and not isinstance(value, bool | np.bool_)
 
 
 def _to_column(values: np.ndarray) -> Any:

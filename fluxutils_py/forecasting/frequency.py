@@ -62,15 +62,23 @@ class Frequency:
             steps, rest = np.divmod(_to_months(times) - _to_months(first), self.size)
         return steps, (rest == 0) & (self.add_steps(first, steps) == times)
 
+    def is_weekend(self, times: np.ndarray) -> np.ndarray:
+        """Return where times are on days that business days leave out; nowhere for other kinds."""
+        if self.kind != "business":
+            return np.zeros(len(times), bool)
+        return ~np.is_busday(np.floor_divide(times, DAY).astype("M8[D]"))
+
     def add_steps(self, first: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """Return the times ``steps`` steps after ``first``."""
         if self.kind in ("integer", "elapsed", "days"):
             return first + steps * self.size
         day, clock = np.divmod(first, DAY)
-        if self.kind == "business":
-            return np.busday_offset(day.astype("M8[D]"), steps * self.size).astype(np.int64) * DAY + clock
+        if self.kind == "business":  # from a weekend on: from Monday, which is found to be another day
+            days = np.busday_offset(day.astype("M8[D]"), steps * self.size, roll="forward")
+            return days.astype(np.int64) * DAY + clock
         month = _to_months(first) + steps * self.size
-        start, length = _first_days(month), _first_days(month + 1) - _first_days(month)
+        start = _first_days(month)
+        length = _first_days(month + 1) - start
         own = day - _first_days(_to_months(first))
         if self.at == "same":
             own = np.minimum(own, length - 1)
@@ -100,8 +108,9 @@ def parse_frequency(freq: Any, integer: bool, polars: bool) -> Frequency:
         freq = found[1] + OF_POLARS.get(found[2], found[2])
     try:
         offset = pd.tseries.frequencies.to_offset(freq)
-    except (ValueError, TypeError):
-        raise ValueError(f"freq={freq!r} is no frequency; give {WAYS_OUT}") from None
+    except (ValueError, TypeError) as error:
+        hint = _hint(str(error))
+        raise ValueError(f"freq={freq!r} is no frequency{hint}; give {WAYS_OUT}") from None
     name, n = type(offset).__name__, int(offset.n)
     if n >= 1 and name in NANOSECONDS:
         return Frequency("elapsed", n * NANOSECONDS[name], text=offset.freqstr)
@@ -118,7 +127,15 @@ def parse_frequency(freq: Any, integer: bool, polars: bool) -> Frequency:
     raise ValueError(f"freq={freq!r} is not supported; give {WAYS_OUT}")
 
 
-def infer_frequency(differences: np.ndarray, times: np.ndarray, integer: bool) -> Frequency:
+def _hint(message: str) -> str:
+    """Return what pandas' message proposes in place of an alias, in brackets, or nothing."""
+    found = re.search(r"Did you mean (\w+)\?|use '(\w+)' instead", message)
+    return f" (pandas now says {found[1] or found[2]!r})" if found else ""
+
+
+def infer_frequency(
+    differences: np.ndarray, times: np.ndarray, integer: bool, first: np.ndarray | None = None
+) -> Frequency:
     """Infer the frequency from the most common difference between neighbouring times.
 
     Parameters
@@ -127,6 +144,8 @@ def infer_frequency(differences: np.ndarray, times: np.ndarray, integer: bool) -
         Differences between neighbouring times of a series: integers, or nanoseconds.
     times : ndarray of int
         Integers, or local times in nanoseconds.
+    first : ndarray of int, optional
+        The first time of the series of each of ``times``. Months on any day are inferred with these only.
 
     Raises
     ------
@@ -148,6 +167,9 @@ def infer_frequency(differences: np.ndarray, times: np.ndarray, integer: bool) -
             return Frequency("months", months, "start", f"{months}MS")
         if (day + 1 == _first_days(_to_months(times) + 1)).all():
             return Frequency("months", months, "end", f"{months}ME")
+        same = Frequency("months", months, "same", f"pandas.DateOffset(months={months})")
+        if first is not None and same.steps_between(first, times)[1].all():
+            return same
     if usual % DAY == 0 or usual in (23 * DAY // 24, 25 * DAY // 24):
         days = max(1, round(usual / DAY))
         weekday = (day + 3) % 7  # 1970 began on a Thursday

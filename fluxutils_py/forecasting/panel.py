@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fluxutils_py.errors import DataError
-from fluxutils_py.forecasting.frames import Frame, to_absolute, to_local
+from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.forecasting.frames import Frame, TimeColumn, to_absolute, to_local
 from fluxutils_py.forecasting.frequency import Frequency, infer_frequency, parse_frequency
+
+FEW_ROWS = 4  # of fewer rows it is not said that they leave most steps empty
+LEAST_FILLED = 0.2  # share of the steps of a series that have a row
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Column names of a long frame; defaults as in NeuralForecast and utilsforecast."""
+    """Column names of a long frame; defaults as in NeuralForecast and utilsforecast.
+
+    Raises
+    ------
+    SpecError
+        If two of id, time and target are one column, or one of them is a covariate.
+    """
 
     id: str = "unique_id"
     time: str = "ds"
@@ -22,6 +32,18 @@ class Columns:
     hist: tuple[str, ...] = ()
     futr: tuple[str, ...] = ()
     stat: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        named: dict[str, str] = {}
+        for argument, column in (("id_col", self.id), ("time_col", self.time), ("target_col", self.target)):
+            if column in named:
+                raise SpecError(f"{named[column]} and {argument} are both {column!r}; name two columns")
+            named[column] = argument
+        lists = {"hist_exog_list": self.hist, "futr_exog_list": self.futr, "stat_exog_list": self.stat}
+        for argument, columns in lists.items():
+            for column in columns:
+                if column in named:
+                    raise SpecError(f"{argument} names {column!r}, which is {named[column]}; leave it out")
 
     def arguments(self, *, target: bool = True, hist: bool = True) -> dict[str, str]:
         """Map each column that a frame must have to the argument that names it."""
@@ -96,7 +118,13 @@ class Panel:
 
     def times(self, series: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """Return the times of ``steps`` of ``series``, as ``datetime64[ns]`` in UTC, or as integers."""
-        found = self.frequency.add_steps(self.first[series], steps)
+        first = self.first[series]
+        found = self.frequency.add_steps(first, steps)
+        if ((found < first) & (steps > 0)).any():
+            raise DataError(
+                f"{int(np.max(steps))} steps of freq={self.frequency.text!r} after the first time of a series are "
+                "beyond the year 2261, the last of dates in nanoseconds; give integer times, such as the year"
+            )
         if self.frequency.kind == "integer":
             return found
         return (to_absolute(found, self.zone) if self.frequency.is_local else found).astype("M8[ns]")
@@ -113,6 +141,7 @@ def read_panel(
     freq: Any = None,
     *,
     static_df: Any = None,
+    zone: str | None = None,
 ) -> Panel:
     """Read a long frame, whose rows may be in any order.
 
@@ -124,6 +153,8 @@ def read_panel(
         None: inferred from the times.
     static_df : data frame, optional
         One row per series with the static covariates. None: ``df`` holds them.
+    zone : str, optional
+        Time zone to which times of another zone are converted. None: they stay in theirs.
 
     Raises
     ------
@@ -136,6 +167,8 @@ def read_panel(
         raise DataError("df has no rows")
     codes, ids = _number_labels(frame.labels(columns.id))
     at = frame.times(columns.time)
+    if zone is not None and at.zone not in (None, zone):
+        at = TimeColumn(at.absolute, to_local(at.absolute, zone), zone, at.dtype)
     frequency = freq if isinstance(freq, Frequency) else None
     if frequency is None and freq is not None:
         frequency = parse_frequency(freq, at.is_integer, frame.is_polars)
@@ -144,19 +177,18 @@ def read_panel(
         order = np.lexsort((local, codes))
         same = np.diff(codes[order]) == 0
         steps = np.diff(at.absolute[np.lexsort((at.absolute, codes))])[same]
-        frequency = infer_frequency(steps, local, at.is_integer)
-    if (frequency.kind == "integer") != at.is_integer:
-        kinds = ("dates", "integers") if at.is_integer else ("integers", "dates")
-        raise DataError(f"column {columns.time!r} of df holds {kinds[1]}, the forecaster was fitted on {kinds[0]}")
+        frequency = infer_frequency(steps, local, at.is_integer, _first_times(local, codes, len(ids))[codes])
+    _require_kind(frame, columns, at, frequency)
     times = at.on(frequency.is_local)
     order = np.lexsort((times, codes))
-    first = np.full(len(ids), np.iinfo(np.int64).max)
-    np.minimum.at(first, codes, times)
+    first = _first_times(times, codes, len(ids))
     steps, whole = frequency.steps_between(first[codes], times)
+    _refuse_weekends(frame, columns, frequency.is_weekend(times), frequency)
     _require_grid(frame, columns, whole, frequency, ids, codes)
     _require_unique(frame, columns, codes[order], steps[order], order, ids)
     lengths = np.zeros(len(ids), int)
     np.maximum.at(lengths, codes, steps + 1)
+    _warn_empty_steps(np.bincount(codes, minlength=len(ids)), lengths, ids, frequency)
     offsets = np.cumsum(lengths) - lengths
     place = offsets[codes] + steps
     total = int(lengths.sum())
@@ -191,6 +223,42 @@ def _number_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return rank[codes], made
 
 
+def _require_kind(frame: Frame, columns: Columns, at: TimeColumn, frequency: Frequency) -> None:
+    if (frequency.kind == "integer") != at.is_integer:
+        kinds = ("dates", "integers") if at.is_integer else ("integers", "dates")
+        raise DataError(
+            f"column {columns.time!r} of {frame.name} holds {kinds[1]}, the forecaster was fitted on {kinds[0]}"
+        )
+
+
+def _first_times(times: np.ndarray, codes: np.ndarray, n_series: int) -> np.ndarray:
+    first = np.full(n_series, np.iinfo(np.int64).max)
+    np.minimum.at(first, codes, times)
+    return first
+
+
+def _refuse_weekends(frame: Frame, columns: Columns, weekend: np.ndarray, frequency: Frequency) -> None:
+    if weekend.any():
+        row = int(weekend.argmax())
+        raise DataError(
+            f"column {columns.time!r} of {frame.name} is {frame.frame[columns.time].to_list()[row]} in row {row}, on a "
+            f"weekend, and freq={frequency.text!r} has business days only; leave the row out, or give freq='D'"
+        )
+
+
+def _warn_empty_steps(n_rows: np.ndarray, lengths: np.ndarray, ids: np.ndarray, frequency: Frequency) -> None:
+    """Warn of series with a row at few of their steps, as where one is hourly and another daily."""
+    sparse = np.flatnonzero((n_rows >= FEW_ROWS) & (n_rows < LEAST_FILLED * lengths))
+    if len(sparse):
+        i = sparse[0]
+        warnings.warn(
+            f"{len(sparse)} of {len(ids)} series have rows at few of their steps of freq={frequency.text!r} (series "
+            f"{ids[i]!r} at {n_rows[i]} of {lengths[i]}): all other steps count as missing. Forecast series of "
+            "different frequency apart, and write rows with 0 where no row means 0",
+            stacklevel=5,
+        )
+
+
 def _require_grid(
     frame: Frame, columns: Columns, whole: np.ndarray, frequency: Frequency, ids: np.ndarray, codes: np.ndarray
 ) -> None:
@@ -206,7 +274,7 @@ def _require_grid(
 def _require_unique(
     frame: Frame, columns: Columns, codes: np.ndarray, steps: np.ndarray, order: np.ndarray, ids: np.ndarray
 ) -> None:
-    twice = (np.diff(codes) == 0) & (np.diff(steps) == 0)
+    twice = (np.diff(codes) == 0) & (np.diff(steps) == 0) & (codes[1:] >= 0)
     if twice.any():
         at = int(twice.argmax())
         rows = sorted((int(order[at]), int(order[at + 1])))
@@ -250,15 +318,24 @@ def _read_static(
 def read_steps(frame: Frame, columns: Columns, panel: Panel) -> tuple[np.ndarray, np.ndarray]:
     """Return the series and the step in a panel of each row of a frame; steps count from the series' first one.
 
-    Both are (rows,). The series is -1 if the panel does not have it.
+    Both are (rows,). The series is -1 if the panel does not have it, and on weekends of business days.
     """
     name = frame.name
     number = {label: i for i, label in enumerate(panel.ids)}
     series = np.array([number.get(label, -1) for label in frame.labels(columns.id)])
     at = frame.times(columns.time)
+    _require_kind(frame, columns, at, panel.frequency)
     if at.zone is None and panel.zone is not None:
         raise DataError(f"column {columns.time!r} of {name} has no time zone, the series are in {panel.zone}")
+    if at.zone is not None and panel.zone is None:
+        raise DataError(
+            f"column {columns.time!r} of {name} is in the time zone {at.zone}, the series have no time zone; give "
+            "times without one, as with dt.tz_localize(None)"
+        )
     times = to_local(at.absolute, panel.zone) if panel.frequency.is_local else at.absolute
+    series = np.where(panel.frequency.is_weekend(times), -1, series)
     steps, whole = panel.frequency.steps_between(panel.first[np.maximum(series, 0)], times)
     _require_grid(frame, columns, whole | (series < 0), panel.frequency, panel.ids, series)
+    order = np.lexsort((steps, series))
+    _require_unique(frame, columns, series[order], steps[order], order, panel.ids)
     return series, steps
