@@ -46,7 +46,7 @@ def check_settings(fc: Any) -> None:
     names = {f"{q:g}" for q in numbers}  # in the columns of forecasts
     if len(numbers) < len(fc.quantiles) or len(names) < len(numbers):
         raise SpecError(
-            f"quantiles must be different numbers between 0 and 1, got {fc.quantiles!r}; columns name six digits of them"
+            f"quantiles must be different numbers between 0 and 1, got {fc.quantiles!r}; columns have six digits"
         )
     if fc.model is None:
         cell_of(fc.cell)
