@@ -71,10 +71,10 @@ def course_of_fit(settings: Settings, resume: bool, epochs: int | None) -> dict[
         hooks.attach(callback)
     spec = read_spec(settings.spec)
     return {
-        "epochs": spec.epochs if epochs is None else epochs,
         "whether the fit goes on with the model of an earlier one": resume,
-        "patience": spec.patience,
+        "epochs": spec.epochs if epochs is None else epochs,
         "early_stopping": settings.early_stopping,
+        "patience": spec.patience,
         "scaling": settings.scaling,
         **hooks.describe_collective(),
     }

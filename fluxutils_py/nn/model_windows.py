@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.copying import deep_copy, shallow_copy
-from fluxutils_py.nn.recurrent import unwrapped_recurrent
+from fluxutils_py.nn.recurrent import Recur, unwrapped_recurrent
 from fluxutils_py.nn.states import recurrent_layers, reset
 
 Outputs = Tensor | tuple[Tensor, ...]
@@ -200,7 +200,9 @@ def _require_reset(
     if again is not None and _equal_outputs(again, outputs):
         return
     with _trial(model, xs, len(sample[0])) as (fresh, _):
+        kept = _kept_tensors(fresh)
         first, _ = _try_run(run, fresh, sample)
+        keeps_tensors = _kept_tensors(fresh) != kept
         second, _ = _try_run(run, fresh, sample)
     with _trial(model, xs, len(sample[0])) as (fresh, _):
         torch.rand(())  # outputs that are drawn are drawn anew
@@ -209,6 +211,8 @@ def _require_reset(
         return  # random outputs
     if second is not None and _equal_outputs(first, second):
         return
+    if not keeps_tensors:
+        return  # it goes by a number, such as a count of its calls, which belongs to no series
     names = unwrapped_recurrent(model)
     layer = f"its recurrent layer {names[0]!r}" if names else "the layer whose state it keeps"
     raise ShapeError(
@@ -217,6 +221,17 @@ def _require_reset(
         f"series, saves or shards. Build {layer} as Recur(...), and use its output alone (y = self.rnn(x)): Recur "
         "keeps the state"
     )
+
+
+def _kept_tensors(model: nn.Module) -> list[tuple[int, int]]:
+    """Return identities and versions of the tensors that modules keep beside parameters and the state of Recur."""
+    kept: list[Any] = list(model.buffers())
+    for m in model.modules():
+        if isinstance(m, Recur):
+            continue
+        for value in vars(m).values():
+            kept += value if isinstance(value, list | tuple) else [value]
+    return [(id(t), t._version) for t in kept if isinstance(t, Tensor)]
 
 
 def _require_series_apart(

@@ -20,7 +20,7 @@ NAMED = {  # what the message of each rank names
     "weights": ("weights", "none"),
     "checkpoint": ("preemption", "none"),
     "EveryNSteps": ("EveryNSteps", "2", "3"),
-    "goes on": ("epochs", "2", "1"),
+    "goes on": ("earlier", "True", "False"),
     "different things": ("score", "predict"),
     "return_state": ("return_state", "True", "False"),
     "sample_weight": ("sample_weight", "none", "given"),
