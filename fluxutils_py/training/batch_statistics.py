@@ -55,7 +55,7 @@ def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
     model : nn.Module
         Called ``model(*inputs)``.
     dataset : iterable of batches
-        Anything that :func:`as_dataset` takes.
+        Anything that ``as_dataset`` takes.
 
     Raises
     ------

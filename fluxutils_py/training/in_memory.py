@@ -159,7 +159,7 @@ def normalization(
     Parameters
     ----------
     dataset : iterable of batches
-        Anything that :func:`as_dataset` takes; it is read once.
+        Anything that ``as_dataset`` takes; it is read once.
     index : int
         Index of the input.
     independent_axes : sequence of int
