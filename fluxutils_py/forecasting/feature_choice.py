@@ -18,6 +18,7 @@ from fluxutils_py.validation import check_integer, check_positive
 
 POSITIVE_INTEGERS = ("h", "hidden_size", "num_layers", "n_models", "max_steps", "batchsize", "seqsize")
 SAMPLED = 256, 2048  # number of series and of last steps to sample
+BLOCK_SERIES, BLOCK_STEPS = 256, 2048  # of an array that is read for its smallest value
 MOST_SEASONS = 8  # largest long season, in seasons
 LEAST_SHARE = 0.02  # share of the variance of errors that a long season must explain
 
@@ -73,10 +74,18 @@ def sample(source: PackedSeries | ArraySource) -> np.ndarray:
     return source.cut(series, source.lengths[series] - k, k)[0]
 
 
-def all_positive(source: PackedSeries | ArraySource, some: np.ndarray) -> bool:
-    values = source.values[0] if isinstance(source, PackedSeries) else some
-    known = values[~np.isnan(values)]
-    return bool(len(known)) and bool((known > 0).all())
+def smallest_value(source: PackedSeries | ArraySource) -> float:
+    """Return the smallest of all values, read block by block from a file; NaN if all are missing."""
+    smallest = np.nan
+    if isinstance(source, PackedSeries):
+        return float(np.fmin.reduce(source.values[0], initial=np.nan))
+    for first in range(0, source.n_series, BLOCK_SERIES):
+        series = np.arange(first, min(first + BLOCK_SERIES, source.n_series))
+        for start in range(0, source.n_steps, BLOCK_STEPS):
+            n_steps = min(BLOCK_STEPS, source.n_steps - start)
+            block = source.cut(series, np.full(len(series), start), n_steps)[0]
+            smallest = float(np.fmin(smallest, np.fmin.reduce(block, axis=None)))
+    return smallest
 
 
 def choose_features(
@@ -92,13 +101,12 @@ def choose_features(
         If ``lag`` is no multiple of the season.
     """
     some = sample(source)
-    if np.isnan(some).all() and (not isinstance(source, PackedSeries) or np.isnan(source.values[0]).all()):
+    smallest = smallest_value(source)
+    if np.isnan(smallest):
         raise DataError("there is no value to learn from: the target is missing everywhere")
-    positive = all_positive(source, some)
+    positive = smallest > 0
     if transform == "log" and not positive:
-        raise DataError(
-            f"transform='log' needs positive values, the smallest is {np.nanmin(some):g}; take transform='none'"
-        )
+        raise DataError(f"transform='log' needs positive values, the smallest is {smallest:g}; take transform='none'")
     log = positive if transform == "auto" else transform == "log"
     z = np.log(some) if log else some
     unit = 1.0 if log else float(np.nanmean(np.abs(z))) if not np.isnan(z).all() else 1.0

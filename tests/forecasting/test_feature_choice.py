@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.forecasting.feature_choice import choose_features, choose_lag, usual_season
+from fluxutils_py.forecasting.feature_choice import choose_features, choose_lag, smallest_value, usual_season
 from fluxutils_py.forecasting.frequency import parse_frequency
 from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
 
@@ -46,3 +46,25 @@ def test_targets_that_cannot_be_learnt_are_refused(rng):
         choose_features(PackedSeries(np.full((1, 9), np.nan), np.array([9])), 2, 1, None, None, "auto")
     with pytest.raises(DataError, match=r"transform='log' needs positive values, the smallest is -1"):
         choose_features(ArraySource(np.full((1, 1, 9), -1.0)), 2, 1, None, None, "log")
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0])
+@pytest.mark.parametrize("where", [(0, 7, 11), (0, 599, 0), (0, 300, 2999)])
+def test_one_value_of_an_array_decides_the_transform_wherever_it_is(where, value):
+    x = np.full((1, 600, 3000), 2.0, "float32")
+    source = ArraySource(x)
+    assert choose_features(source, 3, 1, "auto", 5, "auto").log
+    x[where] = value
+    assert smallest_value(source) == value
+    assert not choose_features(source, 3, 1, "auto", 5, "auto").log
+    with pytest.raises(DataError, match=f"smallest is {value:g}"):
+        choose_features(source, 3, 1, "auto", 5, "log")
+
+
+def test_an_array_with_values_outside_the_sample_alone_can_be_learnt_from():
+    x = np.full((1, 600, 50), np.nan)
+    x[0, 1, 3] = 4.0
+    assert smallest_value(ArraySource(x)) == 4.0
+    choose_features(ArraySource(x), 3, 1, "auto", 5, "auto")
+    with pytest.raises(DataError, match="missing everywhere"):
+        choose_features(ArraySource(x * np.nan), 3, 1, "auto", 5, "auto")
