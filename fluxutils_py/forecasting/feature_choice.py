@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -64,6 +65,25 @@ def usual_season(frequency: Frequency | None) -> int:
     if frequency.kind == "days":
         return {DAY: 7, 7 * DAY: 52}.get(frequency.size, 1)
     return DAY // frequency.size if DAY % frequency.size == 0 else 1
+
+
+def season_within(season: int, longest: int) -> int:
+    """Return the usual season, or where no series is longer than it, the hour or minute in place of the day, and warn.
+
+    A season that no series has teaches nothing, and costs memory and time by its length.
+    """
+    if season < longest:
+        return season
+    for parts in (24, 24 * 60):
+        shorter = season // parts
+        if season % parts == 0 and 1 < shorter < longest:
+            warnings.warn(
+                f"the longest series has {longest} steps, fewer than a day of {season}: season_length is "
+                f"{'an hour' if parts == 24 else 'a minute'} of {shorter} steps; set season_length for another",
+                stacklevel=4,
+            )
+            return shorter
+    return season
 
 
 def sample(source: PackedSeries | ArraySource) -> np.ndarray:

@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.cross_validation import cross_validate
-from fluxutils_py.forecasting.feature_choice import check_settings, choose_features, usual_season
+from fluxutils_py.forecasting.feature_choice import check_settings, choose_features, season_within, usual_season
 from fluxutils_py.forecasting.forecaster_base import ForecasterBase
 from fluxutils_py.forecasting.forecaster_export import export_forecaster
 from fluxutils_py.forecasting.forecaster_files import load_forecaster, save_forecaster
@@ -379,7 +379,10 @@ class Forecaster(ForecasterBase):
             self.covariates_, self.frequency_ = covariates, None if panel is None else panel.frequency
             own = None if panel is None else PackedSeries(panel.values[self.target_col][None], panel.lengths)
             source = own or ArraySource(array)
-            season = usual_season(self.frequency_) if self.season_length is None else int(self.season_length)
+            if self.season_length is None:
+                season = season_within(usual_season(self.frequency_), int(source.lengths.max()))
+            else:
+                season = int(self.season_length)
             features = choose_features(source, int(self.h), season, self.lag, self.input_size, self.transform)
             loss = self.loss if self.loss != "auto" else "smape" if features.log else "mae"
             base = loss == ("mase" if features.log else "smape")

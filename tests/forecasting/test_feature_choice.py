@@ -1,10 +1,18 @@
 """What is chosen from the data."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.forecasting.feature_choice import choose_features, choose_lag, smallest_value, usual_season
+from fluxutils_py.forecasting import Forecaster
+from fluxutils_py.forecasting.feature_choice import (
+    choose_features,
+    choose_lag,
+    season_within,
+    smallest_value,
+    usual_season,
+)
 from fluxutils_py.forecasting.frequency import parse_frequency
 from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
 
@@ -68,3 +76,33 @@ def test_an_array_with_values_outside_the_sample_alone_can_be_learnt_from():
     choose_features(ArraySource(x), 3, 1, "auto", 5, "auto")
     with pytest.raises(DataError, match="missing everywhere"):
         choose_features(ArraySource(x * np.nan), 3, 1, "auto", 5, "auto")
+
+
+@pytest.mark.parametrize(
+    ("season", "longest", "used"),
+    [
+        (86400, 86401, 86400),
+        (86400, 5000, 3600),
+        (86400, 600, 60),
+        (1440, 600, 60),
+        (96, 50, 4),
+        (24, 20, 24),
+        (7, 5, 7),
+    ],
+)
+def test_a_day_that_no_series_has_becomes_an_hour_or_a_minute(season, longest, used, recwarn):
+    assert season_within(season, longest) == used
+    told = [str(w.message) for w in recwarn]
+    assert len(told) == (used != season)
+    assert all(str(season) in text and str(used) in text and str(longest) in text for text in told)
+
+
+def test_data_by_the_second_take_the_season_of_a_minute(small):
+    rng = np.random.default_rng(0)
+    times = pd.date_range("2026-01-01", periods=300, freq="s")
+    df = pd.DataFrame({"unique_id": "a", "ds": times, "y": rng.normal(size=300)})
+    with pytest.warns(UserWarning, match=r"300 steps.*86400.*60 steps"):
+        fc = Forecaster(3, **small).fit(df)
+    assert fc.features_.season == 60
+    assert fc.features_.lookback < 3000
+    assert np.isfinite(fc.predict().Forecaster).all()
