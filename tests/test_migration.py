@@ -18,7 +18,7 @@ from tests.migration import Checks
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.glob("from_*.md"))
-WITHOUT_CHECKS = {"from_bobbin", "from_fluxutils_jl"}  # rows without a check only run
+WITHOUT_CHECKS = {"from_bobbin"}  # rows without a check only run
 PROGRAM_OR_ROW = re.compile(r"^```python\n(?P<program>.*?)^```|^\|(?P<row> [^\n]*)\|$", re.DOTALL | re.MULTILINE)
 
 
