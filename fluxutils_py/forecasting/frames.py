@@ -27,6 +27,17 @@ def is_frame(value: Any) -> bool:
     return hasattr(kind, "columns") and not hasattr(kind, "__array_interface__")
 
 
+def refuse_equal_columns(frame: Any, name: str) -> None:
+    """Raise DataError if two columns of a frame have one name."""
+    names = list(map(str, getattr(frame, "columns", ())))
+    twice = sorted({column for column in names if names.count(column) > 1})
+    if twice:
+        raise DataError(
+            f"{name} has more than one column {twice[0]!r} (columns: {', '.join(names)}); rename or drop one, as with "
+            f"{name}.loc[:, ~{name}.columns.duplicated()]"
+        )
+
+
 class Frame:
     """Read a data frame of pandas, polars or another library that narwhals supports, column by column.
 
@@ -41,22 +52,12 @@ class Frame:
         nw = require("narwhals")
         if hasattr(frame, "collect") and not hasattr(frame, "iloc"):
             raise TypeError(f"{name} is a lazy frame; give {name}.collect()")
+        refuse_equal_columns(frame, name)
         try:
             self.frame = nw.from_native(frame, eager_only=True)
         except TypeError:
             raise TypeError(f"{name} must be a data frame of pandas or polars, got {type(frame).__name__}") from None
         self.name, self.n_rows = name, len(self.frame)
-        self._refuse_equal_columns()
-
-    def _refuse_equal_columns(self) -> None:
-        native = self.frame.to_native()  # narwhals names no frame
-        names = list(map(str, getattr(native, "columns", ())))
-        twice = sorted({column for column in names if names.count(column) > 1})
-        if twice:
-            raise DataError(
-                f"{self.name} has more than one column {twice[0]!r} (columns: {', '.join(names)}); rename or drop "
-                f"one, as with {self.name}.loc[:, ~{self.name}.columns.duplicated()]"
-            )
 
     @property
     def is_polars(self) -> bool:
@@ -125,7 +126,7 @@ class Frame:
             known = [v for v in self.frame[column].to_list() if not _is_missing(v)]
             if known and all(_is_number(v) for v in known):
                 raise DataError(
-                    f"column {column!r} of {self.name} holds numbers such as {known[0]!r}, but is of type {dtype}; "
+                    f"column {column!r} of {self.name} holds numbers such as {known[0]}, but is of type {dtype}; "
                     "convert it, as with pandas.to_numeric, or to text if they are categories"
                 )
         return not dtype.is_numeric() and dtype != nw.Boolean

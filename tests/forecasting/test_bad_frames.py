@@ -1,0 +1,245 @@
+"""Frames that a forecaster cannot use, or could misread: right values, or errors that change nothing."""
+
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from utilsforecast.losses import mae
+
+from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.forecasting import Forecaster, evaluate
+
+N = 40
+
+
+@pytest.fixture
+def df():
+    rng = np.random.default_rng(0)
+    days = pd.date_range("2026-01-05", periods=N, freq="D")
+    parts = [pd.DataFrame({"unique_id": name, "ds": days, "y": 20 + rng.normal(size=N)}) for name in "ab"]
+    return pd.concat(parts, ignore_index=True)
+
+
+def following(df, n=1, **columns):
+    """The next n rows of each series."""
+    last = df.ds.max()
+    rows = [(name, last + pd.Timedelta(days=k + 1), 21.0 + k) for name in df.unique_id.unique() for k in range(n)]
+    return pd.DataFrame(rows, columns=["unique_id", "ds", "y"]).assign(**columns)
+
+
+# -- update: what is refused changes nothing ------------------------------------------------------------
+
+
+def infinite(rows):
+    return rows.assign(y=np.inf)
+
+
+def zero(rows):
+    return rows.assign(y=[0.0, *rows.y[1:]])
+
+
+def negative(rows):
+    return rows.assign(y=[*rows.y[:-1], -3.0])
+
+
+def overlapping(rows):
+    return rows.assign(ds=rows.ds - pd.Timedelta(days=1))
+
+
+def off_grid(rows):
+    return rows.assign(ds=rows.ds + pd.Timedelta(hours=5))
+
+
+def twice(rows):
+    return pd.concat([rows, rows.iloc[:1]])
+
+
+def numbers_as_ids(rows):
+    return rows.assign(unique_id=range(len(rows)))
+
+
+@pytest.mark.parametrize(
+    "change", [infinite, zero, negative, overlapping, off_grid, twice, numbers_as_ids], ids=lambda f: f.__name__
+)
+def test_an_update_that_is_refused_changes_nothing(df, small, change, tmp_path):
+    fc = Forecaster(3, freq="D", **small).fit(df)
+    assert fc.features_.log
+    before = fc.predict()
+    rows = following(df, 2)
+    with pytest.raises(DataError):
+        fc.update(change(rows))
+    pd.testing.assert_frame_equal(fc.predict(), before)
+    fc.save(tmp_path / "fc.pt")
+    pd.testing.assert_frame_equal(Forecaster.load(tmp_path / "fc.pt").predict(), before)
+    fc.update(rows)  # the corrected rows are no overlap
+    again = Forecaster(3, freq="D", **small).fit(df)
+    expected = again.predict(pd.concat([df, rows]))
+    np.testing.assert_allclose(fc.predict().Forecaster, expected.Forecaster, rtol=1e-5)
+
+
+def test_a_value_that_has_no_logarithm_is_named_with_its_series_and_time(df, small):
+    fc = Forecaster(3, freq="D", **small).fit(df)
+    with pytest.raises(DataError, match=r"'y'.* 0 .*'a'.*2026-02-14"):
+        fc.update(zero(following(df, 2)))
+    bad = df.copy()
+    bad.loc[N + 7, "y"] = -2.0
+    with pytest.raises(DataError, match=r"-2 .*'b'.*2026-01-12"):
+        fc.predict(bad)
+
+
+def test_an_array_that_has_no_logarithm_is_refused_before_it_is_taken(small):
+    x = 20 + np.random.default_rng(0).normal(size=(1, 2, N))
+    fc = Forecaster(3, season_length=7, **small).fit(x)
+    before = fc.predict()
+    for value in (0.0, -1.0, np.inf):
+        with pytest.raises(DataError, match=r"df\[0, 1, 0\]"):
+            fc.update(np.array([[[21.0], [value]]]))
+    np.testing.assert_array_equal(fc.predict(), before)
+
+
+# -- files ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "label", [pd.Interval(0, 1), Decimal("1.5"), (1, 2), b"ab", pd.Period("2026-01")], ids=lambda v: type(v).__name__
+)
+def test_labels_that_a_file_cannot_hold_are_refused_at_save(df, small, label, tmp_path):
+    kinds = np.empty(len(df), object)
+    for i in range(len(df)):
+        kinds[i] = label
+    fc = Forecaster(3, freq="D", hist_exog_list=["kind"], **small)
+    try:
+        fc.fit(df.assign(kind=pd.Series(kinds, dtype=object)))
+    except (DataError, TypeError):
+        return  # refused earlier still
+    with pytest.raises(DataError, match="'kind'"):
+        fc.save(tmp_path / "fc.pt")
+    assert not (tmp_path / "fc.pt").exists()
+
+
+def test_categories_of_intervals_are_refused_at_save_and_their_texts_are_not(df, small, tmp_path):
+    bins = pd.cut(df.y, 3)
+    fc = Forecaster(3, freq="D", hist_exog_list=["bin"], **small).fit(df.assign(bin=bins))
+    with pytest.raises(DataError, match=r"'bin'.*Interval"):
+        fc.save(tmp_path / "fc.pt")
+    fc = Forecaster(3, freq="D", hist_exog_list=["bin"], **small).fit(df.assign(bin=bins.astype(str)))
+    fc.save(tmp_path / "fc.pt")
+    pd.testing.assert_frame_equal(Forecaster.load(tmp_path / "fc.pt").predict(), fc.predict())
+
+
+# -- times ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int64"])
+def test_small_integer_times_do_not_wrap(small, dtype):
+    ds = np.arange(86, 126).astype(dtype)
+    df = pd.DataFrame({"unique_id": "a", "ds": ds, "y": 20 + np.random.default_rng(0).normal(size=len(ds))})
+    fc = Forecaster(4, **small).fit(df)
+    assert fc.predict().ds.tolist() == [126, 127, 128, 129]
+    assert fc.make_future_dataframe().ds.tolist() == [126, 127, 128, 129]
+    more = pd.DataFrame({"unique_id": "a", "ds": [126, 127], "y": [20.0, 21.0]})
+    assert fc.update(more).predict().ds.tolist() == [128, 129, 130, 131]
+
+
+def test_missing_integer_times_are_named_by_their_row(small):
+    frame = pl.DataFrame({"unique_id": ["a"] * 4, "ds": [1, 2, None, 4], "y": [1.0, 2, 3, 4]})
+    with pytest.raises(DataError, match=r"'ds'.*2"):
+        Forecaster(1, **small).fit(frame)
+
+
+@pytest.mark.parametrize(("freq", "now"), [("M", "ME"), ("H", "h"), ("15T", "min")])
+def test_old_names_of_frequencies_come_with_the_new_ones(df, small, freq, now):
+    with pytest.raises(ValueError, match=f"{freq}.*{now}"):
+        Forecaster(1, freq=freq, **small).fit(df)
+
+
+def test_months_on_the_fifteenth_are_months(small):
+    ds = pd.date_range("2020-01-15", periods=30, freq=pd.DateOffset(months=1))
+    df = pd.DataFrame({"unique_id": "a", "ds": ds, "y": 20 + np.random.default_rng(0).normal(size=30)})
+    found = Forecaster(2, **small).fit(df).predict()
+    assert found.ds.tolist() == [pd.Timestamp("2022-07-15"), pd.Timestamp("2022-08-15")]
+
+
+def test_business_days_have_no_weekends(df, small):
+    with pytest.raises(DataError, match=r"'ds'.*2026-01-10.*weekend"):
+        Forecaster(3, freq="B", **small).fit(df[df.ds >= "2026-01-10"])  # from a Saturday on
+
+
+def test_dates_before_the_first_nanosecond_are_refused(small):
+    ds = np.arange("1650", "1700", dtype="M8[Y]").astype("M8[s]")
+    df = pd.DataFrame({"unique_id": "a", "ds": ds, "y": 1.0})
+    with pytest.raises(DataError, match=r"1650.*1678"):
+        Forecaster(1, freq="YS", **small).fit(df)
+
+
+def test_one_hourly_and_one_daily_series_warn(small):
+    rng = np.random.default_rng(0)
+    hourly = pd.DataFrame({"unique_id": "h", "ds": pd.date_range("2026-01-01", periods=96, freq="h"), "y": 1.0})
+    daily = pd.DataFrame({"unique_id": "d", "ds": pd.date_range("2026-01-01", periods=30, freq="D"), "y": 2.0})
+    both = pd.concat([hourly, daily]).assign(y=lambda d: 20 + rng.normal(size=len(d)))
+    with pytest.warns(UserWarning, match=r"1 of 2 series.*'d' at 30 of 697"):
+        Forecaster(2, **small).fit(both)
+
+
+# -- predict --------------------------------------------------------------------------------------------
+
+
+def test_rows_that_say_a_covariate_twice_are_refused_with_both_rows(df, small):
+    known = df.assign(price=1.0)
+    fc = Forecaster(2, freq="D", futr_exog_list=["price"], **small).fit(known)
+    ahead = fc.make_future_dataframe().assign(price=[1.0, 2.0, 3.0, 4.0])
+    with pytest.raises(DataError, match=r"rows 1 and 4 of futr_df"):
+        fc.predict(futr_df=pd.concat([ahead, ahead.iloc[[1]].assign(price=9.0)], ignore_index=True))
+
+
+def test_static_covariates_without_series_and_targets_as_covariates_are_refused(df, small):
+    fc = Forecaster(2, freq="D", **small).fit(df)
+    with pytest.raises(DataError, match="static_df"):
+        fc.predict(static_df=pd.DataFrame({"unique_id": ["a", "b"], "size": [1, 2]}))
+    for argument in ("futr_exog_list", "hist_exog_list"):
+        with pytest.raises(SpecError, match=f"{argument}.*'y'"):
+            Forecaster(2, freq="D", **{argument: ["y"]}, **small).fit(df)
+
+
+def test_ids_that_are_nan_are_no_series(small):
+    frame = pl.DataFrame({"unique_id": [1.0, 1.0, float("nan"), 2.0], "ds": [1, 2, 1, 1], "y": [1.0, 2, 3, 4]})
+    with pytest.raises(DataError, match=r"'unique_id'.*2"):
+        Forecaster(1, **small).fit(frame)
+
+
+def test_two_columns_of_one_name_are_refused(df, small):
+    frame = pd.concat([df, df[["y"]]], axis=1)
+    with pytest.raises(DataError, match="'y'"):
+        Forecaster(1, freq="D", **small).fit(frame)
+
+
+def test_numbers_in_a_column_of_objects_are_no_categories(df, small):
+    frame = df.assign(price=pd.Series(list(np.arange(len(df)) * 1.5), dtype=object))
+    with pytest.raises(DataError, match=r"'price'.*0.0.*Object"):
+        Forecaster(1, freq="D", hist_exog_list=["price"], **small).fit(frame)
+
+
+# -- kinds of frames ------------------------------------------------------------------------------------
+
+
+def test_a_missing_truth_is_left_out_of_the_scores_of_every_library(df, small, to_polars):
+    df = df.copy()
+    df.loc[N - 1, "y"] = np.nan
+    as_pandas = Forecaster(3, freq="D", **small).cross_validation(df)
+    as_polars = Forecaster(3, freq="1d", **small).cross_validation(to_polars(df))
+    assert as_polars["y"].null_count() == 1
+    expected = evaluate(as_pandas.drop(columns="cutoff"), [mae], agg_fn="mean")
+    found = evaluate(as_polars.drop("cutoff"), [mae], agg_fn="mean")
+    truth = as_pandas.dropna()
+    by_hand = (truth.Forecaster - truth.y).abs().groupby(truth.unique_id).mean().mean()
+    np.testing.assert_allclose(expected.Forecaster[0], by_hand)
+    np.testing.assert_allclose(found["Forecaster"][0], by_hand, rtol=1e-6)
+
+
+def test_ids_of_categories_come_back_as_such(df, small, to_polars):
+    frame = to_polars(df).with_columns(pl.col("unique_id").cast(pl.Enum(["a", "b"])))
+    found = Forecaster(2, freq="1d", **small).fit(frame).predict()
+    assert found["unique_id"].dtype == frame["unique_id"].dtype
+    assert found.join(frame.select("unique_id").unique(), on="unique_id").height == 4
