@@ -19,6 +19,10 @@ from fluxutils_py.forecasting.panel_windows import PanelWindows
 from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
 
 
+def _id_type(label: Any) -> type:
+    return str if isinstance(label, str) else type(label)
+
+
 class ForecasterBase(BaseEstimator):
     """Base of :class:`Forecaster`: it reads data and keeps the history, from which forecasts start."""
 
@@ -63,15 +67,20 @@ class ForecasterBase(BaseEstimator):
         known = self._history.panel
         panel, array = self._read(df, static_df, fitted=True, zone=None if known is None else known.zone)
         if panel is not None and known is not None:
-            now, then = type(panel.ids[0]), type(known.ids[0])
-            if isinstance(panel.ids[0], str) != isinstance(known.ids[0], str):
-                raise DataError(
-                    f"column {self.id_col!r} of df holds {now.__name__} such as {panel.ids[0]!r}, and held "
-                    f"{then.__name__} such as {known.ids[0]!r} when the forecaster was fitted; convert the ids"
-                )
+            self._require_ids(panel.ids, known.ids)
         if array is not None:
             self._require_finite(np.asarray(array[:, :, :]))
         return panel, array
+
+    def _require_ids(self, ids: np.ndarray, known: np.ndarray) -> None:
+        """Raise DataError if a new id is of a type that no stored one has: one column may not hold both."""
+        stored, types = set(known), {_id_type(label) for label in known}
+        odd = [label for label in ids if label not in stored and _id_type(label) not in types]
+        if odd:
+            raise DataError(
+                f"column {self.id_col!r} of df holds {type(odd[0]).__name__} such as {odd[0]!r}, and held "
+                f"{type(known[0]).__name__} such as {known[0]!r} when the forecaster was fitted; convert the ids"
+            )
 
     def _require_modelled(self, panel: Panel) -> None:
         """Raise DataError, with series and time, if logarithms are modelled and a value has none."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import asdict
-from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -112,16 +111,18 @@ def _is_plain(value: Any) -> bool:
 
 
 def _to_plain(value: Any) -> Any:
-    """Return the numbers and text of Python for those of NumPy and for subclasses of them, but not for an Enum."""
+    """Return the numbers and text of Python for those of NumPy and for subclasses of them."""
     if isinstance(value, dict):
         return {k: _to_plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [_to_plain(v) for v in value]
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, Enum):
+    if isinstance(value, bool):
         return value
-    for kind in (bool, int, float, str):
+    if isinstance(value, str):
+        return str.__str__(value)  # of an enumeration: its value, not its name
+    for kind in (int, float):
         if isinstance(value, kind):
             return kind(value)
     return value

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fluxutils_py.data.arrays import plain_block
+from fluxutils_py.errors import DataError
 
 
 class PackedSeries:
@@ -70,7 +71,13 @@ class ArraySource:
         self.in_memory = type(array) is np.ndarray
 
     def cut(self, series: np.ndarray, start: np.ndarray, n_steps: int) -> np.ndarray:
-        """Like :meth:`PackedSeries.cut`; reads neighbouring series with equal starts at once."""
+        """Like :meth:`PackedSeries.cut`; reads neighbouring series with equal starts at once.
+
+        Raises
+        ------
+        DataError
+            If a value is infinite. The message names feature, series and step.
+        """
         out = np.full((1, len(series), n_steps), np.nan)
         feature, n = np.divmod(series, self.n_per_feature)
         new = (np.diff(series) != 1) | (np.diff(feature) != 0) | (np.diff(start) != 0)
@@ -81,5 +88,17 @@ class ArraySource:
                 continue
             f, where = int(feature[b]), slice(int(n[b]), int(n[b]) + len(run))
             block = plain_block(self.array[f : f + 1, where, begin:stop])
+            _refuse_infinite(block, f, int(n[b]), begin)
             out[:, run, begin - first : stop - first] = block
         return out
+
+
+def _refuse_infinite(block: np.ndarray, feature: int, series: int, step: int) -> None:
+    """Raise DataError if a block (1, N, T), cut from this feature, series and step on, holds an infinite value."""
+    bad = np.isinf(block)
+    if bad.any():
+        _, n, t = (int(i) for i in np.argwhere(bad)[0])
+        raise DataError(
+            f"the array is {block[0, n, t]} at [{feature}, {series + n}, {step + t}] (feature, series, step); correct "
+            "it, or set NaN"
+        )

@@ -1,6 +1,8 @@
 """Frames that a forecaster cannot use, or could misread: right values, or errors that change nothing."""
 
+import datetime
 from decimal import Decimal
+from enum import Enum, StrEnum
 
 import numpy as np
 import pandas as pd
@@ -243,3 +245,57 @@ def test_ids_of_categories_come_back_as_such(df, small, to_polars):
     found = Forecaster(2, freq="1d", **small).fit(frame).predict()
     assert found["unique_id"].dtype == frame["unique_id"].dtype
     assert found.join(frame.select("unique_id").unique(), on="unique_id").height == 4
+
+
+# -- ids, texts and numbers that would be found too late -------------------------------------------------
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+@pytest.mark.parametrize("label", [datetime.date(2026, 1, 1), 1.5, "c"])
+def test_a_new_id_of_another_type_is_refused_and_the_forecaster_still_works(df, small, to_polars, library, label):
+    make = to_polars if library == "polars" else pd.DataFrame
+    fc = Forecaster(3, **small).fit(make(df.assign(unique_id=df.unique_id.map({"a": 1, "b": 2}))))
+    before = np.asarray(fc.predict()["Forecaster"])
+    rows = following(df)[:1]
+    with pytest.raises(DataError, match=f"'unique_id'.*{type(label).__name__}.*held int such as 1"):
+        fc.update(make(rows.assign(unique_id=pd.Series([label], dtype=object))))
+    np.testing.assert_array_equal(np.asarray(fc.predict()["Forecaster"]), before)
+    fc.update(make(rows.assign(unique_id=[7])))
+    assert len(fc.predict()) == 9
+
+
+def test_every_new_id_is_looked_at_not_only_the_first(df, small):
+    fc = Forecaster(3, **small).fit(df.assign(unique_id=df.unique_id.map({"a": 1, "b": 2})))
+    rows = following(df).assign(unique_id=pd.Series([1, "c"], dtype=object))
+    with pytest.raises(DataError, match="holds str such as 'c', and held int such as 1"):
+        fc.update(rows)
+
+
+class Size(str, Enum):  # noqa: UP042  str() gives its name, not its value
+    SMALL = "small"
+
+
+@pytest.mark.filterwarnings("ignore:.*categories that were not there")
+def test_texts_of_enumerations_are_saved_as_their_values(df, small, tmp_path):
+    none = StrEnum("Transform", {"NONE": "none"}).NONE
+    size = pd.Series([Size.SMALL, "large"] * N, dtype=object)
+    fc = Forecaster(3, transform=none, hist_exog_list=["size"], **small).fit(df.assign(size=size))
+    fc.save(tmp_path / "fc.pt")
+    again = Forecaster.load(tmp_path / "fc.pt")
+    assert again.transform == "none"
+    assert set(again.covariates_.hist[0].categories) == {"small", "large"}
+    pd.testing.assert_frame_equal(again.predict(), fc.predict())
+
+
+@pytest.mark.parametrize("shift", [0.0, -10.5])
+@pytest.mark.parametrize("value", [np.inf, -np.inf])
+def test_infinite_values_of_arrays_are_named_in_fit_and_predict(small, shift, value):
+    y = 10 + shift + np.random.default_rng(0).random((2, 3, 40))
+    fc = Forecaster(3, **small).fit(y)
+    bad = y.copy()
+    bad[1, 2, 37] = value
+    with pytest.raises(DataError, match=r"inf at \[1, 2, 37\]"):
+        fc.predict(bad)
+    with pytest.raises(DataError, match="inf"):
+        Forecaster(3, **small).fit(bad)
+    assert np.isfinite(fc.predict()).all()
