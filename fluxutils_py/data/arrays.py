@@ -208,10 +208,11 @@ TIMES = {"time", "times", "t", "date", "dates", "datetime", "timestamp", "timest
 FEATURES = {"variable", "variables", "feature", "features", "channel", "channels", "band", "bands"}
 
 
-def check_named_axes(array: Any, name: str) -> None:
+def check_named_axes(array: Any, name: str, rows: str = "features") -> None:
     """Raise ShapeError if the axes have names, as in xarray, and those of time or features stand elsewhere.
 
-    Axes of other names may stand for anything. A dataset of HDF5 has them in its attribute ``axes``.
+    Axes of other names may stand for anything. A dataset of HDF5 has them in its attribute ``axes``. ``rows`` are the
+    first axis of an array of two.
     """
     if isinstance(array, h5py.Dataset):
         axes = array.attrs.get("axes", "FNT")
@@ -232,7 +233,7 @@ def check_named_axes(array: Any, name: str) -> None:
     others = [dim for dim in dims if dim not in (*times, *features)]
     wanted = (*features, *others, *times)
     if wanted != dims:
-        expected = "(features, series, time steps)" if len(dims) == 3 else "(features, time steps)"
+        expected = "(features, series, time steps)" if len(dims) == 3 else f"({rows}, time steps)"
         raise ShapeError(
             f"{name} has the dimensions {dims}, and arrays are {expected}: use "
             f"{name}.transpose({', '.join(map(repr, wanted))})"

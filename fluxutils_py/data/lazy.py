@@ -8,12 +8,13 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.arrays import DuckArray, is_nonblocking, read_block
+from fluxutils_py.data.arrays import AsRead, DuckArray, is_nonblocking, read_block
 from fluxutils_py.data.hdf5.datasets import locate_dataset, open_located
 from fluxutils_py.data.hdf5.feature_names import get_feature_names
 from fluxutils_py.data.hdf5.h5map import H5Map, reopen
 from fluxutils_py.data.hdf5.identity import current_identity, identity_at
 from fluxutils_py.data.indexing import Index, as_key, compose_index
+from fluxutils_py.errors import DataError
 
 Function = Callable[[np.ndarray], np.ndarray]
 
@@ -115,6 +116,7 @@ def as_picklable(source: Any) -> Any:
 
     ``np.memmap`` would go as data; and joblib ships one that is transposed with permuted values.
     """
+    _refuse_netcdf4(source)
     if isinstance(source, h5py.Dataset):
         return _Recipe(open_located, *locate_dataset(source))
     if isinstance(source, H5Map):
@@ -130,6 +132,15 @@ def as_picklable(source: Any) -> Any:
     path = str(root.filename)
     identity = current_identity(path, identity_at(path))
     return _Recipe(reopen, path, source.dtype, source.shape, source.strides, offset, "r", identity)
+
+
+def _refuse_netcdf4(source: Any) -> None:
+    variable = source.source if isinstance(source, AsRead) else source
+    if type(variable).__module__.split(".")[0] == "netCDF4":
+        raise DataError(
+            "a variable of netCDF4 cannot go to worker processes: take "
+            f"xarray.open_dataset({variable.group().filepath()!r})[{variable.name!r}], or n_jobs=1"
+        )
 
 
 class _Recipe:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import h5py
 import numpy as np
 
-from fluxutils_py.data.arrays import plain_block, reject_masked, to_numpy
+from fluxutils_py.data.arrays import check_named_axes, plain_block, reject_masked, to_numpy
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
@@ -53,6 +54,8 @@ class SampleWeight:
                 f"sample_weight has shape {shape}; expected ({n_series},), ({n_series}, {n_steps}) or "
                 f"(1, {n_series}, {n_steps}) for {n_series} series of {n_steps} time steps"
             )
+        if not isinstance(w, h5py.Dataset):  # the attribute of HDF5 is for arrays of three axes
+            check_named_axes(w, "sample_weight", "series")
         if np.dtype(getattr(w, "dtype", float)).kind not in "fiub":
             raise DataError(f"sample_weight must hold real numbers, got dtype {w.dtype}")
         self.n_series, self.n_steps, self.scale = n_series, n_steps, 1.0

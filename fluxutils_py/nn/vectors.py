@@ -124,7 +124,7 @@ def grad2net(m: M, v: Any) -> M:
     tensor([[1., 2.]])
     """
     for p, part in _split_vector("grad2net", m, v):
-        p.grad = part.to(p, copy=True)
+        p.grad = torch.empty_like(p).copy_(part)  # in the memory order of p, as fused optimizers need it
     return m
 
 

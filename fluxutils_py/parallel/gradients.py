@@ -97,7 +97,17 @@ def value_and_gradient(
     with without_autocast(value.device):
         found = torch.autograd.grad(differentiated, [p for p in params if p.requires_grad], allow_unused=True)
     gradients = iter(found)
-    return value.item(), tuple(next(gradients) if p.requires_grad else None for p in params)
+    return value.item(), tuple(laid_out_like(p, next(gradients)) if p.requires_grad else None for p in params)
+
+
+def laid_out_like(p: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Return a gradient in the memory order of its parameter, as ``backward`` leaves it in ``.grad``.
+
+    Fused optimizers go through the memory of both side by side, whatever their strides.
+    """
+    if gradient is None or gradient.layout != torch.strided or gradient.stride() == p.stride():
+        return gradient
+    return torch.empty_like(p, dtype=gradient.dtype).copy_(gradient)
 
 
 def sum_gradients(parts: Sequence[tuple[float, Gradients]]) -> tuple[float, Gradients]:

@@ -16,8 +16,14 @@ from fluxutils_py.nn.vectors import dense_gradients
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.gradient_vector import GradientVector
-from fluxutils_py.parallel.gradients import OWN_BATCHES, as_scalar, call_without_batch_norm, require_gradient
-from fluxutils_py.parallel.gradients import require_no_batch_norm as no_norm
+from fluxutils_py.parallel.gradients import (
+    OWN_BATCHES,
+    as_scalar,
+    call_without_batch_norm,
+    laid_out_like,
+    require_gradient,
+    require_no_batch_norm,
+)
 from fluxutils_py.training.loss_scale import LossScale, require_progress
 from fluxutils_py.training.minibatch import begins_series
 from fluxutils_py.training.pending_loss import PendingLoss, supports_found_inf
@@ -269,7 +275,7 @@ class GradientStep:
         if part.gradients is not None:
             loss = self._read_number("loss", part.loss, batch)
             for p, g in zip(self.params, part.gradients, strict=True):
-                p.grad = g
+                p.grad = laid_out_like(p, g)
             return loss, part
         loss = as_float32(as_scalar(part.loss))
         value = self._read_number("loss", loss.detach(), batch)
@@ -369,7 +375,7 @@ class GradientStep:
         if self.model is not None:
             named = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
             if self._shard is not None:
-                self.ranks.guard(no_norm, self.model, "ranks", OWN_BATCHES)
+                self.ranks.guard(require_no_batch_norm, self.model, "ranks", OWN_BATCHES)
         self.ranks.broadcast_parameters({name: t.detach() for name, t in named.items()})
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Arrays of other libraries: masks, types that differ from what is declared, and named axes (data/arrays.py)."""
 
+import pickle
+
 import h5py
 import numpy as np
 import pytest
@@ -196,3 +198,30 @@ def test_masked_labels_count_as_missing_or_are_refused(holes):
     for est in (EstimatorClassifier(spec=SPEC), Estimator(None, nn.CrossEntropyLoss(), spec=SPEC)):
         with pytest.raises(DataError, match=r"5 of the values.*int64"):
             est.fit(x, integers)
+
+
+@pytest.mark.parametrize("shape", [(9, 9), (1, 9, 9)])
+def test_weights_whose_names_say_time_first_are_refused_where_the_shape_cannot_tell(shape):
+    import xarray
+
+    x = np.random.default_rng(0).normal(size=(2, 9, 9)).astype("float32")
+    dims = ("time", "station") if len(shape) == 2 else ("variable", "time", "station")
+    weight = xarray.DataArray(np.ones(shape), dims=dims)
+    with pytest.raises(ShapeError, match=r"sample_weight .*transpose\(.*'station', 'time'\)"):
+        Estimator(spec={"epochs": 1}).fit(x, x[:1], sample_weight=weight)
+
+
+@pytest.mark.filterwarnings("ignore:numpy.ndarray size changed:RuntimeWarning")  # netCDF4's, harmless by NumPy
+@pytest.mark.parametrize("scale", [None, 0.5])
+def test_variables_of_netcdf4_say_how_to_reach_worker_processes(tmp_path, scale):
+    import netCDF4
+
+    with netCDF4.Dataset(tmp_path / "a.nc", "w") as file:
+        for axis, size in zip("fnt", (F, N, T), strict=True):
+            file.createDimension(axis, size)
+        variable = file.createVariable("x", "i2", ("f", "n", "t"))
+        if scale:
+            variable.scale_factor = scale
+        variable[:] = 1
+        with pytest.raises(DataError, match=r"xarray\.open_dataset\(.*a\.nc.*\['x'\]"):
+            pickle.dumps(samples(variable))

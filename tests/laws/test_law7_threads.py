@@ -11,7 +11,7 @@ from sklearn.base import clone
 from torch import nn
 
 from fluxutils_py import Estimator, Spec, net2vec, seqloss
-from fluxutils_py.nn import FLSTM, GRU, LSTM, RNN, SMGU, Recur, kernels, native
+from fluxutils_py.nn import FLSTM, GRU, LSTM, RNN, SMGU, TCN, CausalConv1d, Recur, kernels, native
 from fluxutils_py.nn.parameters import weights
 from fluxutils_py.nn.states import states
 from fluxutils_py.training import StopTraining
@@ -495,3 +495,34 @@ def test_outputs_of_the_kernels_depend_on_no_other_series_and_on_no_cut_of_time(
         np.testing.assert_array_equal(again, whole)
         assert all(torch.equal(a, b) for a, b in zip(last, state, strict=True))
     np.testing.assert_array_equal(est.predict(x[:, [30, 4]]), whole[:, [30, 4]])
+
+
+class ByEinsum(nn.Module):
+    """A weight whose gradient autograd gives in another memory order."""
+
+    takes_windows = True
+
+    def __init__(self, F):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(5, F, 1))
+
+    def forward(self, x):
+        return torch.einsum("sbf,hfo->sbho", x, self.weight).sum(2)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda F: TCN(F, 4, 3), lambda F: CausalConv1d(F, 2, 3), ByEinsum], ids=["TCN", "CausalConv1d", "einsum"]
+)
+def test_the_default_optimizer_takes_gradients_in_any_memory_order(make):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(3, 10, 40))
+    torch.manual_seed(0)
+    model = nn.Sequential(make(3), nn.LazyLinear(1)).double()
+    model(torch.zeros(5, 2, 3, dtype=torch.float64))
+    ends = []
+    for opt, n_jobs in ((None, 3), (None, 1), (torch.optim.AdamW, 1)):  # None is fused
+        spec = Spec(epochs=2, batchsize=5, seqsize=20, overlap=8)
+        est = Estimator(model, None, opt, spec, n_jobs=n_jobs, random_state=0).fit(x, x[:1])
+        ends.append(net2vec(est))
+    torch.testing.assert_close(ends[0], ends[2], rtol=0, atol=1e-6)
+    torch.testing.assert_close(ends[1], ends[2], rtol=0, atol=1e-6)

@@ -164,3 +164,22 @@ def test_stats_try_what_they_are_told(task):
     assert [r["parts"] for r in parallelization_stats(loss, model, lambda: batch, 103, 1, [3, 2])] == [1, 3, 2]
     with pytest.raises(ValueError, match=r"^minibatch_size and steps must be at least 1, got 0 and 1$"):
         parallelization_stats(loss, model, lambda: batch, 0, 1)
+
+
+class UsedTransposed(nn.Module):
+    """Its weight's gradient comes from autograd with the strides of the transposed weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 2, 4))
+
+    def forward(self, x):
+        return x @ self.weight.transpose(1, 2).flatten(1).t()
+
+
+def test_gradients_have_the_memory_order_of_their_parameters():
+    model, x = UsedTransposed(), torch.randn(5, 8)
+    _, (gradient,) = pgradient(lambda x: model(x).square().mean(), model, [(x,)])
+    model(x).square().mean().backward()
+    assert gradient.stride() == model.weight.stride()
+    torch.testing.assert_close(gradient, model.weight.grad)
