@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import os
+import time
 import wave
 from types import SimpleNamespace
 
@@ -381,6 +382,9 @@ def _(names, value):
 def _(names, value):
     expected, step = expected_accuracy(names), names["train_state"].step
     assert value == {"dev": expected}
+    until = time.monotonic() + 10
+    while "accuracy" not in scalars("evals/dev") and time.monotonic() < until:
+        time.sleep(0.01)  # a thread writes the file
     assert scalars("evals/dev")["accuracy"] == [(step, pytest.approx(expected.hits / 10))]
 
 
