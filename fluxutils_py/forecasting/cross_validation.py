@@ -50,6 +50,7 @@ def cross_validate(
         if refit:
             values = _forecast_at_cutoff(fitted, panel, past, cutoff)
         elif not parts:  # one pass over the series serves all cutoffs
+            fitted._require_modelled(panel.cut(none, cutoffs[:, -1]))
             windows = fitted._windows(panel, None)
             values = forecasts_along(fitted.models_, windows, cutoffs - 1, len(fc.quantiles))
         parts.append(_frame_columns(fitted, panel, past, cutoff, next(values)))

@@ -10,7 +10,7 @@ import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.forecasting.baselines import BASELINES
-from fluxutils_py.forecasting.features import LARGEST, LOWEST, TRANSFORMS, Features, rolling_mean
+from fluxutils_py.forecasting.features import LARGEST, TRANSFORMS, Features, rolling_mean
 from fluxutils_py.forecasting.forecast_loss import LOSSES
 from fluxutils_py.forecasting.frequency import DAY, Frequency
 from fluxutils_py.forecasting.model_fitting import cell_of
@@ -21,6 +21,8 @@ POSITIVE_INTEGERS = ("h", "hidden_size", "num_layers", "n_models", "max_steps", 
 SAMPLED = 256, 2048  # number of series and of last steps to sample
 BLOCK_SERIES, BLOCK_STEPS = 256, 2048  # of an array that is read for its smallest value
 MOST_SEASONS = 8  # largest long season, in seasons
+SMALLEST_SCALE = 1e-6  # of a series, relative to the typical change of all
+LEAST_CHANGE = 0.002  # of a series that has a say in the choice of a long season, relative to the largest
 LEAST_SHARE = 0.02  # share of the variance of errors that a long season must explain
 
 
@@ -129,7 +131,7 @@ def choose_features(
         raise DataError(f"transform='log' needs positive values, the smallest is {smallest:g}; take transform='none'")
     log = positive if transform == "auto" else transform == "log"
     z = np.log(some) if log else some
-    unit = 1.0 if log else float(np.nanmean(np.abs(z))) if not np.isnan(z).all() else 1.0
+    unit = typical_change(z, season)
     if lag == "auto":
         lag = choose_lag(z, season)
     elif lag is None:
@@ -137,7 +139,21 @@ def choose_features(
     if lag % season:
         raise SpecError(f"lag must be a multiple of the season of {season} steps, got {lag}")
     size = int(input_size or min(max(season, 12), 48))
-    return Features(h, season, int(lag), size, log, unit if unit > 0 else 1.0)
+    return Features(h, season, int(lag), size, log, unit, smallest_scale=SMALLEST_SCALE * unit)
+
+
+def typical_change(z: np.ndarray, season: int) -> float:
+    """Return the mean absolute change of values (B, K) from season to season, else from step to step; 1 if there is none.
+
+    Changes at the last digits of the values are rounding errors, which count as none.
+    """
+    rounding = 1e-12 * float(np.nanmax(np.abs(z), initial=0.0))
+    for back in (season, 1):
+        change = np.abs(z[:, back:] - z[:, :-back])
+        change = change[np.isfinite(change)]
+        if len(change) and change.mean() > rounding:
+            return float(change.mean())
+    return 1.0
 
 
 def choose_lag(z: np.ndarray, season: int) -> int:
@@ -150,10 +166,9 @@ def choose_lag(z: np.ndarray, season: int) -> int:
     change = np.abs(z[:, m:] - z[:, :-m])
     if m == 1 or not np.isfinite(change).any():
         return m
-    known = ~np.isnan(z)
-    level = rolling_mean(np.where(known, z, 0.0), known, m)
+    level = rolling_mean(z, m)
     scale = np.where(np.isfinite(change), change, 0.0).sum(1) / np.maximum(np.isfinite(change).sum(1), 1)
-    unit = np.maximum(scale, LOWEST * max(float(scale.max()), 1e-30))[:, None]
+    unit = np.maximum(scale, LEAST_CHANGE * max(float(scale.max()), 1e-30))[:, None]
     shares = {}
     for lag in range(2 * m, MOST_SEASONS * m + 1, m):
         if 3 * lag > n_steps:

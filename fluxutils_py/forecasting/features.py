@@ -10,7 +10,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from fluxutils_py.errors import DataError
 
-LOWEST = 0.002  # smallest scale: in logs, or relative to the level
 LARGEST = 8.0  # inputs are clipped to this absolute value
 SEASONS_BACK = 2  # number of past seasons from which to fill in a missing value
 TRANSFORMS = ("log", "none")
@@ -59,11 +58,14 @@ class Features:
     log : bool
         Whether to take logarithms first.
     unit : float
-        Typical size of the values, in units of the transform. No scale is below a millionth of it.
+        Typical change from season to season, in units of the transform.
+    smallest_scale : float
+        No scale is below it. It bounds the targets of a series that was constant for a long time and then changes.
 
     Notes
     -----
     The features of a step depend only on that step and the ``lookback`` steps before it, whatever range is computed.
+    Adding a constant to all values changes no input, whatever its size: all statistics are differences.
     The scale is a mean over ``memory`` steps of the absolute difference from a season before, as in the scaled error
     of Hyndman & Koehler (2006), Int. J. Forecasting 22(4), 679-688.
     """
@@ -74,6 +76,7 @@ class Features:
     input_size: int
     log: bool
     unit: float
+    smallest_scale: float
 
     @property
     def memory(self) -> int:
@@ -91,11 +94,6 @@ class Features:
     def lookback(self) -> int:
         """Like :attr:`reach`, if values may be missing: includes the steps from which to fill them in."""
         return self.reach + self.memory + SEASONS_BACK * self.season
-
-    @property
-    def smallest_scale(self) -> float:
-        """Smallest scale of values that are not logarithms."""
-        return 1e-6 * self.unit
 
     @property
     def n_inputs(self) -> int:
@@ -118,24 +116,19 @@ class Features:
 
     def past(self, z: np.ndarray, n_steps: int) -> Past:
         """Compute the statistics at the last ``n_steps`` of transformed values (B, K), with the steps before."""
-        m, K = self.season, z.shape[1]
+        K = z.shape[1]
         steps = slice(K - n_steps, K)
         filled = self._fill_missing(z)
-        known = ~np.isnan(filled)
-        whole = bool(known.all())
-        zeros = filled if whole else np.where(known, filled, 0.0)
-        count = None if whole else known
-        levels = rolling_mean(zeros, count, m)
+        levels = rolling_mean(filled, self.season)
         level = levels[:, steps]
-        scale = self._compute_scale(z, zeros, count)[:, steps]
-        here = known[:, steps]
-        ahead = self.counterparts()
-        naive = _gather_steps(filled, steps, ahead)
-        last = filled[:, steps, None]
-        if not whole:
-            naive = np.where(np.isnan(naive), last, naive)
+        scale = self._compute_scale(z)[:, steps]
+        here = ~np.isnan(filled[:, steps])
+        naive = _gather_steps(filled, steps, self.counterparts())
+        if not here.all() or np.isnan(naive).any():
+            naive = np.where(np.isnan(naive), filled[:, steps, None], naive)
             naive = np.where(here[:, :, None], naive, 0.0)
-            level, scale = np.where(here, level, 0.0), np.where(here, scale, 1.0)
+            level = np.where(here, level, 0.0)
+            scale = np.where(here, scale, 1.0)
         return Past(naive, level, scale, here, filled, levels, steps)
 
     def inputs(self, past: Past, out: np.ndarray) -> None:
@@ -144,18 +137,15 @@ class Features:
         n, inverse = self.input_size, 1.0 / scale[:, :, None]
         last = sliding_window_view(filled, n, axis=1)[:, steps.start - n + 1 : steps.stop - n + 1]
         out[:, :, :n] = (last - level[:, :, None]) * inverse
-        known = ~np.isnan(filled)
-        zeros = np.where(known, filled, 0.0)
         before = slice(steps.start - self.lag, steps.stop - self.lag)
-        unit = scale if self.log else scale / self.unit
         statistics = (
             level - past.levels[:, before],
             filled[:, steps] - filled[:, steps.start - self.season : steps.stop - self.season],
-            rolling_mean(zeros, known, self.lag)[:, steps] - level,
+            rolling_mean(filled, self.lag)[:, steps] - level,
         )
         for i, column in enumerate(statistics):
             out[:, :, n + i] = column / scale
-        out[:, :, n + 3] = np.log(np.maximum(unit, 1e-30)) + (2.5 if self.log else 0.0)
+        out[:, :, n + 3] = np.log(scale / self.unit)
         if self.lag > self.season:
             lagged = _gather_steps(filled, steps, self.counterparts(self.lag))
             turns = -(-np.arange(1, self.h + 1) // self.lag)  # number of long seasons back
@@ -194,27 +184,24 @@ class Features:
         filled[rows, columns] = filled[rows, at[rows, columns]]
         return filled
 
-    def _compute_scale(self, z: np.ndarray, zeros: np.ndarray, known: np.ndarray | None) -> np.ndarray:
-        m = self.season
-        seasonal = _mean_change(z, m, self.memory)
-        if known is not None or np.isnan(seasonal).any():  # in the first season: change from step to step
-            seasonal = np.where(np.isnan(seasonal), _mean_change(z, 1, self.memory), seasonal)
-        if self.log:
-            lowest: np.ndarray | float = LOWEST
-        else:
-            size = rolling_mean(np.abs(zeros), known, self.memory)
-            lowest = np.fmax(LOWEST * size, self.smallest_scale)
-        return np.fmax(seasonal, lowest)
+    def _compute_scale(self, z: np.ndarray) -> np.ndarray:
+        scale = _mean_change(z, self.season, self.memory)
+        if np.isnan(scale).any():  # in the first season: change from step to step
+            scale = np.where(np.isnan(scale), _mean_change(z, 1, self.memory), scale)
+        return np.fmax(scale, self.smallest_scale)
 
 
-def rolling_mean(values: np.ndarray, known: np.ndarray | None, n: int) -> np.ndarray:
-    """Return the mean of the known values in the last ``n`` columns, or fewer at the start; NaN if there are none."""
-    sums = _rolling_sum(values, n)
-    if known is None:
-        return sums / np.minimum(np.arange(1, values.shape[1] + 1), n)
+def rolling_mean(values: np.ndarray, n: int) -> np.ndarray:
+    """Return the mean of the last ``n`` columns, or fewer at the start, without missing values; NaN if there are none."""
+    known = ~np.isnan(values)
+    first = np.take_along_axis(values, known.argmax(1)[:, None], 1)
+    above = values - first  # sums of small differences stay exact, however high the level
+    if known.all():
+        return first + _rolling_sum(above, n) / np.minimum(np.arange(1, values.shape[1] + 1), n)
+    sums = _rolling_sum(np.where(known, above, 0.0), n)
     counts = _rolling_sum(known.astype(np.float64), n)
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(counts > 0.5, sums / counts, np.nan)
+        return np.where(counts > 0.5, first + sums / counts, np.nan)
 
 
 def _rolling_sum(values: np.ndarray, n: int) -> np.ndarray:
@@ -227,8 +214,7 @@ def _rolling_sum(values: np.ndarray, n: int) -> np.ndarray:
 def _mean_change(z: np.ndarray, back: int, n: int) -> np.ndarray:
     change = np.full(z.shape, np.nan)
     np.abs(z[:, back:] - z[:, :-back], out=change[:, back:])
-    known = ~np.isnan(change)
-    return rolling_mean(np.where(known, change, 0.0), known, n)
+    return rolling_mean(change, n)
 
 
 def _gather_steps(filled: np.ndarray, steps: slice, ahead: np.ndarray) -> np.ndarray:

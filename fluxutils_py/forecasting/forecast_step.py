@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fluxutils_py.exporting import InitialState, ModelStep
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.direct_model import Ensemble
-from fluxutils_py.forecasting.features import LARGEST, LOWEST, SEASONS_BACK, Features
+from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK, Features
 from fluxutils_py.forecasting.panel_windows import Channels
 
 
@@ -135,10 +135,10 @@ class ForecastStep(nn.Module):
         """Return level, scale (B, 1), the seasonal naive forecast (B, h), whether there is a value, and the inputs."""
         f, K, last = self.features, self.n_kept, filled.narrow(1, -1, 1)
         here = ~last.isnan()
-        level, scale = _known_mean(filled, K, f.season), self._compute_scale(z, filled)
+        level = _known_mean(filled, K, f.season)
+        scale = self._compute_scale(z)
         season_before = filled.index_select(1, K - 1 + torch.from_numpy(f.counterparts()))
         naive = torch.where(season_before.isnan(), last, season_before)
-        unit = scale if f.log else scale / f.unit
         columns = [
             filled.narrow(1, K - f.input_size, f.input_size) - level,
             level - _known_mean(filled, K - f.lag, f.season),
@@ -146,7 +146,7 @@ class ForecastStep(nn.Module):
             _known_mean(filled, K, f.lag) - level,
         ]
         columns = [torch.cat(columns, -1) / scale]
-        columns.append(unit.clamp(min=1e-30).log() + (2.5 if f.log else 0.0))
+        columns.append((scale / f.unit).log())
         if f.lag > f.season:
             at = K - 1 + torch.from_numpy(f.counterparts(f.lag))
             turns = -(-np.arange(1, f.h + 1) // f.lag)
@@ -157,17 +157,12 @@ class ForecastStep(nn.Module):
         x = torch.where(x.isnan() | ~here, 0.0, x)
         return level, torch.where(here, scale, 1.0), torch.where(here, naive, 0.0), here, x
 
-    def _compute_scale(self, z: Tensor, filled: Tensor) -> Tensor:
+    def _compute_scale(self, z: Tensor) -> Tensor:
         f, K = self.features, self.n_kept
         changes = [(z.narrow(1, back, K - back) - z.narrow(1, 0, K - back)).abs() for back in (f.season, 1)]
         seasonal, single = (_known_mean(change, change.shape[1], f.memory) for change in changes)
         scale = torch.where(seasonal.isnan(), single, seasonal)
-        if f.log:
-            lowest = torch.full_like(scale, LOWEST)
-        else:
-            size = LOWEST * _known_mean(filled.abs(), K, f.memory)
-            lowest = torch.where(size.isnan(), f.smallest_scale, size.clamp(min=f.smallest_scale))
-        return torch.where(scale.isnan(), lowest, torch.maximum(scale, lowest))
+        return torch.where(scale.isnan(), f.smallest_scale, scale.clamp(min=f.smallest_scale))
 
 
 def _repeat_values(values: Sequence[float], times: int) -> Tensor:

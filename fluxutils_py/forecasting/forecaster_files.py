@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from dataclasses import asdict
 from typing import Any
@@ -79,7 +80,7 @@ def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
         )
     fc = cls(**{**c["settings"], **arguments})
     try:
-        fc.features_ = Features(**c["features"])
+        fc.features_ = _load_features(c["features"])
         channels: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in c["channels"].items()}
         fc.channels_ = Channels(**channels)
         kinds = {k: tuple(_load_covariate(one) for one in c["covariates"][k]) for k in ("hist", "futr", "stat")}
@@ -102,6 +103,15 @@ def load_forecaster(cls: Any, path: Any, arguments: dict[str, Any]) -> Any:
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
     return fc
+
+
+def _load_features(content: dict[str, Any]) -> Features:
+    """Read the features; files of 0.1.0 lack the smallest scale, and those of logarithms have a unit of 1."""
+    if "smallest_scale" in content:
+        return Features(**content)
+    if content["log"]:
+        return Features(**{**content, "unit": math.exp(-2.5)}, smallest_scale=0.002)
+    return Features(**content, smallest_scale=1e-6 * content["unit"])
 
 
 def _is_plain(value: Any) -> bool:

@@ -90,17 +90,20 @@ def forecast_values(fc: Any, history: History, ahead: np.ndarray) -> np.ndarray:
 
 
 def _warn_small_series(features: Features, history: History) -> None:
-    """Warn of series whose values are below the smallest scale, so that the network cannot see them change."""
-    if features.log:
-        return
-    largest = np.nan_to_num(np.abs(history.tail[0, :, -features.memory :])).max(1)
-    small = np.flatnonzero((largest > 0) & (largest < 0.1 * features.smallest_scale))
+    """Warn of series whose changes are far below the smallest scale, so that the network cannot see them."""
+    last = history.tail[0, :, -features.memory :]
+    z = np.log(last) if features.log else last
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # series without a value
+        spread = np.nanmax(z, axis=1) - np.nanmin(z, axis=1)
+        rounding = 1e-12 * np.nanmax(np.abs(z), axis=1)
+    small = np.flatnonzero((spread > rounding) & (spread < 0.1 * features.smallest_scale))
     if len(small):
         warnings.warn(
-            f"{len(small)} series are too small to forecast beside the others: the first is "
-            f"{series_name(history.panel, small[0])}, no larger than {largest[small[0]]:.2g} in its last "
-            f"{features.memory} steps, and the mean size of the values in fit was {features.unit:.2g}. Scale each "
-            "series, or fit those of such different size apart",
+            f"{len(small)} series change too little to be forecast beside the others: the first is "
+            f"{series_name(history.panel, small[0])}, whose last {features.memory} steps span {spread[small[0]]:.2g}"
+            f"{' in logarithms' if features.log else ''}, and the typical change in fit was {features.unit:.2g}. "
+            "Scale each series, or fit those of such different size apart",
             stacklevel=5,
         )
 
@@ -206,7 +209,7 @@ def score_forecasts(fc: Any, df: Any) -> float:
     change = np.abs(tail[:, season:] - tail[:, :-season])
     known = ~np.isnan(change)
     scale = np.where(known, change, 0).sum(1) / np.maximum(known.sum(1), 1)
-    scale = np.maximum(scale, 1e-6 * max(fc.features_.unit, 1e-12))
+    scale = np.maximum(scale, 1e-6 * (scale.max() or 1.0))
     return -float(np.mean(np.abs(found - truth[use]) / scale[series[use]]))
 
 

@@ -101,8 +101,7 @@ def naive_state(z, t, f):
     scale = mean_of(changes)
     if np.isnan(scale):
         scale = mean_of([abs(z[s] - z[s - 1]) for s in range(1, t + 1)])
-    lowest = 0.002 if f.log else max(0.002 * mean_of([abs(v) for v in filled]), 1e-6 * f.unit)
-    scale = lowest if np.isnan(scale) else max(scale, lowest)
+    scale = f.smallest_scale if np.isnan(scale) else max(scale, f.smallest_scale)
     ahead = []
     for k in range(1, f.h + 1):
         value = at(filled, t + k - m * -(-k // m))
@@ -118,7 +117,7 @@ def naive_inputs(z, t, f):
     x.append((level - at(levels, t - f.lag)) / scale)
     x.append((filled[t] - at(filled, t - f.season)) / scale)
     x.append((mean_of([at(filled, t - j) for j in range(f.lag)]) - level) / scale)
-    x.append(np.log(scale) + 2.5 if f.log else np.log(scale / f.unit))
+    x.append(np.log(scale / f.unit))
     if f.lag > f.season:
         for k in range(1, f.h + 1):
             back = f.lag * -(-k // f.lag)

@@ -104,7 +104,7 @@ def test_the_score_is_the_error_at_the_times_that_follow(panel, small):
         y = y.reindex(pd.date_range(y.index[0], y.index[-1])).to_numpy()
         change = np.abs(y[7:] - y[:-7])
         scales[name] = np.nanmean(change) if np.isfinite(change).any() else 0.0
-    scale = np.maximum(both.unique_id.map(scales), 1e-6 * fc.features_.unit)
+    scale = np.maximum(both.unique_id.map(scales), 1e-6 * max(scales.values()))
     np.testing.assert_allclose(fc.score(panel), -((both.Forecaster - both.y).abs() / scale).mean(), rtol=1e-6)
     with pytest.raises(DataError, match="df has no row of the 3 steps after the ends of the series"):
         fc.score(past)
@@ -156,3 +156,18 @@ def test_drift_starts_at_the_first_value_of_a_long_series(small):
     found = Forecaster(2, freq="D", **small).cross_validation(df)
     past = y[: n - 2]
     np.testing.assert_allclose(found.Drift, past[-1] + np.arange(1, 3) * (past[-1] - past[0]) / (len(past) - 1))
+
+
+@pytest.mark.parametrize("refit", [False, None])
+def test_a_first_zero_after_the_first_cutoff_is_named(small, refit):
+    t = np.arange(50)
+    df = pd.DataFrame({"unique_id": np.repeat(["a", "b"], 50), "ds": np.tile(t, 2), "y": 2.0 + np.tile(t, 2) % 5})
+    fc = Forecaster(3, 5, **small).fit(df[df.ds < 35])
+    later = df.assign(y=np.where((df.unique_id == "b") & (df.ds == 45), 0.0, df.y))
+    with pytest.raises(DataError, match="is 0 in series 'b' at 45;.*transform='none'"):
+        fc.cross_validation(later, n_windows=3, refit=refit)
+    assert len(fc.cross_validation(later, n_windows=3, refit=True)) == 2 * 3 * 3
+    last = df.assign(y=np.where((df.unique_id == "b") & (df.ds == 48), 0.0, df.y))  # to score against, nothing else
+    found = fc.cross_validation(last, n_windows=3, refit=refit)
+    assert (found.y == 0).sum() == 1
+    assert np.isfinite(found.Forecaster).all()

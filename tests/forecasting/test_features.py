@@ -19,7 +19,7 @@ def values(rng, n, missing):
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 @pytest.mark.parametrize(("h", "season", "lag", "size"), SIZES)
 def test_features_equal_a_naive_loop(rng, oracle, h, season, lag, size, missing, log):
-    f = Features(h, season, lag, size, log, 1.0 if log else 9.0)
+    f = Features(h, season, lag, size, log, 0.7, 0.002)
     n = 45
     z = values(rng, n, missing)
     z[:3] = np.nan  # a series has no value yet
@@ -36,7 +36,7 @@ def test_features_equal_a_naive_loop(rng, oracle, h, season, lag, size, missing,
 
 
 def test_what_is_computed_does_not_depend_on_how_the_steps_are_cut(rng):
-    f = Features(5, 7, 14, 9, False, 2.0)
+    f = Features(5, 7, 14, 9, False, 2.0, 1e-6)
     z = np.concatenate([np.full((4, f.lookback), np.nan), rng.normal(size=(4, 2 * f.lookback))], 1)
     z[:, f.lookback :][rng.random((4, 2 * f.lookback)) < 0.2] = np.nan
     n = 2 * f.lookback
@@ -50,7 +50,7 @@ def test_what_is_computed_does_not_depend_on_how_the_steps_are_cut(rng):
 
 
 def test_values_older_than_the_memory_are_forgotten():
-    f = Features(2, 1, 1, 3, False, 1.0)
+    f = Features(2, 1, 1, 3, False, 1.0, 1e-6)
     z = np.full(f.lookback + f.memory + 9, np.nan)
     z[f.lookback] = 5.0
     known = f.past(z[None], f.memory + 9).known[0]
@@ -60,7 +60,7 @@ def test_values_older_than_the_memory_are_forgotten():
 
 
 def test_forward_and_inverse_are_each_other_and_refuse_what_has_no_logarithm():
-    f = Features(2, 1, 1, 3, True, 1.0)
+    f = Features(2, 1, 1, 3, True, 1.0, 1e-6)
     y = np.array([1e-3, np.nan, 1e9])
     np.testing.assert_allclose(f.inverse(f.forward(y)), y)
     with pytest.raises(DataError, match=r"now there is -1; fit with transform='none'"):

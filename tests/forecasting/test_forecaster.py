@@ -391,3 +391,18 @@ def test_threads_equal_one(make_panel, small):
     settings = {**small, "dropout": 0.0, "max_steps": 5}
     one, two = (Forecaster(3, n_jobs=n, **settings).fit(make_panel(("wave",))).predict() for n in (1, 2))
     np.testing.assert_allclose(two.Forecaster, one.Forecaster, rtol=1e-4)
+
+
+@pytest.mark.parametrize("transform", ["auto", "none"])
+def test_the_error_does_not_depend_on_the_level(transform):
+    t, rng = np.arange(240), np.random.default_rng(0)
+    wave = np.sin(2 * np.pi * t / 12 + np.arange(8)[:, None]) + 0.1 * rng.normal(size=(8, 240))
+    fc = Forecaster(12, 12, transform=transform, random_state=0, verbose=False, comm=None, max_steps=60)
+
+    def error(level):
+        y = wave + level
+        return np.abs(fc.fit(y[None, :, :-12]).predict() - y[:, -12:]).mean()
+
+    errors = [error(level) for level in (1e2, 1e4, 1e6, 1e9)]
+    np.testing.assert_allclose(errors, errors[0], rtol=0.05)
+    assert max(errors) < 0.95 * np.abs(wave[:, -12:] - wave[:, -24:-12]).mean()

@@ -18,7 +18,7 @@ LENGTHS = np.array([9, 1, 30, 2, 17])
 
 @pytest.fixture
 def windows(rng):
-    features = Features(3, 4, 4, 5, False, 1.0)
+    features = Features(3, 4, 4, 5, False, 1.0, 1e-6)
     source = PackedSeries(rng.normal(size=(1, LENGTHS.sum())), LENGTHS)
     return PanelWindows(source, features, Channels(3, features.n_inputs))
 

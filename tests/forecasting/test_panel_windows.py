@@ -16,7 +16,7 @@ def windows(rng):
     lengths = np.array([11, 1, 26, 7])
     values = rng.normal(size=(5, lengths.sum()))  # target, past number and category; number and category known ahead
     values[[2, 4]] = rng.integers(0, 4, (2, lengths.sum()))
-    features = Features(H, M, 2 * M, 5, False, 1.0)
+    features = Features(H, M, 2 * M, 5, False, 1.0, 1e-6)
     channels = Channels(H, features.n_inputs, 1, 2, 1, (4,), (4,), (4,), base=True)
     ahead = PackedSeries(values[3:], lengths)
     static = np.concatenate([rng.normal(size=(4, 2)), rng.integers(0, 4, (4, 1))], 1)
@@ -82,7 +82,7 @@ def test_a_map_is_read_only_where_the_windows_are(rng):
             self.read.append((key[1], key[2]))
             return np.zeros([len(range(*k.indices(n))) for k, n in zip(key, self.shape, strict=True)])
 
-    features = Features(H, M, M, 5, False, 1.0)
+    features = Features(H, M, M, 5, False, 1.0, 1e-6)
     windows = PanelWindows(ArraySource(Watched()), features, Channels(H, features.n_inputs))
     segments = Segments(np.arange(10, 20), np.full(10, 2000), np.full(10, 50))
     windows.inputs(segments, 0, 50)
