@@ -337,15 +337,18 @@ class Oracle:
 
 
 def mean_and_scale(data):
-    """Of each output, (G, 1, 1), over the steps that count, with their weights; the scale of a constant is 1."""
+    """Of each output, (G, 1, 1), over the steps that count, with their weights; a constant is not scaled."""
     found = []
     for y in data.y[0]:
         counted = [(n, t) for n in range(data.n_series) for t in range(data.n_steps) if data.share(n, t)]
         values = np.array([y[n, t] for n, t in counted if not np.isnan(y[n, t])])
         w = np.array([1.0 if data.w is None else data.w[n, t] for n, t in counted if not np.isnan(y[n, t])])
+        if not w.any():  # no step of this output counts
+            found.append((0.0, 1.0))
+            continue
         mean = np.average(values, weights=w)
         scale = math.sqrt(np.average((values - mean) ** 2, weights=w))
-        found.append((mean, scale if np.ptp(values) else 1.0))
+        found.append((mean, scale if np.ptp(values[w > 0]) else 1.0))
     return np.array(found).T[:, :, None, None]
 
 
