@@ -8,8 +8,8 @@ DOCS = Path(__file__).parent
 PACKAGE = DOCS.parent / "fluxutils_py"
 PAGE = DOCS / "architecture.md"
 FOLDERS = [
-    *("forecasting", "estimator", "evaluation", "training", "reporting", "parallel", "exporting", "nn", "data"),
-    *("data/hdf5", ""),
+    *("forecasting", "estimator", "transformers", "gomlx", "bobbin", "praytools", "training", "inputs", "exporting"),
+    *("reporting", "parallel", "nn", "data", "data/hdf5", ""),
 ]
 SECTION = re.compile(r"(?<=^## Files\n\n).*?(?=^## )", re.DOTALL | re.MULTILINE)
 

@@ -16,11 +16,8 @@ from fluxutils_py.estimator import (
     EstimatorRegressor,
     LossCurveDisplay,
     SequenceClassifier,
-    SequenceImputer,
     SequenceRegressor,
-    SequenceScaler,
     Spec,
-    WinsorScaler,
     check_export,
     export,
     flatten_steps,
@@ -34,6 +31,7 @@ from fluxutils_py.nn.ops import bmm
 from fluxutils_py.nn.parameters import namedparams, notrack, weights
 from fluxutils_py.nn.states import loadstates, reset, states, truncate
 from fluxutils_py.nn.vectors import grad2net, net2grad, net2vec, vec2net
+from fluxutils_py.transformers import SequenceImputer, SequenceScaler, WinsorScaler
 from fluxutils_py.versions import show_versions
 
 __all__ = [

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from fluxutils_py import Estimator, Spec
+from fluxutils_py.gomlx import Trainer
 from fluxutils_py.optim import cosine
-from fluxutils_py.training import Loop, Trainer
+from fluxutils_py.training import Loop
 
 
 def gomlx_rate(step, end, cycles, low, high, warm_up):

@@ -6,7 +6,7 @@ from fluxutils_py.data.hdf5 import H5Lazy, H5Map, h5concat, h5create, h5load, h5
 from fluxutils_py.data.lazy import LazyArray
 from fluxutils_py.data.parts import part
 from fluxutils_py.data.sequence_windows import SequenceWindows
-from fluxutils_py.data.series import SeriesArray, as_series
+from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.data.views import SamplesView, TimestepsView, samples, timesteps
 from fluxutils_py.data.weights import SampleWeight
 
@@ -20,7 +20,6 @@ __all__ = [
     "SequenceWindows",
     "SeriesArray",
     "TimestepsView",
-    "as_series",
     "h5concat",
     "h5create",
     "h5load",

@@ -17,7 +17,7 @@ WAYS_OUT = [
         "torch.utils.data",
         "DataLoader",
         "give the arrays (F, N, T) that it cuts, of which fit makes minibatches (batchsize in spec), or train on its "
-        "batches with fluxutils_py.training.Trainer",
+        "batches with fluxutils_py.gomlx.Trainer",
     ),
     (
         "torch.nn.utils.rnn",

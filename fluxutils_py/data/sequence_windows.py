@@ -121,7 +121,7 @@ class SequenceWindows:
 
     Examples
     --------
-    >>> from fluxutils_py.data import as_series
+    >>> from fluxutils_py.inputs import as_series
     >>> x = as_series(np.zeros((4, 3, 5), dtype="float32"), "x")
     >>> for w in SequenceWindows(x, batchsize=2, seqsize=3):
     ...     at = w.index

@@ -11,9 +11,8 @@ import numpy as np
 from fluxutils_py.data.arrays import as_three_axes, in_memory, is_nonblocking, read_block
 from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.h5map import H5Map
-from fluxutils_py.data.ragged import TIME_FIRST
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import DataError
 
 GLANCE = 8
 SERIES_FIRST = (1, 0, 2), (1, 0, 2)  # orders of the axes (F, B, S) of a copy, and the way back
@@ -189,44 +188,3 @@ def _gathering(strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ..
     if strides[0] <= min(strides[1:]):
         return None
     return SERIES_FIRST if strides[2] <= strides[1] else STEPS_FIRST
-
-
-def as_series(value: Any, name: str) -> tuple[SeriesArray, ...]:
-    """The arrays of one argument: a tuple means several inputs or outputs, of equal N and T.
-
-    Raises
-    ------
-    ShapeError
-        If the arrays differ in N or T.
-    """
-    if isinstance(value, tuple):
-        if not value:
-            raise ShapeError(f"{name} is an empty tuple; give at least one array of shape (F, N, T)")
-        arrays = tuple(SeriesArray(a, f"{name}[{i}]") for i, a in enumerate(value))
-    else:
-        arrays = (SeriesArray(value, name),)
-    for other in arrays[1:]:
-        check_aligned(arrays[0], other)
-    return arrays
-
-
-BATCH_FIRST = (
-    ": arrays (N, T, F) become so by a.transpose(2, 0, 1), datasets by h5mmap(path, name, axes='NTF'); arrays "
-    "(N, F, T), as aeon and sktime have them, by a.transpose(1, 0, 2)"
-)
-
-
-def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
-    """Check that two arrays hold the same series and the same time steps."""
-    first, second = (getattr(s.array, "lengths", None) for s in (a, b))
-    if first is not None and second is not None and len(first) == len(second) and (first != second).any():
-        i = int(np.flatnonzero(first != second)[0])
-        way_out = f"; the arrays of a list are series (F, T_i){TIME_FIRST}" if a.F == b.F else ""
-        raise ShapeError(f"{a.name}[{i}] has {first[i]} time steps and {b.name}[{i}] has {second[i]}{way_out}")
-    for axis, unit, m, n in ((1, "series", a.N, b.N), (2, "time steps", a.T, b.T)):
-        if m != n:
-            batch_first = a.shape[:2] == b.shape[:2]
-            raise ShapeError(
-                f"{a.name} has {m} {unit} and {b.name} has {n} (axis {axis} of shapes {a.shape} and {b.shape}); "
-                f"both must be (F, N, T) with equal N and T{BATCH_FIRST if batch_first else ''}"
-            )

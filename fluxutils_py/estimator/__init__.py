@@ -2,16 +2,13 @@
 
 from fluxutils_py.estimator.display import LossCurveDisplay
 from fluxutils_py.estimator.estimator import Estimator
-from fluxutils_py.estimator.imputer import SequenceImputer
 from fluxutils_py.estimator.model_export import check_export, export
 from fluxutils_py.estimator.pooled_scorer import flatten_steps, pooled_scorer
 from fluxutils_py.estimator.saving import load, save
-from fluxutils_py.estimator.scaler import SequenceScaler
 from fluxutils_py.estimator.sequence_estimators import SequenceClassifier, SequenceRegressor
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.estimator.streaming import EstimatorStream, PipelineStream, stream
 from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor
-from fluxutils_py.estimator.winsor_scaler import WinsorScaler
 
 __all__ = [
     "Estimator",
@@ -21,11 +18,8 @@ __all__ = [
     "LossCurveDisplay",
     "PipelineStream",
     "SequenceClassifier",
-    "SequenceImputer",
     "SequenceRegressor",
-    "SequenceScaler",
     "Spec",
-    "WinsorScaler",
     "check_export",
     "export",
     "flatten_steps",

@@ -80,13 +80,6 @@ def course_of_fit(settings: Settings, resume: bool, epochs: int | None) -> dict[
     }
 
 
-def ranks_of_call(comm: Any, call: str, sharded: bool) -> RankGroup:
-    """Return the ranks for a ``comm`` argument; those of a call with ``sharded=True`` reject calls without it."""
-    if not isinstance(sharded, bool | np.bool_):
-        raise TypeError(f"sharded must be True (each rank has its own series) or False, got {sharded!r}")
-    return RankGroup.from_comm(comm, f"{call}(sharded=True)" if sharded else call)
-
-
 def require_same_inputs(ranks: RankGroup, inputs: Any) -> None:
     """Raise on every rank unless the inputs of all ranks have equal sizes."""
     ranks.require_equal(

@@ -15,7 +15,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.sequence_windows import SequenceWindows
 from fluxutils_py.data.views import SequenceView, flattened_steps
 from fluxutils_py.errors import DataError, SingleStepWarning
-from fluxutils_py.estimator.inputs import Inputs, is_native
+from fluxutils_py.inputs.inputs import Inputs, is_native
 from fluxutils_py.nn import Recur
 from fluxutils_py.nn.model_windows import cut_dependence
 

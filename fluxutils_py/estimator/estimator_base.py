@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fitting import run_evaluate
 from fluxutils_py.estimator.html_repr import HtmlReprMixin
-from fluxutils_py.estimator.inputs import InputLayout, InputSchema
 from fluxutils_py.estimator.model_export import export
 from fluxutils_py.estimator.persistence import load_estimator, save_estimator
 from fluxutils_py.estimator.scoring import run_score
 from fluxutils_py.estimator.streaming import EstimatorStream
-from fluxutils_py.estimator.target_codec import TargetCodec
+from fluxutils_py.inputs.inputs import InputLayout, InputSchema
+from fluxutils_py.inputs.target_codec import TargetCodec
 from fluxutils_py.parallel import get_communicator
 
 

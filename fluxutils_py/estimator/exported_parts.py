@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import ExportError
-from fluxutils_py.estimator.imputer import FillBlock, ForwardFillBlock
-from fluxutils_py.estimator.moments import Standardize
-from fluxutils_py.estimator.target_codec import TargetScale
-from fluxutils_py.estimator.winsor_scaler import WinsorizeBlock
 from fluxutils_py.exporting import InitialState
+from fluxutils_py.inputs.moments import Standardize
+from fluxutils_py.inputs.target_codec import TargetScale
 from fluxutils_py.nn.layers import Elementwise
+from fluxutils_py.transformers.imputer import FillBlock, ForwardFillBlock
+from fluxutils_py.transformers.winsor_scaler import WinsorizeBlock
 
 
 class _Part(nn.Module):

@@ -15,12 +15,12 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.building import require_stored
 from fluxutils_py.estimator.estimator_settings import Settings
-from fluxutils_py.estimator.inputs import Inputs, InputSchema, feature_counts
-from fluxutils_py.estimator.labels import ClassWeightArray, LabelEncoder, find_classes, find_largest
-from fluxutils_py.estimator.sharded_data import SeriesPool
 from fluxutils_py.estimator.spec import Spec, read_spec
-from fluxutils_py.estimator.target_codec import TargetCodec, TargetScale
-from fluxutils_py.estimator.targets import MISSING_LABEL, Targets, TargetSchema, read_labels
+from fluxutils_py.inputs.inputs import Inputs, InputSchema, feature_counts
+from fluxutils_py.inputs.labels import ClassWeightArray, LabelEncoder, find_classes, find_largest
+from fluxutils_py.inputs.sharded_data import SeriesPool
+from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
+from fluxutils_py.inputs.targets import MISSING_LABEL, Targets, TargetSchema, read_labels
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.validation import check_integer

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn, optim
 
 from fluxutils_py.estimator.nested_parameters import NestedParamsMixin, view
-from fluxutils_py.estimator.sklearn_private import HtmlTables
 from fluxutils_py.estimator.spec import Spec
+from fluxutils_py.sklearn_private import HtmlTables
 
 
 class HtmlReprMixin(NestedParamsMixin, HtmlTables):

@@ -13,7 +13,6 @@ import torch
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.bounded_building import build_bounded, compare_parameters
 from fluxutils_py.estimator.building import NotStored, build_model, check_device, require_stored
-from fluxutils_py.estimator.inputs import InputLayout
 from fluxutils_py.estimator.nested_parameters import parameter_names
 from fluxutils_py.estimator.serialization import (
     LOSSES,
@@ -31,12 +30,13 @@ from fluxutils_py.estimator.serialization import (
     serialize_spec,
     try_serialize,
 )
-from fluxutils_py.estimator.target_codec import TargetCodec, TargetScale
+from fluxutils_py.inputs.inputs import InputLayout
+from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
 from fluxutils_py.nn.losses import seqloss
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.optim import load_optimizer_state
+from fluxutils_py.training.file_checks import check_text_type
 from fluxutils_py.training.plain_files import read_file, write_file
-from fluxutils_py.treejson import check_text_type
 
 KIND, FORMAT = "fluxutils_py estimator", 2
 NO_SETTINGS = ("model", "loss", "opt", "spec", "device", "callbacks")  # code, or specific to a machine

@@ -14,10 +14,10 @@ from fluxutils_py.data import SampleWeight, SeriesArray, TimestepsView
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError, SpecError
-from fluxutils_py.estimator.inputs import Inputs, read_weight
-from fluxutils_py.estimator.labels import is_label
 from fluxutils_py.estimator.scoring import pooled_r2
-from fluxutils_py.estimator.sklearn_private import Scorer
+from fluxutils_py.inputs.inputs import Inputs, read_weight
+from fluxutils_py.inputs.labels import is_label
+from fluxutils_py.sklearn_private import Scorer
 from fluxutils_py.training.predictor import Prediction
 
 

@@ -15,17 +15,11 @@ from fluxutils_py.data.parts import array_split_slice
 from fluxutils_py.data.ragged import RaggedArray, as_ragged
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, RankError, ShapeError
-from fluxutils_py.estimator.collectives import (
-    gather_parts,
-    gather_rows,
-    memmap_location,
-    ranks_of_call,
-    require_same_inputs,
-)
-from fluxutils_py.estimator.inputs import Inputs, read_inputs
-from fluxutils_py.estimator.sharded_data import is_empty
+from fluxutils_py.estimator.collectives import gather_parts, gather_rows, memmap_location, require_same_inputs
 from fluxutils_py.estimator.spec import Spec, read_spec
-from fluxutils_py.estimator.target_codec import Transform
+from fluxutils_py.inputs.inputs import Inputs, read_inputs
+from fluxutils_py.inputs.sharded_data import is_empty, ranks_of_call
+from fluxutils_py.inputs.target_codec import Transform
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.training.predictor import Prediction, Predictor

@@ -17,13 +17,13 @@ from sklearn.utils.validation import check_is_fitted
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator import persistence
 from fluxutils_py.estimator.estimator_base import EstimatorBase
-from fluxutils_py.estimator.imputer import SequenceImputer
-from fluxutils_py.estimator.inputs import InputLayout
-from fluxutils_py.estimator.scaler import SequenceScaler
 from fluxutils_py.estimator.serialization import PLAIN, full_name, plain_value
-from fluxutils_py.estimator.winsor_scaler import WinsorScaler
+from fluxutils_py.inputs.inputs import InputLayout
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.training.plain_files import read_file, write_file
+from fluxutils_py.transformers.imputer import SequenceImputer
+from fluxutils_py.transformers.scaler import SequenceScaler
+from fluxutils_py.transformers.winsor_scaler import WinsorScaler
 from fluxutils_py.versions import installed_version
 
 KIND, FORMAT = "fluxutils_py fitted objects", 1

@@ -12,12 +12,11 @@ from sklearn.utils.validation import check_is_fitted
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.estimator.collectives import ranks_of_call
 from fluxutils_py.estimator.fit_data import target_schema
-from fluxutils_py.estimator.moments import merge_moments, moments
 from fluxutils_py.estimator.predicting import BlockPredictor
-from fluxutils_py.estimator.sharded_data import SeriesPool
 from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.inputs.moments import merge_moments, moments
+from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.nn.losses import SeqLoss, as_loss
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.predictor import Prediction

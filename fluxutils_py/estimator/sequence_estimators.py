@@ -18,8 +18,8 @@ from fluxutils_py.estimator.building import require_single_input_and_output
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.spec import Spec, read_spec
-from fluxutils_py.estimator.target_codec import TargetCodec, TargetScale
 from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor
+from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
 from fluxutils_py.nn import (
     FLSTM,
     GRU,

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from sklearn.base import BaseEstimator
 
-from fluxutils_py.data import as_series
 from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.covariates import filled_forward
 from fluxutils_py.forecasting.forecaster_export import check_forecaster_export
@@ -17,6 +16,7 @@ from fluxutils_py.forecasting.outputs import format_time
 from fluxutils_py.forecasting.panel import Columns, Panel, read_panel
 from fluxutils_py.forecasting.panel_windows import PanelWindows
 from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
+from fluxutils_py.inputs import as_series
 
 
 def _id_type(label: Any) -> type:

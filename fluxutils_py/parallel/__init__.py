@@ -4,10 +4,8 @@ from fluxutils_py.parallel.comm import get_communicator, is_main_process
 from fluxutils_py.parallel.communicator import Communicator, SingleProcessComm
 from fluxutils_py.parallel.mpi import MPIComm, abort_on_exception
 from fluxutils_py.parallel.rank_group import RankGroup
-from fluxutils_py.parallel.replica_check import assert_replica_integrity, gather_from_processes
 from fluxutils_py.parallel.threads import Threads
 from fluxutils_py.parallel.torch_distributed import TorchComm
-from fluxutils_py.parallel.tpmap import tpmap
 
 __all__ = [
     "Communicator",
@@ -17,9 +15,6 @@ __all__ = [
     "Threads",
     "TorchComm",
     "abort_on_exception",
-    "assert_replica_integrity",
-    "gather_from_processes",
     "get_communicator",
     "is_main_process",
-    "tpmap",
 ]

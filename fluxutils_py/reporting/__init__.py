@@ -1,7 +1,6 @@
 """Reporting: writers for TensorBoard, summaries, progress bars, logs and tables."""
 
 from fluxutils_py.reporting.multi_directory_writer import MultiDirectorySummaryWriter
-from fluxutils_py.reporting.points import PointsWriter, load_points
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar
 from fluxutils_py.reporting.publish import PublishTrainingProgress, publish_trainer_env_info
 from fluxutils_py.reporting.summaries import (
@@ -12,7 +11,6 @@ from fluxutils_py.reporting.summaries import (
     publish_train_intermediates,
     sow,
 )
-from fluxutils_py.reporting.tables import report_eval
 from fluxutils_py.reporting.tensorboard import TensorBoard
 from fluxutils_py.reporting.threaded_writer import ThreadedSummaryWriter
 from fluxutils_py.reporting.writers import NullSummaryWriter, SummaryWriter, Writer
@@ -23,7 +21,6 @@ __all__ = [
     "MplImageSummary",
     "MultiDirectorySummaryWriter",
     "NullSummaryWriter",
-    "PointsWriter",
     "ProgressBar",
     "PublishTrainingProgress",
     "ScalarSummary",
@@ -32,9 +29,7 @@ __all__ = [
     "ThreadedSummaryWriter",
     "Writer",
     "collected_summaries",
-    "load_points",
     "publish_train_intermediates",
     "publish_trainer_env_info",
-    "report_eval",
     "sow",
 ]

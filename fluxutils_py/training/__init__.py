@@ -1,9 +1,7 @@
 """The training loop, its hooks and triggers, trainers and tasks, datasets, checkpoints."""
 
 from fluxutils_py.reporting.tables import history_table
-from fluxutils_py.training.adapters import cb, cby
 from fluxutils_py.training.checkpointer import Checkpointer
-from fluxutils_py.training.crontab import CronTab
 from fluxutils_py.training.dataset import Batch, Map, ReadAhead, Take
 from fluxutils_py.training.early_stopping import EarlyStopping
 from fluxutils_py.training.hooks import StopTraining
@@ -11,18 +9,12 @@ from fluxutils_py.training.in_memory import InMemory
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.optuna_pruning import OptunaPruning
 from fluxutils_py.training.step_info import StepInfo
-from fluxutils_py.training.task_step import TaskStep
 from fluxutils_py.training.train_state import TrainState
-from fluxutils_py.training.train_task import BaseTrainTask, TrainTask
-from fluxutils_py.training.trainer import Trainer
 from fluxutils_py.training.triggers import EveryNSeconds, EveryNSteps, NTimes, Trigger
-from fluxutils_py.training.weighted_loss import WeightedLoss
 
 __all__ = [
-    "BaseTrainTask",
     "Batch",
     "Checkpointer",
-    "CronTab",
     "EarlyStopping",
     "EveryNSeconds",
     "EveryNSteps",
@@ -35,13 +27,7 @@ __all__ = [
     "StepInfo",
     "StopTraining",
     "Take",
-    "TaskStep",
     "TrainState",
-    "TrainTask",
-    "Trainer",
     "Trigger",
-    "WeightedLoss",
-    "cb",
-    "cby",
     "history_table",
 ]

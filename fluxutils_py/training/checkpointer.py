@@ -83,7 +83,9 @@ class Checkpointer:
     Examples
     --------
     >>> import tempfile
-    >>> from fluxutils_py.training import InMemory, Loop, Trainer
+    >>> from fluxutils_py.training import InMemory
+    >>> from fluxutils_py.gomlx import Trainer
+    >>> from fluxutils_py.training import Loop
     >>> folder = tempfile.TemporaryDirectory()
     >>> def train(epochs):
     ...     torch.manual_seed(0)

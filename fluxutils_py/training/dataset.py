@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
@@ -12,6 +11,7 @@ import torch
 
 from fluxutils_py.data import BackgroundDataLoader
 from fluxutils_py.errors import DataError
+from fluxutils_py.training.epoch_progress import iterate_from, known_length
 from fluxutils_py.training.generator_state import get_generator_state, set_generator_state
 from fluxutils_py.training.minibatch import Minibatch, as_minibatch
 from fluxutils_py.validation import check_integer
@@ -35,25 +35,6 @@ class Dataset(Protocol):
 
     def reset(self) -> None:
         """Start again at the first batch. The loop calls this after every epoch."""
-
-
-def known_length(batches: Any) -> int | None:
-    """Return the number of batches in a pass, or None if it is unknown."""
-    try:
-        return len(batches)
-    except TypeError:
-        return None
-
-
-def iterate_from(batches: Iterable[Any], done: int) -> Iterator[Any]:
-    """Return a pass without its first ``done`` batches: call ``batches.skip``, or else read and drop them."""
-    if not done:
-        return iter(batches)
-    if hasattr(batches, "skip"):
-        return iter(batches.skip(done))
-    rest = iter(batches)
-    deque(islice(rest, done), maxlen=0)
-    return rest
 
 
 def as_dataset(data: Any, name: str | None = None, kind: Any = None) -> Dataset:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
-from fluxutils_py.training.dataset import iterate_from
 from fluxutils_py.training.pending_loss import PendingLoss
 from fluxutils_py.training.step_info import StepInfo
 
@@ -105,3 +105,22 @@ class EpochProgress:
         self.step, self._seconds = state["step"], state["seconds"]
         for name in SUMS:
             setattr(self, name, state[name])
+
+
+def known_length(batches: Any) -> int | None:
+    """Return the number of batches in a pass, or None if it is unknown."""
+    try:
+        return len(batches)
+    except TypeError:
+        return None
+
+
+def iterate_from(batches: Iterable[Any], done: int) -> Iterator[Any]:
+    """Return a pass without its first ``done`` batches: call ``batches.skip``, or else read and drop them."""
+    if not done:
+        return iter(batches)
+    if hasattr(batches, "skip"):
+        return iter(batches.skip(done))
+    rest = iter(batches)
+    deque(islice(rest, done), maxlen=0)
+    return rest

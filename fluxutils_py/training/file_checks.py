@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -129,3 +130,10 @@ def _check_tensor(value: Tensor, storages: dict[int, int], path: Path, device: s
             )
         if storage.nbytes():
             storages[storage.data_ptr()] = storage.nbytes()
+
+
+def check_text_type(dtype: np.dtype, texts: np.ndarray) -> None:
+    """Raise ValueError for a type of text that takes far more memory than texts from a file need."""
+    longest = max((len(text) for text in texts.flat), default=0)
+    if dtype.itemsize // np.dtype(f"{dtype.kind}1").itemsize > max(1000, 100 * longest):
+        raise ValueError(f"the type {dtype} is far longer than its longest text, of {longest}")

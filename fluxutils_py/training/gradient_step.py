@@ -16,7 +16,7 @@ from fluxutils_py.nn.vectors import dense_gradients
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.gradient_vector import GradientVector
-from fluxutils_py.parallel.gradients import (
+from fluxutils_py.training.gradients import (
     OWN_BATCHES,
     as_scalar,
     call_without_batch_norm,

@@ -308,6 +308,6 @@ def _require_one_argument(name: str, action: Any) -> None:
         signature.bind(None)
     except TypeError:
         raise TypeError(
-            f"the callback {name}{signature} must take one argument, the loop; fluxutils_py.training.cb(f) is a "
+            f"the callback {name}{signature} must take one argument, the loop; fluxutils_py.praytools.cb(f) is a "
             "callback that calls f()"
         ) from None

@@ -15,8 +15,7 @@ from torch import nn
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.parallel.rank_group import RankGroup
-from fluxutils_py.training.dataset import known_length
-from fluxutils_py.training.epoch_progress import EpochProgress
+from fluxutils_py.training.epoch_progress import EpochProgress, known_length
 from fluxutils_py.training.generator_state import RandomGenerators
 from fluxutils_py.training.hooks import Action, Hooks
 from fluxutils_py.training.pending_loss import PendingLoss

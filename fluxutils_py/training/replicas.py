@@ -13,7 +13,7 @@ from fluxutils_py.nn.losses import Loss, SeqLoss, live_steps
 from fluxutils_py.nn.model_windows import replica, takes_windows
 from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.parallel import Threads
-from fluxutils_py.parallel.gradients import Gradients, require_no_batch_norm, sum_gradients, value_and_gradient
+from fluxutils_py.training.gradients import Gradients, require_no_batch_norm, sum_gradients, value_and_gradient
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.window_loss import window_loss
 

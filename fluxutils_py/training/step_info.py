@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fluxutils_py.parallel.gradients import Gradients
+from fluxutils_py.training.gradients import Gradients
 
 
 class BatchLoss(NamedTuple):

@@ -12,7 +12,7 @@ from fluxutils_py.data.parts import array_split_slice
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.states import recurrent_layers
 from fluxutils_py.parallel import Threads
-from fluxutils_py.parallel.gradients import (
+from fluxutils_py.training.gradients import (
     Gradients,
     require_thread_safe,
     sum_gradients,

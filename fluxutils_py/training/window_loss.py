@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn.losses import Loss, SeqLoss
 from fluxutils_py.nn.model_windows import context_steps, needs_context, run_window
-from fluxutils_py.parallel.gradients import as_scalar
+from fluxutils_py.training.gradients import as_scalar
 
 
 def window_loss(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.data import BackgroundDataLoader
-from fluxutils_py.data.class_balance import initbatchprovider
+from fluxutils_py.praytools.class_balance import initbatchprovider
 
 LIMIT_S = 20
 

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from fluxutils_py.data import SampleWeight, SequenceWindows, SeriesArray, as_series, rebatch
+from fluxutils_py.data import SampleWeight, SequenceWindows, SeriesArray, rebatch
 from fluxutils_py.data import weights as weights_module
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError
+from fluxutils_py.inputs import as_series
 
 N, T = 5, 7
 LENGTHS = np.array([7, 2, 5, 7, 1])

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.data import SeriesArray, as_series, rebatch
+from fluxutils_py.data import SeriesArray, rebatch
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.data.series import check_aligned
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.inputs import as_series
+from fluxutils_py.inputs.inputs import check_aligned
 
 N_FEATURES, N_SERIES, N_STEPS = 3, 7, 11
 ORDERS = list(itertools.permutations(range(3)))

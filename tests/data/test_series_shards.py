@@ -5,9 +5,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fluxutils_py.data import SequenceWindows, as_series
+from fluxutils_py.data import SequenceWindows
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series_shards import SeriesShards
+from fluxutils_py.inputs import as_series
 
 COUNTS = [(5, 20, 12), (0, 7), (7, 0, 0), (1, 1, 1), (3, 9, 6)]
 

@@ -10,7 +10,7 @@ from torch import nn
 from fluxutils_py import Estimator, EstimatorRegressor, SequenceRegressor, Spec
 from fluxutils_py.data import rebatch
 from fluxutils_py.estimator.fit_data import prepare
-from fluxutils_py.estimator.inputs import InputSchema
+from fluxutils_py.inputs.inputs import InputSchema
 from fluxutils_py.nn import LSTM
 from fluxutils_py.reporting import ProgressBar
 

@@ -18,9 +18,10 @@ import pytest
 import torch
 from torch import nn
 
+from fluxutils_py.bobbin import TrainTask
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting import ScalarSummary, SummaryWriter
-from fluxutils_py.training import TrainState, TrainTask
+from fluxutils_py.training import TrainState
 from tests.migration import Checks
 
 checks = Checks()

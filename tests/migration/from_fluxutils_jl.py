@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from fluxutils_py import Estimator, h5save, net2vec, seqloss
-from fluxutils_py.data import as_series
 from fluxutils_py.data.hdf5 import h5load
+from fluxutils_py.inputs import as_series
 from fluxutils_py.nn import LSTM
 from tests.migration import Checks
 

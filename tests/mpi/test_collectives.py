@@ -63,7 +63,7 @@ def test_a_rank_that_ends_the_program_between_steps_is_waited_for_by_none(mpirun
         import torch
         from fluxutils_py import Estimator
         from fluxutils_py.parallel import get_communicator
-        from fluxutils_py.training import TrainTask
+        from fluxutils_py.bobbin import TrainTask
 
         class Squares(TrainTask):
             def compute_loss(self, model, batch, *, step, rng):
@@ -184,7 +184,7 @@ def test_two_hosts_train_as_one_process(two_hosts, start, tmp_path):
         import socket, sys
         import numpy as np
         from fluxutils_py import Estimator, Spec, net2vec
-        from fluxutils_py.parallel import assert_replica_integrity, gather_from_processes
+        from fluxutils_py.bobbin import assert_replica_integrity, gather_from_processes
 
         rng = np.random.default_rng(0)
         x = rng.standard_normal((3, 7, 50))

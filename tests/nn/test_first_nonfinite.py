@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from fluxutils_py.gomlx import Trainer
 from fluxutils_py.nn import LSTM
 from fluxutils_py.nn.first_nonfinite import first_nonfinite
-from fluxutils_py.training import Trainer
 
 
 class Logarithm(nn.Module):

@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.evaluation import MetricsEval
+from fluxutils_py.bobbin import CronTab, MetricsEval
+from fluxutils_py.gomlx import Trainer
 from fluxutils_py.parallel import SingleProcessComm
 from fluxutils_py.reporting import MultiDirectorySummaryWriter, NullSummaryWriter, SummaryWriter, ThreadedSummaryWriter
-from fluxutils_py.training import CronTab, InMemory, Loop, Trainer
+from fluxutils_py.training import InMemory, Loop
 
 
 class Second(SingleProcessComm):

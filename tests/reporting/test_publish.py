@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from fluxutils_py.bobbin import CronTab
+from fluxutils_py.gomlx import Trainer
 from fluxutils_py.parallel import RankGroup, SingleProcessComm
 from fluxutils_py.reporting import (
     NullSummaryWriter,
@@ -21,7 +23,7 @@ from fluxutils_py.reporting import (
     sow,
 )
 from fluxutils_py.reporting.summaries import active_collector
-from fluxutils_py.training import CronTab, EveryNSteps, InMemory, Loop, StepInfo, Trainer
+from fluxutils_py.training import EveryNSteps, InMemory, Loop, StepInfo
 
 
 class Written(NullSummaryWriter):

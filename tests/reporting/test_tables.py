@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.reporting import report_eval
-from fluxutils_py.training import InMemory, Loop, Trainer
+from fluxutils_py.gomlx import Trainer, report_eval
+from fluxutils_py.training import InMemory, Loop
 from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.running_metrics import MeanMetric
 

@@ -14,9 +14,10 @@ from sklearn.model_selection import GridSearchCV
 from torch import nn
 
 from fluxutils_py import Estimator, Spec, net2vec, samples
+from fluxutils_py.gomlx import Trainer
 from fluxutils_py.nn import LSTM
 from fluxutils_py.reporting import ScalarSummary, SummaryWriter, TensorBoard, sow
-from fluxutils_py.training import Checkpointer, EveryNSteps, InMemory, Loop, StepInfo, StopTraining, Trainer
+from fluxutils_py.training import Checkpointer, EveryNSteps, InMemory, Loop, StepInfo, StopTraining
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 7, 11)).astype("f4")

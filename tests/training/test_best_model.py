@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.training import Loop, StepInfo, cb, cby
-from fluxutils_py.training.adapters import bestmodelselector, initevalcby
-from fluxutils_py.training.functional import train
+from fluxutils_py.praytools import cb, cby
+from fluxutils_py.praytools.callbacks import bestmodelselector, initevalcby
+from fluxutils_py.praytools.functional import train
+from fluxutils_py.training import Loop, StepInfo
 from fluxutils_py.training.plain_files import read_file
 
 LOSSES = np.random.default_rng(0).uniform(size=2500)

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.training import Checkpointer, EveryNSteps, InMemory, Loop, StepInfo, Trainer, TrainState
+from fluxutils_py.gomlx import Trainer
+from fluxutils_py.training import Checkpointer, EveryNSteps, InMemory, Loop, StepInfo, TrainState
 from fluxutils_py.training.early_stopping import Schedule
 from fluxutils_py.training.generator_state import RandomGenerators
 from fluxutils_py.training.triggers import AtSteps

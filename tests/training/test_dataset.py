@@ -9,11 +9,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.gomlx.trainer import Trainer
 from fluxutils_py.training import Batch, InMemory, Map, ReadAhead, Take
 from fluxutils_py.training.dataset import Dataset, as_dataset
 from fluxutils_py.training.minibatch import Minibatch, as_minibatch
 from fluxutils_py.training.tensor_batches import TensorBatches
-from fluxutils_py.training.trainer import Trainer
 
 X, Y = torch.arange(21.0).reshape(7, 3), torch.arange(7)
 

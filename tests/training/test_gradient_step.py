@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import nn
 
+from fluxutils_py.bobbin import TaskStep, TrainTask
 from fluxutils_py.errors import ShapeError
+from fluxutils_py.gomlx import Trainer, WeightedLoss
 from fluxutils_py.nn import LSTM
-from fluxutils_py.training import Loop, TaskStep, Trainer, TrainState, TrainTask, WeightedLoss
-from fluxutils_py.training.functional import ptrain, train, ttrain
+from fluxutils_py.praytools.functional import ptrain, train, ttrain
+from fluxutils_py.training import Loop, TrainState
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
 from fluxutils_py.training.running_metrics import MeanMetric
 

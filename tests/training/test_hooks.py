@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fluxutils_py.training import Loop, StepInfo, StopTraining, cb
+from fluxutils_py.praytools import cb
+from fluxutils_py.training import Loop, StepInfo, StopTraining
 from fluxutils_py.training.hooks import EVENTS, Hooks
 from fluxutils_py.training.triggers import EveryNSteps
 
@@ -291,7 +292,7 @@ def test_a_callback_that_does_not_take_the_loop_is_refused(hook, name):
     with pytest.raises(TypeError) as caught:
         Hooks().attach(hook)
     assert str(caught.value) == (
-        f"the callback {name} must take one argument, the loop; fluxutils_py.training.cb(f) is a callback that calls "
+        f"the callback {name} must take one argument, the loop; fluxutils_py.praytools.cb(f) is a callback that calls "
         "f()"
     )
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.training import Loop, StepInfo, Trainer
+from fluxutils_py.gomlx import Trainer
+from fluxutils_py.training import Loop, StepInfo
 
 
 def identity(batch):

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.training import Loop, TaskStep, Trainer, TrainState, TrainTask
-from fluxutils_py.training.functional import ptrain, train
+from fluxutils_py.bobbin import TaskStep, TrainTask
+from fluxutils_py.gomlx import Trainer
+from fluxutils_py.praytools.functional import ptrain, train
+from fluxutils_py.training import Loop, TrainState
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
 from fluxutils_py.training.loss_scale import MOST_SKIPPED, LossScale
 

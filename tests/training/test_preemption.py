@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from fluxutils_py import Estimator, net2vec
+from fluxutils_py.gomlx import Trainer
 from fluxutils_py.nn import LSTM
-from fluxutils_py.training import Checkpointer, InMemory, Loop, Trainer
+from fluxutils_py.training import Checkpointer, InMemory, Loop
 
 NUMBERS = {"SIGTERM": 143, "SIGUSR1": 128 + signal.SIGUSR1}
 X = np.random.default_rng(0).normal(size=(2, 37, 43))

@@ -10,19 +10,9 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.errors import LoadError
-from fluxutils_py.training import (
-    EarlyStopping,
-    InMemory,
-    Loop,
-    Map,
-    NTimes,
-    ReadAhead,
-    StepInfo,
-    StopTraining,
-    Take,
-    Trainer,
-    cby,
-)
+from fluxutils_py.gomlx import Trainer
+from fluxutils_py.praytools import cby
+from fluxutils_py.training import EarlyStopping, InMemory, Loop, Map, NTimes, ReadAhead, StepInfo, StopTraining, Take
 from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.early_stopping import Schedule
 from fluxutils_py.training.generator_state import RandomGenerators

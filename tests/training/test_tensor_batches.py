@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.data import SampleWeight, SequenceWindows, SeriesArray, as_series, h5mmap, h5save
+from fluxutils_py.data import SampleWeight, SequenceWindows, SeriesArray, h5mmap, h5save
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.sequence_windows import WindowIndex
+from fluxutils_py.inputs import as_series
 from fluxutils_py.training.tensor_batches import TensorBatches
 
 CPU = torch.device("cpu")

@@ -4,10 +4,12 @@ import pytest
 import torch
 from torch import nn
 
+from fluxutils_py.bobbin import TaskStep, TrainTask
 from fluxutils_py.errors import ShapeError
+from fluxutils_py.gomlx import Trainer
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import Threads
-from fluxutils_py.training import Loop, TaskStep, Trainer, TrainState, TrainTask
+from fluxutils_py.training import Loop, TrainState
 from fluxutils_py.training.gradient_step import BatchLoss
 from fluxutils_py.training.running_metrics import MeanMetric
 from fluxutils_py.training.threaded_loss import ThreadedLoss, join_parts, shares

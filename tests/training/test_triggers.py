@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from fluxutils_py.bobbin.crontab import CronTab
+from fluxutils_py.gomlx.loop_callbacks import EveryNSteps as every_n_steps
+from fluxutils_py.gomlx.loop_callbacks import ExponentialCallback, NTimesDuringLoop, PeriodicCallback
 from fluxutils_py.training import Loop, StepInfo
-from fluxutils_py.training.adapters import EveryNSteps as every_n_steps
-from fluxutils_py.training.adapters import ExponentialCallback, NTimesDuringLoop, PeriodicCallback
-from fluxutils_py.training.crontab import CronTab
 from fluxutils_py.training.triggers import (
     AnyOf,
     AtFirstNSteps,

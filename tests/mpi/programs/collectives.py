@@ -13,9 +13,10 @@ from sklearn.model_selection import GridSearchCV
 from torch import nn
 
 from fluxutils_py import Estimator, EstimatorClassifier, Spec, net2vec, samples
+from fluxutils_py.bobbin import assert_replica_integrity, gather_from_processes
 from fluxutils_py.errors import RemoteError
 from fluxutils_py.nn import LSTM
-from fluxutils_py.parallel import MPIComm, assert_replica_integrity, gather_from_processes, get_communicator
+from fluxutils_py.parallel import MPIComm, get_communicator
 
 folder = Path()
 world = MPI.COMM_WORLD

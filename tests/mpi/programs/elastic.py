@@ -18,10 +18,12 @@ from torch import nn
 from torch.optim import Adam, lr_scheduler
 
 from fluxutils_py import Estimator, SequenceRegressor, Spec, net2vec
+from fluxutils_py.bobbin import TaskStep, TrainTask
 from fluxutils_py.errors import LoadError
+from fluxutils_py.gomlx import Trainer
 from fluxutils_py.nn import GRU, LSTM, TCN, SlidingWindowAttention
 from fluxutils_py.parallel import MPIComm
-from fluxutils_py.training import Checkpointer, EveryNSteps, Loop, TaskStep, Trainer, TrainState, TrainTask
+from fluxutils_py.training import Checkpointer, EveryNSteps, Loop, TrainState
 
 EVERY_PAIR = [1, 2, 1, 3, 2, 3, 4, 2, 4, 1, 4, 3, 1]  # every pair of 1 to 4 ranks, both ways
 SHORT = [3, 2, 4, 1]

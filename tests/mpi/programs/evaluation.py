@@ -13,10 +13,19 @@ from mpi4py import MPI
 from torch import nn
 
 from fluxutils_py import Estimator, Spec, net2vec
-from fluxutils_py.evaluation import EvalResults, EvalTask, RunEval, eval_batches, eval_datasets
+from fluxutils_py.bobbin import (
+    EvalResults,
+    EvalTask,
+    RunEval,
+    assert_replica_integrity,
+    eval_batches,
+    eval_datasets,
+    gather_from_processes,
+)
+from fluxutils_py.gomlx import Trainer
 from fluxutils_py.nn import LSTM
-from fluxutils_py.parallel import RankGroup, assert_replica_integrity, gather_from_processes, get_communicator
-from fluxutils_py.training import InMemory, Loop, StopTraining, Trainer
+from fluxutils_py.parallel import RankGroup, get_communicator
+from fluxutils_py.training import InMemory, Loop, StopTraining
 from fluxutils_py.training.triggers import EveryNSteps
 
 rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size

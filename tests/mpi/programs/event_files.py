@@ -7,8 +7,8 @@ from mpi4py import MPI
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from fluxutils_py import Estimator, Spec
+from fluxutils_py.bobbin import CronTab, gather_from_processes
 from fluxutils_py.errors import RemoteError
-from fluxutils_py.parallel import gather_from_processes
 from fluxutils_py.reporting import (
     MultiDirectorySummaryWriter,
     NullSummaryWriter,
@@ -17,7 +17,6 @@ from fluxutils_py.reporting import (
     ThreadedSummaryWriter,
     publish_trainer_env_info,
 )
-from fluxutils_py.training import CronTab
 
 folder = Path()
 world = MPI.COMM_WORLD

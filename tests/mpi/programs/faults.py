@@ -17,8 +17,8 @@ from mpi4py import MPI
 from torch import nn
 
 from fluxutils_py import Estimator, Spec, net2vec
+from fluxutils_py.bobbin import assert_replica_integrity, gather_from_processes
 from fluxutils_py.nn import LSTM
-from fluxutils_py.parallel import assert_replica_integrity, gather_from_processes
 from fluxutils_py.training import Checkpointer, EveryNSteps, StopTraining
 
 rank = MPI.COMM_WORLD.rank

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, Spec, net2vec, seqloss
+from fluxutils_py.bobbin import assert_replica_integrity
 from fluxutils_py.nn import LRU, LSTM, TCN, MinGRU, SlidingWindowAttention
-from fluxutils_py.parallel import assert_replica_integrity, get_communicator
+from fluxutils_py.parallel import get_communicator
 from fluxutils_py.parallel.launcher import detect_launcher
 
 B, N, T = 4, 13, 23

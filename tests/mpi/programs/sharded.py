@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, SequenceScaler, Spec, net2vec, samples
+from fluxutils_py.bobbin import assert_replica_integrity
 from fluxutils_py.data import h5mmap, h5save
-from fluxutils_py.estimator import SequenceImputer, WinsorScaler
 from fluxutils_py.nn import LSTM
-from fluxutils_py.parallel import assert_replica_integrity, get_communicator
+from fluxutils_py.parallel import get_communicator
 from fluxutils_py.training import Checkpointer, EveryNSteps
+from fluxutils_py.transformers import SequenceImputer, WinsorScaler
 
 B, T = 4, 23
 COUNTS = {2: [(0, 7)], 3: [(5, 20, 12), (5, 0, 12)]}

@@ -6,9 +6,10 @@ from functools import partial
 import torch
 from torch import nn
 
+from fluxutils_py.bobbin import TaskStep, TrainTask, assert_replica_integrity, gather_from_processes
 from fluxutils_py.errors import RemoteError
-from fluxutils_py.parallel import RankGroup, assert_replica_integrity, gather_from_processes, get_communicator
-from fluxutils_py.training import Loop, TaskStep, TrainTask
+from fluxutils_py.parallel import RankGroup, get_communicator
+from fluxutils_py.training import Loop
 
 SIZES = (5, 2, 4)  # series of a batch on each rank
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from fluxutils_py import Estimator
 from fluxutils_py.parallel import RankGroup
+from fluxutils_py.praytools.functional import train
 from fluxutils_py.training import Checkpointer, Loop, StepInfo
-from fluxutils_py.training.functional import train
 from fluxutils_py.training.triggers import EveryNSeconds, EveryNSteps
 
 RANKS = RankGroup.from_comm("auto", "test")

@@ -6,11 +6,13 @@ import itertools
 import torch
 from torch import nn
 
+from fluxutils_py.bobbin import TaskStep, TrainTask
 from fluxutils_py.errors import RankError
+from fluxutils_py.gomlx import Trainer
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.training import InMemory, Loop, TaskStep, Trainer, TrainState, TrainTask
-from fluxutils_py.training.functional import autotrain, itrain, ptrain, train, ttrain
+from fluxutils_py.praytools.functional import autotrain, itrain, ptrain, train, ttrain
+from fluxutils_py.training import InMemory, Loop, TrainState
 from fluxutils_py.training.running_metrics import EMAMetric, MeanMetric
 
 N, F, H = 23, 3, 5

@@ -1,0 +1,93 @@
+"""The training and evaluation tasks of bobbin, its tables of actions, trees and writers, on this package's loop."""
+
+from fluxutils_py.bobbin.actions import with_state
+from fluxutils_py.bobbin.crontab import CronTab
+from fluxutils_py.bobbin.eval_task import EvalTask
+from fluxutils_py.bobbin.evaluate import eval_batches, eval_datasets
+from fluxutils_py.bobbin.mean_metrics import Means, MetricsEval
+from fluxutils_py.bobbin.replica_check import assert_replica_integrity, gather_from_jax_processes, gather_from_processes
+from fluxutils_py.bobbin.results import EvalResults
+from fluxutils_py.bobbin.run_eval import KeepBestResults, RunEval, RunEvalKeepBest
+from fluxutils_py.bobbin.sampled_set import SampledSet
+from fluxutils_py.bobbin.task_step import TaskStep
+from fluxutils_py.bobbin.tpmap import tpmap
+from fluxutils_py.bobbin.train_task import BaseTrainTask, TrainTask
+from fluxutils_py.bobbin.treejson import dump_pytree_json, parse_pytree_json, read_pytree_json, write_pytree_json
+from fluxutils_py.reporting import (
+    ImageSummary,
+    MplImageSummary,
+    MultiDirectorySummaryWriter,
+    NullSummaryWriter,
+    PublishTrainingProgress,
+    ScalarSummary,
+    SummaryWriter,
+    ThreadedSummaryWriter,
+    publish_train_intermediates,
+    publish_trainer_env_info,
+    sow,
+)
+from fluxutils_py.training import Checkpointer, EveryNSteps, Loop, StepInfo, TrainState, Trigger
+from fluxutils_py.training.triggers import AtFirstNSteps, AtNthStep, ForEachNSteps, ForEachTSeconds
+from fluxutils_py.tree import (
+    flatten_leading_axes,
+    flatten_with_paths,
+    nested_vars_to_paths,
+    split_leading_axis,
+    summarize_shape,
+    total_dimensionality,
+    unshard,
+)
+
+__all__ = [
+    "AtFirstNSteps",
+    "AtNthStep",
+    "BaseTrainTask",
+    "Checkpointer",
+    "CronTab",
+    "EvalResults",
+    "EvalTask",
+    "EveryNSteps",
+    "ForEachNSteps",
+    "ForEachTSeconds",
+    "ImageSummary",
+    "KeepBestResults",
+    "Loop",
+    "Means",
+    "MetricsEval",
+    "MplImageSummary",
+    "MultiDirectorySummaryWriter",
+    "NullSummaryWriter",
+    "PublishTrainingProgress",
+    "RunEval",
+    "RunEvalKeepBest",
+    "SampledSet",
+    "ScalarSummary",
+    "StepInfo",
+    "SummaryWriter",
+    "TaskStep",
+    "ThreadedSummaryWriter",
+    "TrainState",
+    "TrainTask",
+    "Trigger",
+    "assert_replica_integrity",
+    "dump_pytree_json",
+    "eval_batches",
+    "eval_datasets",
+    "flatten_leading_axes",
+    "flatten_with_paths",
+    "gather_from_jax_processes",
+    "gather_from_processes",
+    "nested_vars_to_paths",
+    "parse_pytree_json",
+    "publish_train_intermediates",
+    "publish_trainer_env_info",
+    "read_pytree_json",
+    "sow",
+    "split_leading_axis",
+    "summarize_shape",
+    "total_dimensionality",
+    "tpmap",
+    "unshard",
+    "with_state",
+    "write_pytree_json",
+]

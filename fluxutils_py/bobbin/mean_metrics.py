@@ -1,0 +1,107 @@
+"""Evaluate the means of losses and accuracies over a dataset."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from fluxutils_py.bobbin.eval_task import EvalTask
+from fluxutils_py.bobbin.results import EvalResults
+from fluxutils_py.nn.parameters import module_of
+from fluxutils_py.reporting.writers import with_torch_names
+from fluxutils_py.training.minibatch import as_minibatch
+from fluxutils_py.training.running_metrics import MeanMetric, n_elements
+from fluxutils_py.tree import tree_map
+
+
+@dataclass(frozen=True)
+class Means(EvalResults):
+    """Weighted means of several measures, as :class:`MetricsEval` returns; the first measure decides which is better.
+
+    Attributes
+    ----------
+    sums : dict of str to float
+        Sum over batches of the batch mean times the batch weight.
+    weight : float
+        Total weight of the batches.
+    higher_is_better : bool
+    """
+
+    sums: dict[str, float]
+    weight: float = 0.0
+    higher_is_better: bool = False
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The means by name; NaN if there were no data."""
+        return {name: total / self.weight if self.weight else math.nan for name, total in self.sums.items()}
+
+    def reduce(self, other: Means) -> Means:
+        sums = {name: total + other.sums[name] for name, total in self.sums.items()}
+        return Means(sums, self.weight + other.weight, self.higher_is_better)
+
+    def is_better_than(self, other: Means) -> bool:
+        """Compare the first measure: a number is better than NaN, NaN is never better."""
+        mine, best = (next(iter(m.means.values())) for m in (self, other))
+        return not math.isnan(mine) and (math.isnan(best) or (mine > best if self.higher_is_better else mine < best))
+
+    def to_log_message(self) -> str:
+        return ", ".join(f"{name} {mean:.6g}" for name, mean in self.means.items())
+
+    def write_to_tensorboard(self, state: Any, writer: Any) -> None:
+        for name, mean in self.means.items():
+            with_torch_names(writer).add_scalar(name, mean, state.step)
+
+
+class MetricsEval(EvalTask):
+    """Evaluate weighted means of measures, functions of predictions and labels.
+
+    Batches have the forms and weights of a :class:`Trainer` (:func:`fluxutils_py.training.minibatch.as_minibatch`);
+    the default weight is the number of predictions. ``evaluate`` takes the model or an object that has one.
+
+    Parameters
+    ----------
+    measures : mapping of str to callable
+        ``measure(prediction, label)`` returns the mean over a batch, or a tensor to average. It receives tuples if
+        there are several predictions or labels. With weights of the elements it must return one value for each of
+        them, or have an argument ``weights``. The first measure decides which result is better.
+    higher_is_better : bool
+
+    Examples
+    --------
+    >>> import torch
+    >>> from fluxutils_py.bobbin import eval_batches
+    >>> task = MetricsEval({"mse": torch.nn.MSELoss(), "mae": torch.nn.L1Loss()})
+    >>> x = torch.tensor([[1.0], [2.0], [3.0]])
+    >>> eval_batches(task, "dev", [(x[:2], x[:2] + 1), (x[2:], x[2:] + 4)], torch.nn.Identity()).means
+    {'mse': 6.0, 'mae': 2.0}
+    """
+
+    def __init__(self, measures: Mapping[str, Callable[..., Any]], *, higher_is_better: bool = False) -> None:
+        if not measures:
+            raise ValueError("there is nothing to measure: give a mapping such as {'loss': torch.nn.MSELoss()}")
+        self.measures, self.higher_is_better = dict(measures), higher_is_better
+
+    def create_eval_results(self, dataset_name: str) -> Means:
+        return Means(dict.fromkeys(self.measures, 0.0), 0.0, self.higher_is_better)
+
+    def evaluate(self, batch: Any, state: Any) -> Means:
+        batch, model = as_minibatch(batch), module_of(state)
+        device = next((p.device for p in model.parameters()), None)
+        inputs, labels = tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, (batch.inputs, batch.labels))
+        prediction, sums = model(*inputs), {}
+        weight: Any = n_elements(prediction, batch.weight)
+        each = batch.weight
+        if isinstance(each, Tensor):
+            each = each.to(device)
+            weight = float(each.double().sum())
+        for name, measure in self.measures.items():
+            metric = MeanMetric(measure, name)
+            label = labels[0] if len(labels) == 1 else labels
+            value, amount = metric.weighed(prediction, label, weight=each if isinstance(each, Tensor) else weight)
+            sums[name] = value * weight if amount else 0.0
+        return Means(sums, weight, self.higher_is_better)

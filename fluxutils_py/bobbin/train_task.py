@@ -1,0 +1,298 @@
+"""Training tasks: you define the loss of a batch, the task makes the training step."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.bobbin.task_step import Seed, TaskStep, draw, generator
+from fluxutils_py.errors import LoadError
+from fluxutils_py.nn.seeding import seeded
+from fluxutils_py.nn.states import evaluating, reset
+from fluxutils_py.parallel import RankGroup, is_main_process
+from fluxutils_py.reporting.publish import PublishTrainingProgress
+from fluxutils_py.training.checkpointer import Checkpointer
+from fluxutils_py.training.make_optimizer import make_optimizer
+from fluxutils_py.training.minibatch import Minibatch
+from fluxutils_py.training.sharding import shard
+from fluxutils_py.training.step_info import StepInfo
+from fluxutils_py.training.train_state import TrainState
+from fluxutils_py.tree import as_tensor, named_leaves, tree_map
+
+Action = Callable[..., Any]
+
+
+class BaseTrainTask:
+    """Base class of training tasks: a subclass defines the loss of a batch, ``compute_loss``.
+
+    Notes
+    -----
+    Source: ``BaseTrainTask`` of bobbin. There the loss takes and returns parameters and random keys; here the model
+    holds its parameters and buffers, and the step changes them in place.
+
+    Examples
+    --------
+    >>> class Squares(BaseTrainTask):
+    ...     def compute_loss(self, model, batch, *, step, rng):
+    ...         x, y = batch
+    ...         return (model(x) - y).square().mean()
+    >>> model = nn.Linear(3, 1)
+    >>> state = TrainState(0, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    >>> train_step = Squares().make_training_step_fn()
+    >>> x = torch.randn(20, 3)
+    >>> for _ in range(50):
+    ...     state, info = train_step(state, (x, x.sum(1, keepdim=True)), 0)
+    >>> state.step, info.loss < 0.01
+    (50, True)
+    """
+
+    def compute_loss(self, model: nn.Module, batch: Any, *, step: int, rng: torch.Generator) -> Any:
+        """Return the loss of a batch, a scalar tensor, or a pair of the loss and auxiliary outputs.
+
+        Parameters
+        ----------
+        model : nn.Module
+            In training mode. Recurrent layers are reset unless ``batch.first`` is false or the step is ``stateful``.
+        batch : Any
+            A batch of the data.
+        step : int
+            Number of steps completed before this one.
+        rng : torch.Generator
+            CPU generator for your random numbers. torch's global generator, which dropout uses, is seeded from it.
+
+        Returns
+        -------
+        loss : Tensor, or (Tensor, aux)
+            ``aux`` is a mapping, which becomes ``StepInfo.metrics``, detached; or another tree, which becomes its
+            entry ``"aux"``; or None.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no compute_loss: define compute_loss(self, model, batch, *, step, rng)"
+        )
+
+    def batch_weight(self, batch: Any) -> float:
+        """Return the weight of the batch in means over ranks: the number of data in its loss; 0 if it is empty.
+
+        By default the number of elements of the first array or tensor of the batch; 1 if there is none.
+        """
+        return next((float(math.prod(v.shape)) for _, v in named_leaves(batch) if hasattr(v, "shape")), 1.0)
+
+    def reduce_extra_vars(self, buffers: Mapping[str, Tensor], *, ranks: RankGroup, weight: float) -> None:
+        """Make the model's buffers equal on all ranks, in place. Every rank calls this after a step.
+
+        By default floating-point buffers, such as running means, become their mean over ranks, weighted by ``weight``,
+        the number of data in this rank's batch. Integer buffers become the values of rank 0.
+        """
+        ranks.average(list(buffers.values()), weight)
+
+    def write_trainer_log(
+        self,
+        state: Any,
+        *,
+        step_info: StepInfo | None = None,
+        logger: logging.Logger | None = None,
+        loglevel: int = logging.INFO,
+    ) -> None:
+        """Log the step and the loss; the step alone without ``step_info``."""
+        if step_info is None:
+            (logger or logging.getLogger(__name__)).log(loglevel, "@step=%d", state.step)
+            return
+        loss = math.nan if step_info.loss is None else step_info.loss
+        (logger or logging.getLogger(__name__)).log(loglevel, "@step=%d, loss=%f", state.step, loss)
+
+    # -- the step ------------------------------------------------------------------------------------
+
+    def shard_batch(self, batch: Any, rank: int, size: int) -> Any:
+        """Return a rank's part of a batch that all ranks have; None if the part is empty.
+
+        By default, split all arrays of the batch along their first axis; split windows by series.
+        """
+        return batch.shard(rank, size) if isinstance(batch, Minibatch) else shard(batch, rank, size)
+
+    def make_training_step_fn(self, **settings: Any) -> TaskStep:
+        """Return a function that takes one training step.
+
+        Parameters
+        ----------
+        **settings
+            ``comm``, ``batches``, ``clip``, ``accumulate``, ``precision``, ``stateful``, ``defer``: as for
+            :class:`GradientStep`; ``n_jobs``: as for :class:`TaskStep`.
+
+        Returns
+        -------
+        callable
+            ``step_fn(state, batch, rng) -> (state, info)``. It changes ``state`` in place and returns it. ``rng`` is
+            the seed of the training, from which alone each step and rank derives its random numbers, or a
+            ``torch.Generator`` to draw from. ``info.batch_loss`` is None if the batch has nothing to learn from. A
+            rank without further batches passes None or stops calling.
+
+        Raises
+        ------
+        FloatingPointError
+            In a step, on every rank, if the loss or the gradient is NaN or infinite. The parameters do not change.
+        """
+        return TaskStep(self, **settings)
+
+    # -- actions -------------------------------------------------------------------------------------
+
+    def make_log_writer(self, logger: logging.Logger | None = None, loglevel: int = logging.INFO) -> Action:
+        """Return a hook that calls :meth:`write_trainer_log` on rank 0."""
+
+        def write_log(loop: Any, step_info: StepInfo | None = None, **_: Any) -> None:
+            if is_main_process(loop):
+                info = getattr(loop, "step_info", None) if step_info is None else step_info
+                self.write_trainer_log(loop, step_info=info, logger=logger, loglevel=loglevel)
+
+        return write_log
+
+    def make_training_progress_publisher(self, writer: Any, summary_collections: Iterable[str] = ()) -> Action:
+        """Return a hook that publishes the progress of training, a :class:`PublishTrainingProgress`."""
+        return PublishTrainingProgress(writer, summary_collections)
+
+    def make_checkpoint_saver(self, path: Any, keep: int = 1) -> Action:
+        """Return a hook that saves model, optimizer and step for :meth:`TrainTask.initialize_train_state`.
+
+        To resume a loop exactly, use a :class:`Checkpointer` that tracks the loop and the data as well. Rank 0 writes.
+        """
+
+        def save_checkpoint(loop: Any, *_: Any, **__: Any) -> Any:
+            return Checkpointer(path, keep).track(**getattr(loop, "state", loop).parts()).save(loop)
+
+        save_checkpoint.collective = True  # type: ignore[attr-defined]  # functions have attributes
+        return save_checkpoint
+
+
+class TrainTask(BaseTrainTask):
+    """Training task with a model, which can create the initial training state.
+
+    Parameters
+    ----------
+    model : nn.Module, class or callable
+        A module is copied for each training, with its weights. A class or callable makes a new module, with weights
+        drawn from the seed.
+    example_args, example_kwargs : tuple, mapping
+        Arguments of one call before training, so that lazy layers infer their sizes; it changes nothing else. NumPy
+        arrays become tensors.
+    required_rngs : iterable of str
+        Names of the generators that :meth:`get_rng_dict` returns.
+
+    Notes
+    -----
+    Source: ``TrainTask`` of bobbin.
+
+    Examples
+    --------
+    >>> class Squares(TrainTask):
+    ...     def compute_loss(self, model, batch, *, step, rng):
+    ...         noise = torch.randn(batch.shape, generator=self.get_rng_dict(rng)["noise"])
+    ...         return model(batch + 0.1 * noise).square().mean()
+    >>> task = Squares(lambda: nn.LazyLinear(1), (torch.zeros(1, 3),), required_rngs=["noise"])
+    >>> state = task.initialize_train_state(0, torch.optim.Adam)
+    >>> {name: tuple(p.shape) for name, p in state.params.items()}
+    {'weight': (1, 3), 'bias': (1,)}
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Callable[[], nn.Module],
+        example_args: Sequence[Any] = (),
+        example_kwargs: Mapping[str, Any] | None = None,
+        required_rngs: Iterable[str] = (),
+    ) -> None:
+        if not callable(model):
+            raise TypeError(f"model must be a torch module, or a class or function that makes one; got {model!r}")
+        self._model = model
+        self.example_args, self.example_kwargs = tuple(example_args), dict(example_kwargs or {})
+        self.required_rngs = tuple(required_rngs)
+
+    @property
+    def model(self) -> Any:
+        """The ``model`` parameter. Training changes ``state.model`` instead."""
+        return self._model
+
+    def get_rng_dict(self, rng: Seed, extra_keys: Iterable[str] = ()) -> dict[str, torch.Generator]:
+        """Return a generator for each name in ``required_rngs`` and ``extra_keys``.
+
+        The generators are independent. A seed gives the same generators every time; a ``torch.Generator`` advances.
+        """
+        names = (*self.required_rngs, *extra_keys)
+        if twice := {n for n in names if names.count(n) > 1}:
+            raise ValueError(f"generators must have different names, got {', '.join(sorted(twice))} twice")
+        seeds = np.random.SeedSequence(draw(rng)).spawn(len(names))
+        return {name: generator(seed) for name, seed in zip(names, seeds, strict=True)}
+
+    def initialize_train_state(self, seed: Seed, opt: Any, checkpoint_path: Any = None) -> TrainState:
+        """Return a new model and optimizer, or restore them from the newest checkpoint.
+
+        Parameters
+        ----------
+        seed : int or torch.Generator
+            Seed of the initial weights.
+        opt : optimizer class, functools.partial or callable
+            Makes the optimizer from the parameters that require gradients.
+        checkpoint_path : path-like, optional
+            Folder of a :class:`Checkpointer` that tracks ``**state.parts()``; ignored if it holds no checkpoint.
+
+        Raises
+        ------
+        LoadError
+            If the checkpoint does not fit the model and the optimizer.
+        TypeError
+            If ``model`` does not make a module, or ``opt`` does not make an optimizer.
+        ValueError
+            If lazy layers have no sizes, or no parameter requires gradients.
+        """
+        with seeded(draw(seed)):
+            model = copy.deepcopy(self._model) if isinstance(self._model, nn.Module) else self._model()
+            if not isinstance(model, nn.Module):
+                raise TypeError(f"model={self._model!r} must make a torch module, it made {type(model).__name__}")
+            if self.example_args or self.example_kwargs:
+                self._call_once(model)
+        lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
+        if lazy:
+            raise ValueError(f"{', '.join(lazy)} of the model are without sizes: give the task example_args")
+        if isinstance(opt, torch.optim.Optimizer):
+            raise TypeError(
+                "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of one, or a function "
+                f"of the parameters, which are made here; got {opt!r}"
+            )
+        state = TrainState(0, model, make_optimizer(opt, [p for p in model.parameters() if p.requires_grad]))
+        if checkpoint_path is not None:
+            self._restore_state(state, Checkpointer(checkpoint_path))
+        return state
+
+    def _call_once(self, model: nn.Module) -> None:
+        with evaluating(model):  # keep the running means of batch normalisation
+            reset(model)
+            args, kwargs = tree_map(_array_to_tensor, (self.example_args, self.example_kwargs))
+            model(*args, **kwargs)
+
+    def _restore_state(self, state: TrainState, checkpoints: Checkpointer) -> None:
+        path = checkpoints.latest()
+        if path is None:
+            return
+        found = checkpoints.read(path) or {}
+        if missing := [name for name in state.parts() if name not in found]:
+            raise LoadError(
+                f"{path} has no {' and no '.join(missing)}, it is of {sorted(found)}; save with "
+                "make_checkpoint_saver, or a Checkpointer that tracks **state.parts()"
+            )
+        for name, part in state.parts().items():
+            try:
+                part.load_state_dict(found[name])
+            except Exception as error:  # torch may raise any error
+                raise LoadError(f"{path} does not fit, its {name}: {error}") from error
+        state.step = checkpoints.latest_step()
+
+
+def _array_to_tensor(value: Any) -> Any:
+    """Return a numeric array as a tensor, anything else as it is."""
+    tensor = as_tensor(value) if isinstance(value, np.ndarray) else None
+    return value if tensor is None else tensor

@@ -1,0 +1,261 @@
+"""Write and read trees as JSON that keeps dtypes, shapes and values to the last bit.
+
+The text is standard JSON, without bare NaN. Dicts, modules (their ``state_dict``), dataclasses and named tuples become
+objects, lists and tuples become lists, and arrays become objects as in bobbin::
+
+    {"__array__": true, "dtype": "float32", "data": [[1.0, "NaN"], [0.5, "-Infinity"]]}
+
+Tensors use ``__tensor__`` and NumPy scalars ``__scalar__`` instead, empty arrays store their ``shape`` too, and complex
+numbers are pairs. A dict with non-string keys (numbers, booleans, None), or with one of these names as a key, becomes a
+list of pairs, ``{"__items__": [[key, value], ...]}``. Keys keep their order, while flax sorts them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fluxutils_py.errors import LoadError
+from fluxutils_py.files import atomic_write
+from fluxutils_py.training.file_checks import check_text_type
+from fluxutils_py.tree import as_tensor, children, is_sequence, rebuild
+
+__all__ = ["dump_pytree_json", "parse_pytree_json", "read_pytree_json", "write_pytree_json"]
+
+ARRAYS = ("__array__", "__tensor__", "__scalar__")
+MARKS = {*ARRAYS, "__float__", "__complex__", "__items__"}
+KEYS = (str, int, float, bool, type(None))
+
+
+def dump_pytree_json(tree: Any) -> str:
+    """Return a tree as JSON text in one line.
+
+    Parameters
+    ----------
+    tree : Any
+        Dicts, lists, tuples, named tuples, dataclasses and modules, with None, strings, Python's numbers, and arrays,
+        tensors and NumPy scalars of numbers, booleans or text.
+
+    Raises
+    ------
+    TypeError
+        If a value or key has another type, such as ``numpy.longdouble``; the message names its path.
+
+    Notes
+    -----
+    Source: ``dump_pytree_json`` of bobbin, which loses the dtype of 0-d arrays and the shape of empty ones.
+
+    Examples
+    --------
+    >>> dump_pytree_json({"x": np.array([1, 2]), "y": None})
+    '{"x": {"__array__": true, "dtype": "int64", "data": [1, 2]}, "y": null}'
+    """
+    return json.dumps(_encode_value(tree, ""), allow_nan=False)
+
+
+def parse_pytree_json(text: str | bytes, template: Any = None) -> Any:
+    """Parse a tree that :func:`dump_pytree_json` wrote.
+
+    Parameters
+    ----------
+    text : str or bytes
+        Output of bobbin is accepted too, including bare NaN; its lists are dicts.
+    template : Any
+        Tree with the expected structure and any values. Containers take the types of the template: named tuples,
+        tuples, dataclasses (without calling ``__init__``); a module gives a dict for ``load_state_dict``. Dtypes and
+        shapes come from the text. Arrays become tensors where the template has tensors. None matches anything, an
+        empty dict, list or tuple matches one of any length.
+
+    Returns
+    -------
+    Any
+        Without a template, containers are dicts and lists. Tensors are in main memory.
+
+    Raises
+    ------
+    LoadError
+        If the text is malformed, or its structure differs from the template; the message names the path.
+
+    Examples
+    --------
+    >>> text = dump_pytree_json({"x": (1, 2.5)})
+    >>> parse_pytree_json(text), parse_pytree_json(text, {"x": (0, 0)})
+    ({'x': [1, 2.5]}, {'x': (1, 2.5)})
+    """
+    try:
+        stored = json.loads(text)
+        decoded = _decode_value(stored, "")
+    except LoadError:
+        raise
+    except ValueError as error:
+        raise LoadError(f"not JSON: {error}") from error
+    except RecursionError:
+        raise LoadError("its lists and objects lie too deep in each other") from None
+    return _fit_template(decoded, template, "")
+
+
+def write_pytree_json(path: str | os.PathLike[str], tree: Any) -> None:
+    """Write a tree to a file atomically; see :func:`dump_pytree_json`."""
+    text = dump_pytree_json(tree)
+    with atomic_write(path) as f:
+        f.write(text.encode("ascii"))
+
+
+def read_pytree_json(path: str | os.PathLike[str], template: Any = None) -> Any:
+    """Read a tree from a file; see :func:`parse_pytree_json`. Raises FileNotFoundError if it is missing."""
+    text = Path(path).read_bytes()
+    try:
+        return parse_pytree_json(text, template)
+    except LoadError as error:
+        raise LoadError(f"{os.fspath(path)}: {error}") from error
+
+
+def _encode_value(value: Any, path: str) -> Any:
+    """Convert a value to JSON data."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        number = _tensor_data(torch.tensor(value, dtype=torch.float64))
+        return number if isinstance(number, float) else {"__float__": number}
+    if type(value) is complex:
+        return {"__complex__": _tensor_data(torch.tensor(value, dtype=torch.complex128))}
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return _encode_array(value, path)
+    items = children(value)
+    if items is None:
+        raise TypeError(f"{path or 'the tree'}: JSON cannot hold a value of {type(value)}; leave it out or convert it")
+    if is_sequence(value):
+        return [_encode_value(item, f"{path}/{i}") for i, item in items.items()]
+    for key in items:
+        if type(key) not in KEYS or (type(key) is float and not np.isfinite(key)):
+            raise TypeError(f"{path or 'the tree'}: JSON cannot hold the key {key!r} of {type(key)}; use a string")
+    entries = {key: _encode_value(item, f"{path}/{key}") for key, item in items.items()}
+    if all(type(key) is str for key in entries) and MARKS.isdisjoint(entries):
+        return entries
+    return {"__items__": [[key, item] for key, item in entries.items()]}
+
+
+def _encode_array(value: Any, path: str) -> dict[str, Any]:
+    kind = "__tensor__" if isinstance(value, Tensor) else "__array__" if isinstance(value, np.ndarray) else "__scalar__"
+    if not isinstance(value, Tensor) and value.dtype.kind == "U":
+        dtype, shape, data = value.dtype.str, value.shape, value.tolist()
+    else:
+        try:
+            tensor = as_tensor(value)
+            data = None if tensor is None else _tensor_data(tensor)
+        except (TypeError, RuntimeError):  # torch lacks the dtype or cannot read the memory
+            tensor = None
+        if tensor is None:
+            raise TypeError(f"{path or 'the tree'}: JSON cannot hold {type(value)} of {value.dtype}; convert it")
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+    stored = {kind: True, "dtype": dtype, "data": data}
+    return stored if np.prod(shape) else {**stored, "shape": list(shape)}
+
+
+def _tensor_data(tensor: Tensor) -> Any:
+    """Return elements as nested lists, with text for values that JSON numbers cannot express."""
+    if tensor.is_complex():
+        return _tensor_data(torch.view_as_real(tensor.resolve_conj()))
+    if not tensor.is_floating_point():
+        return tensor.tolist()
+    values = tensor.resolve_neg().double().numpy()
+    data = values.astype(object)
+    data[np.isposinf(values)], data[np.isneginf(values)], data[np.isnan(values)] = "Infinity", "-Infinity", "NaN"
+    return data.tolist()
+
+
+def _decode_value(stored: Any, path: str) -> Any:
+    """Convert JSON data to values, with dicts and lists as containers."""
+    if isinstance(stored, list):
+        return [_decode_value(item, f"{path}/{i}") for i, item in enumerate(stored)]
+    if not isinstance(stored, dict):
+        return stored
+    marks = MARKS & stored.keys()
+    if not marks:
+        return {key: _decode_value(item, f"{path}/{key}") for key, item in stored.items()}
+    mark = marks.pop()
+    try:
+        if mark == "__items__":
+            return {key: _decode_value(item, f"{path}/{key}") for key, item in stored[mark]}
+        if mark in ARRAYS:
+            return _decode_array(mark, stored)
+        return _tensor(stored[mark], getattr(torch, {"__float__": "float64", "__complex__": "complex128"}[mark])).item()
+    except LoadError:  # raised further inside, with the path
+        raise
+    except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:
+        raise LoadError(f"{path or 'the tree'}: malformed {mark}: {error}") from error
+
+
+def _decode_array(kind: str, stored: dict[str, Any]) -> Any:
+    if not {kind, "dtype", "data"} <= stored.keys() <= {kind, "dtype", "data", "shape"}:
+        raise TypeError(f"expected dtype, data and perhaps shape, got {sorted(stored.keys() - {kind})}")
+    dtype, data, shape = stored["dtype"], stored["data"], stored.get("shape")
+    if isinstance(dtype, str) and dtype[1:2] == "U":
+        texts = _elements(data, (str,))
+        check_text_type(np.dtype(dtype), texts)
+        array = (texts if shape is None else texts.reshape(shape)).astype(dtype)
+    else:
+        tensor = _tensor(data, getattr(torch, dtype, None), shape)
+        if kind == "__tensor__":
+            return tensor
+        array = tensor.numpy()
+    return array if kind == "__array__" else array[()]
+
+
+def _tensor(data: Any, dtype: Any, shape: list[int] | None = None) -> Tensor:
+    """Invert :func:`_tensor_data`."""
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError("not a dtype of torch")
+    if dtype.is_complex:
+        return torch.view_as_complex(_tensor(data, dtype.to_real(), None if shape is None else [*shape, 2]))
+    if dtype.is_floating_point:
+        tensor = torch.from_numpy(_elements(data, (float, int, str)).astype(np.float64)).to(dtype)
+    else:
+        integers = _elements(data, (bool,) if dtype is torch.bool else (int,)).tolist()
+        with np.errstate(over="raise"):
+            tensor = torch.from_numpy(np.array(integers, dtype=str(dtype).removeprefix("torch.")))
+    return tensor if shape is None else tensor.reshape(shape)
+
+
+def _elements(data: Any, kinds: tuple[type, ...]) -> np.ndarray:
+    """Return nested lists as an array of objects, which must have one of these types."""
+    elements = np.array(data, dtype=object)
+    for item in elements.flat:
+        if type(item) not in kinds:
+            raise TypeError(f"expected {' or '.join(k.__name__ for k in kinds)} in lists of one length, got {item!r}")
+    return elements
+
+
+def _fit_template(parsed: Any, template: Any, path: str) -> Any:
+    """Convert a parsed tree to the containers of the template."""
+    if template is None:
+        return parsed
+    target, source = children(template), children(parsed)
+    takes_any = target == {} and (is_sequence(template) or isinstance(template, Mapping))
+    if target is None or source is None:
+        fits = target is source
+    else:
+        fits = isinstance(parsed, list) is is_sequence(template) and (takes_any or source.keys() == target.keys())
+    if not fits:
+        kinds = f"expected {_describe(template)} as in the template, got {_describe(parsed)}"
+        raise LoadError(f"{path or 'the tree'}: {kinds}")
+    if target is None or source is None:
+        to_tensor = isinstance(template, Tensor) and isinstance(parsed, np.ndarray | np.generic)
+        return as_tensor(parsed) if to_tensor and parsed.dtype.kind != "U" else parsed
+    if takes_any:
+        return tuple(parsed) if isinstance(template, tuple) else parsed
+    return rebuild(template, (_fit_template(source[key], value, f"{path}/{key}") for key, value in target.items()))
+
+
+def _describe(node: Any) -> str:
+    items = children(node)
+    if items is None:
+        return "a leaf"
+    return f"a list of {len(items)}" if is_sequence(node) else f"the keys {list(items)}"

@@ -1,0 +1,75 @@
+"""The names and arguments of gomlx ``ml/train`` and the packages around it, on this package's loop."""
+
+from fluxutils_py.gomlx.added_losses import add_loss, collected_losses, get_losses
+from fluxutils_py.gomlx.batch_statistics import recompute_batch_norm
+from fluxutils_py.gomlx.cross_entropy import categorical_cross_entropy, sparse_categorical_cross_entropy
+from fluxutils_py.gomlx.loop_callbacks import (
+    EveryNSteps,
+    ExponentialCallback,
+    NTimesDuringLoop,
+    OnEnd,
+    OnStart,
+    OnStep,
+    PeriodicCallback,
+)
+from fluxutils_py.gomlx.median_metric import MedianMetric
+from fluxutils_py.gomlx.points import PointsWriter, load_points
+from fluxutils_py.gomlx.report_eval import report_eval
+from fluxutils_py.gomlx.trainer import Trainer
+from fluxutils_py.gomlx.weighted_loss import WeightedLoss
+from fluxutils_py.nn.first_nonfinite import first_nonfinite
+from fluxutils_py.optim import by_name, cosine, inverse_sqrt
+from fluxutils_py.reporting import ProgressBar
+from fluxutils_py.training import Batch, Checkpointer, InMemory, Loop, Map, NTimes, ReadAhead, StopTraining, Take
+from fluxutils_py.training.dataset import as_dataset
+from fluxutils_py.training.in_memory import normalization
+from fluxutils_py.training.running_metrics import (
+    EMAMetric,
+    MeanMetric,
+    binary_accuracy,
+    binary_logits_accuracy,
+    sparse_categorical_accuracy,
+)
+
+__all__ = [
+    "Batch",
+    "Checkpointer",
+    "EMAMetric",
+    "EveryNSteps",
+    "ExponentialCallback",
+    "InMemory",
+    "Loop",
+    "Map",
+    "MeanMetric",
+    "MedianMetric",
+    "NTimes",
+    "NTimesDuringLoop",
+    "OnEnd",
+    "OnStart",
+    "OnStep",
+    "PeriodicCallback",
+    "PointsWriter",
+    "ProgressBar",
+    "ReadAhead",
+    "StopTraining",
+    "Take",
+    "Trainer",
+    "WeightedLoss",
+    "add_loss",
+    "as_dataset",
+    "binary_accuracy",
+    "binary_logits_accuracy",
+    "by_name",
+    "categorical_cross_entropy",
+    "collected_losses",
+    "cosine",
+    "first_nonfinite",
+    "get_losses",
+    "inverse_sqrt",
+    "load_points",
+    "normalization",
+    "recompute_batch_norm",
+    "report_eval",
+    "sparse_categorical_accuracy",
+    "sparse_categorical_cross_entropy",
+]

@@ -1,0 +1,61 @@
+"""Functions ``fn(loop, metrics)`` as hooks, under the names of gomlx."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fluxutils_py.training.triggers import Clock, EveryNSeconds, Exponential, NTimes, Trigger
+from fluxutils_py.training.triggers import EveryNSteps as EveryNStepsTrigger
+
+LoopAndMetrics = Callable[[Any, Mapping[str, Any]], Any]
+
+
+def OnStart(loop: Any, name: str, priority: float, fn: Callable[[Any, Any], Any]) -> None:
+    """Call ``fn(loop, dataset)`` before the first step of each run."""
+    loop.on_start(name, lambda loop: fn(loop, loop.batches), priority)
+
+
+def OnStep(loop: Any, name: str, priority: float, fn: LoopAndMetrics, trigger: Trigger | None = None) -> None:
+    """Call ``fn(loop, metrics)`` after each step, with the metrics by name."""
+    loop.on_step(name, lambda loop: fn(loop, loop.metrics), priority, trigger)
+
+
+def OnEnd(loop: Any, name: str, priority: float, fn: LoopAndMetrics) -> None:
+    """Call ``fn(loop, metrics)`` after the last step of each run."""
+    loop.on_end(name, lambda loop: fn(loop, loop.metrics), priority)
+
+
+def EveryNSteps(loop: Any, n: int, name: str, priority: float, fn: LoopAndMetrics) -> None:
+    """Call ``fn(loop, metrics)`` every ``n`` steps, counted from now as in gomlx 0.9.
+
+    Later gomlx counts all steps of training, as ``OnStep`` does with ``trigger=EveryNSteps(n)``.
+    """
+    OnStep(loop, name, priority, fn, EveryNStepsTrigger(n, relative=True))
+
+
+def NTimesDuringLoop(loop: Any, n: int, name: str, priority: float, fn: LoopAndMetrics) -> None:
+    """Call ``fn(loop, metrics)`` ``n`` times in each run, the last time at its end: see :class:`NTimes`."""
+    OnStep(loop, name, priority, fn, NTimes(n))
+
+
+def ExponentialCallback(
+    loop: Any, start: int, factor: float, at_end: bool, name: str, priority: float, fn: LoopAndMetrics
+) -> None:
+    """Call ``fn(loop, metrics)`` at growing distances: see :class:`Exponential`."""
+    OnStep(loop, name, priority, fn, Exponential(start, factor, at_end))
+
+
+def PeriodicCallback(
+    loop: Any,
+    seconds: float,
+    at_end: bool,
+    name: str,
+    priority: float,
+    fn: LoopAndMetrics,
+    *,
+    clock: Clock = time.monotonic,
+) -> None:
+    """Call ``fn(loop, metrics)`` every ``seconds`` seconds: see :class:`EveryNSeconds`."""
+    OnStep(loop, name, priority, fn, EveryNSeconds(seconds, at_end, clock=clock))

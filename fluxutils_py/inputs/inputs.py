@@ -1,0 +1,440 @@
+"""Read the four forms of input and convert them to series.
+
+=============  =======================================  ==========================================
+form           rows are                                 targets, predictions
+=============  =======================================  ==========================================
+``native``     an (F, N, T) array, or a tuple of them   (G, N, T); or (N,), (N, G): one per series
+``rows``       samples of one step: (n, F)              (n,) or (n, G)
+``samples``    series: ``samples(x)``                   ``samples(y)``; or (N,), (N, G)
+``timesteps``  steps: ``timesteps(x)``                  ``timesteps(y)``; or (T,), (T, G * N)
+=============  =======================================  ==========================================
+"""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_array
+from sklearn.utils.validation import validate_data
+
+from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView
+from fluxutils_py.data.arrays import reject_masked, to_numpy
+from fluxutils_py.data.hdf5.datasets import check_dataset
+from fluxutils_py.data.hdf5.feature_names import get_feature_names
+from fluxutils_py.data.ragged import TIME_FIRST, RaggedArray, as_ragged, is_list_of_series
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.series_shards import SeriesShards
+from fluxutils_py.data.views import SequenceView
+from fluxutils_py.errors import DataError, ShapeError
+
+FLOATS = [np.float64, np.float32]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Inputs as series.
+
+    Attributes
+    ----------
+    series : tuple of SeriesArray
+        One array (F, N, T) per input.
+    form : "native", "rows", "samples" or "timesteps"
+    columns : int, or tuple of int for several inputs
+        Number of features as scikit-learn counts them.
+    names : ndarray of str, optional
+        Names of the columns of a data frame, or of the features of a view or an array.
+    starts, lengths : ndarray of int, shape (N,), optional
+        First step and length of each series; None: all series have all steps.
+    shards : SeriesShards, optional
+        The series of all ranks, if each rank has its own.
+    """
+
+    series: tuple[SeriesArray, ...]
+    form: str
+    columns: Any
+    names: np.ndarray | None = None
+    _view: SequenceView | None = field(default=None, repr=False)
+    starts: np.ndarray | None = None
+    lengths: np.ndarray | None = None
+    shards: SeriesShards | None = None
+
+    @property
+    def N(self) -> int:
+        return self.series[0].N
+
+    @property
+    def T(self) -> int:
+        return self.series[0].T
+
+    @property
+    def is_list(self) -> bool:
+        """Whether each series is a separate array."""
+        return isinstance(self.series[0].array, RaggedArray)
+
+    @property
+    def layout(self) -> InputLayout:
+        """Layout that later inputs must have."""
+        kinds = tuple(s.kind for s in self.series)
+        return InputLayout(self.form, feature_counts(self.series), self.columns, kinds, self.names)
+
+    def segments(self) -> Segments:
+        """Return the segments, of all ranks, that training starts from the zero state: series, or runs between gaps."""
+        if not isinstance(self._view, TimestepsView):
+            return self.all_series()
+        runs, n = self.contiguous_runs(), np.arange(self.N)
+        starts, stops = np.array([r.start for r in runs]), np.array([r.stop for r in runs])
+        return Segments(np.repeat(n, len(runs)), np.tile(starts, self.N), np.tile(stops - starts, self.N))
+
+    def whole(self) -> Segments:
+        """Return the whole series as segments, including any gaps."""
+        return Segments.from_lengths(self.N, self.T, self.lengths, self.starts)
+
+    def all_series(self) -> Segments:
+        """Return the whole series of all ranks, if each rank has its own; else :meth:`whole`."""
+        return self.whole() if self.shards is None else self.shards.whole
+
+    def own(self, rows: Segments) -> Segments:
+        """Return this rank's rows among rows of all ranks."""
+        return rows if self.shards is None else self.whole() if self.is_stand_in else self.shards.own(rows)
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether this rank has no series: a series of zeros, of length 0, stands for them."""
+        return self.shards is not None and not self.shards.counts[self.shards.rank]
+
+    def contiguous_runs(self) -> list[slice]:
+        """Return slices of consecutive steps; the state is reset between them."""
+        return [slice(0, self.T)] if self._view is None else self._view.contiguous_runs()
+
+    def with_context(self, run: slice) -> tuple[tuple[Any, ...], int]:
+        """Return the arrays (F, N, n) of a run with earlier steps that only warm up the state, and their number."""
+        if not isinstance(self._view, TimestepsView):
+            return tuple(s.array for s in self.series), 0
+        array, n_context = self._view.with_context(run)
+        return (array,), n_context
+
+    def to_rows(self, array: np.ndarray) -> np.ndarray:
+        """Convert a (G, N, T) array to rows in the form of the inputs; return it unchanged for native inputs."""
+        if self.form == "native" or array.ndim < 3:
+            return array
+        return (TimestepsView if self.form == "timesteps" else SamplesView).to_rows(array)
+
+
+@dataclass(frozen=True)
+class InputLayout:
+    """Layout of the inputs that an estimator was fitted on.
+
+    Attributes
+    ----------
+    form : "native", "rows", "samples" or "timesteps"
+    features : int, or tuple of int for several inputs
+        Number of features per step.
+    columns : int, or tuple of int for several inputs
+        Number of features as scikit-learn counts them.
+    kinds : tuple of "float" or "int"
+        One for each input.
+    names : ndarray of str, optional
+        Names of the features, or of the columns of a data frame.
+    """
+
+    form: str
+    features: Any
+    columns: Any
+    kinds: tuple[str, ...]
+    names: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class InputSchema:
+    """Requirements that :func:`read_inputs` checks.
+
+    Attributes
+    ----------
+    estimator : str
+        Name of the estimator's class, for messages.
+    n_timesteps : int, optional
+        Number of steps in each row of a matrix.
+    allow_nan : bool
+        Whether a matrix may contain NaN.
+    fitted : InputLayout, optional
+        Layout that the inputs must have; None before the first fit.
+    """
+
+    estimator: str
+    n_timesteps: int | None = None
+    allow_nan: bool = False
+    fitted: InputLayout | None = None
+
+
+def read_inputs(x: Any, schema: InputSchema, *, name: str = "x", starts: Any = None, lengths: Any = None) -> Inputs:
+    """Read inputs in any form and check them, after a fit also for equal features.
+
+    Raises
+    ------
+    ValueError, TypeError
+        From scikit-learn for matrices; ShapeError and DataError for sequences.
+    """
+    require_array(x, name, "(F, N, T), samples(x) or timesteps(x) of one, or a matrix with one row per sample")
+    if isinstance(x, SequenceView):
+        inputs = _read_view(x, name)
+    elif is_native(x):
+        series = as_series(as_ragged(x, name), name)
+        names = get_feature_names(x) if len(series) == 1 and hasattr(x, "shape") else None
+        lengths_of_list = _lengths_of_lists(series, name)
+        inputs = Inputs(series, "native", feature_counts(series), _as_names(names), lengths=lengths_of_list)
+    else:
+        inputs = _read_rows(x, schema, name)
+    fitted = schema.fitted
+    if fitted is not None and feature_counts(inputs.series) != fitted.features:
+        raise ShapeError(
+            f"{name} has {feature_counts(inputs.series)} features per step, but {schema.estimator} was fitted on "
+            f"{fitted.features}; if a splitter cut it, note that arrays of shape (F, N, T) are cut along F: hand "
+            "samples(x) or timesteps(x) to whatever splits"
+        )
+    names_of_fit = None if fitted is None else fitted.names
+    if names_of_fit is not None and inputs.names is not None and not np.array_equal(names_of_fit, inputs.names):
+        raise DataError(
+            f"the features of {name} are {', '.join(inputs.names)}, but {schema.estimator} was fitted on "
+            f"{', '.join(names_of_fit)}; bring them into that order"
+        )
+    return restrict_steps(inputs, starts, lengths)
+
+
+def _as_names(names: tuple[str, ...] | None) -> np.ndarray | None:
+    return None if names is None else np.array(names, dtype=object)
+
+
+def require_array(value: Any, name: str, forms: str) -> None:
+    """Raise DataError for values that are clearly not arrays; scikit-learn and NumPy check the rest."""
+    is_mapping = isinstance(check_dataset(value, name), Mapping) and not hasattr(value, "shape")
+    if value is None or is_mapping or isinstance(value, str | bytes | numbers.Number):
+        got = type(value).__name__ if isinstance(value, Mapping) else repr(value)
+        raise DataError(f"{name} must be an array {forms}; got {got}")
+    reject_masked(value, name)
+
+
+def is_native(x: Any) -> bool:
+    """Whether ``x`` is an (F, N, T) array, a list of series, or a tuple of them."""
+    if isinstance(x, tuple):
+        return any(n_axes(a) == 3 or is_list_of_series(a) for a in x) or not x
+    return n_axes(x) >= 3 or is_list_of_series(x)
+
+
+def _lengths_of_lists(series: tuple[SeriesArray, ...], name: str) -> np.ndarray | None:
+    """Return the lengths of series in a list of arrays; None for plain arrays."""
+    lengths = [s.array.lengths for s in series if isinstance(s.array, RaggedArray)]
+    if lengths and len(lengths) < len(series):
+        raise ShapeError(f"some of the {len(series)} arrays of {name} are lists of series; give all as lists, or none")
+    return lengths[0] if lengths else None
+
+
+def n_axes(x: Any) -> int:
+    """Return the number of axes of an array or of nested lists."""
+    if hasattr(x, "shape"):
+        try:
+            return len(x.shape)
+        except TypeError:  # a lazy frame
+            return 2
+    n = 0
+    while isinstance(x, list | tuple) and len(x):
+        n, x = n + 1, x[0]
+        if hasattr(x, "shape"):
+            return n + len(x.shape)
+    return n
+
+
+def _read_view(view: SequenceView, name: str) -> Inputs:
+    if len(view) == 0:
+        raise ValueError(f"Found array with 0 sample(s) (shape={view.shape}) while a minimum of 1 is required.")
+    form = "timesteps" if isinstance(view, TimestepsView) else "samples"
+    return Inputs((SeriesArray(view.native, name),), form, view.shape[1], _as_names(view.feature_names), view)
+
+
+def _read_rows(x: Any, schema: InputSchema, name: str) -> Inputs:
+    """Read a matrix, whose rows are samples of one step or, with ``n_timesteps``, flattened series."""
+    x, fitted = to_numpy(x), schema.fitted
+    if n_axes(x) == 1 and not hasattr(x, "iloc"):
+        raise ShapeError(
+            f"{name} has one axis, of {len(x)} values. Reshape your data: x[None, None] if they are one feature of one "
+            "series (F, N, T), x.reshape(-1, 1) if a matrix of one feature, x.reshape(1, -1) if one of a single sample"
+        )
+    if fitted is not None and fitted.form in ("samples", "timesteps"):
+        return _read_flat_view(x, schema, fitted, name)
+    shape: Any = getattr(x, "shape", ())
+    if fitted is not None and fitted.form == "native" and len(shape) == 2 and shape[1] != fitted.columns:
+        t = shape[1] // int(np.sum(fitted.features))
+        flat = f"; if it is samples(x) of {t} steps, fit on samples(x), or on its matrix with n_timesteps={t}"
+        raise ShapeError(
+            f"X has {shape[1]} features, but {schema.estimator} is expecting {fitted.columns} features as input; "
+            f"the rows of a matrix are series of one step: if {name} is of one series or of one feature, add the "
+            "missing axis: x[:, None] or x[None]" + flat * bool(shape[1] % np.sum(fitted.features) == 0)
+        )
+    x, names = validate_matrix(x, schema)
+    n_steps = schema.n_timesteps or 1
+    if x.shape[1] % n_steps:
+        raise ShapeError(
+            f"X has {x.shape[1]} columns, which are not {n_steps} steps (n_timesteps) of any number of features"
+        )
+    return Inputs((SeriesArray(SamplesView.from_rows(x, x.shape[1] // n_steps), name),), "rows", x.shape[1], names)
+
+
+def _read_flat_view(x: Any, schema: InputSchema, fitted: InputLayout, name: str) -> Inputs:
+    """Read a matrix with the columns of a fitted view."""
+    finite = "allow-nan" if schema.allow_nan else True
+    x = check_array(x, dtype=FLOATS, ensure_all_finite=finite, estimator=schema.estimator, input_name="X")
+    n_features, over_time = int(fitted.features), fitted.form == "timesteps"
+    if x.shape[1] % n_features or (over_time and x.shape[1] != fitted.columns):
+        raise ValueError(
+            f"X has {x.shape[1]} features, but {schema.estimator} is expecting {fitted.columns} features as input: "
+            f"{n_features} features at each of {fitted.columns // n_features} {'series' if over_time else 'steps'}"
+        )
+    array = (TimestepsView if over_time else SamplesView).from_rows(x, n_features)
+    view = TimestepsView(array) if over_time else None
+    return Inputs((SeriesArray(array, name),), fitted.form, x.shape[1], None, view)
+
+
+def validate_matrix(x: Any, schema: InputSchema) -> tuple[np.ndarray, np.ndarray | None]:
+    """Check a matrix with scikit-learn; return it and the names of its columns."""
+    keeper: Any = type(schema.estimator, (BaseEstimator,), {})()  # validate_data stores its results on an estimator
+    if schema.fitted is not None:
+        keeper.n_features_in_ = schema.fitted.columns
+        if schema.fitted.names is not None:
+            keeper.feature_names_in_ = schema.fitted.names
+    finite = "allow-nan" if schema.allow_nan else True
+    x = validate_data(keeper, x, dtype=FLOATS, ensure_all_finite=finite, reset=schema.fitted is None)
+    return x, getattr(keeper, "feature_names_in_", None)
+
+
+def restrict_steps(inputs: Inputs, starts: Any, lengths: Any) -> Inputs:
+    """Restrict series to the steps ``starts[n]`` to ``starts[n] + lengths[n]``.
+
+    Raises
+    ------
+    ShapeError, DataError, ValueError
+        If they are not N integers, or a series would be empty or exceed T.
+    """
+    if starts is None and lengths is None:
+        return inputs
+    if inputs.is_list:
+        raise ValueError("starts and lengths are for series in one array; those of a list have their own lengths")
+    if inputs.form == "timesteps":
+        raise ValueError(
+            "starts and lengths are for series that differ; timesteps(x) has one row per step, common to all series"
+        )
+    first = np.zeros(inputs.N, int) if starts is None else _per_series("starts", starts, inputs.N)
+    if first.min() < 0 or first.max() >= inputs.T:
+        raise DataError(f"starts must be from 0 to T-1={inputs.T - 1}, got {first.min()} to {first.max()}")
+    count = inputs.T - first if lengths is None else _per_series("lengths", lengths, inputs.N)
+    if count.min() < 1 or count.max() > inputs.T:
+        raise DataError(f"lengths must be from 1 to T={inputs.T}, got {count.min()} to {count.max()}")
+    beyond = np.flatnonzero(first + count > inputs.T)
+    if len(beyond):
+        n = int(beyond[0])
+        raise DataError(
+            f"series {n} starts at step {first[n]} and has {count[n]} steps, but there are T={inputs.T} steps; "
+            "lengths count from starts"
+        )
+    return replace(inputs, starts=first if first.any() else None, lengths=count)
+
+
+def _per_series(name: str, value: Any, n_series: int) -> np.ndarray:
+    reject_masked(value, name, fill="T" if name == "lengths" else "0")
+    values = np.asarray(value)
+    if values.shape != (n_series,) or values.dtype.kind not in "iu":
+        raise ShapeError(
+            f"{name} must be {n_series} integers, one per series; got shape {values.shape} of dtype {values.dtype}"
+        )
+    return values.astype(int)
+
+
+def feature_counts(arrays: tuple[SeriesArray, ...]) -> Any:
+    """Return the number of features: an int, or a tuple of them for several arrays."""
+    return arrays[0].F if len(arrays) == 1 else tuple(a.F for a in arrays)
+
+
+def read_weight(w: Any, inputs: Inputs) -> SampleWeight | None:
+    """Read sample weights of rows or steps; None stays None."""
+    if w is None:
+        return None
+    if inputs.is_list and isinstance(w, list) and w and not all(np.ndim(a) == 0 for a in w):
+        return _read_weights_of_list(w, inputs)
+    reject_masked(check_dataset(w, "sample_weight"), "sample_weight", fill="0")
+    w = to_numpy(w)
+    if isinstance(w, int | float):
+        w = np.full(inputs.N, float(w))
+    elif inputs.form == "rows" and inputs.T == 1:
+        w = check_array(w, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+        if not w.any():
+            raise DataError("sample_weight is zero for all samples: there is nothing to learn from")
+    w = w if hasattr(w, "shape") and not hasattr(w, "iloc") else np.asarray(w)
+    if inputs.form == "timesteps":  # one row per step
+        if w.shape == (inputs.T,):
+            w = np.broadcast_to(np.asarray(w), (inputs.N, inputs.T))
+        elif w.shape == (inputs.T, inputs.N):
+            w = np.asarray(w).T
+        elif w.shape != (1, inputs.N, inputs.T):
+            raise ShapeError(
+                f"sample_weight has shape {tuple(w.shape)}; expected ({inputs.T},), ({inputs.T}, {inputs.N}) or "
+                f"(1, {inputs.N}, {inputs.T}) for {inputs.T} time steps of {inputs.N} series"
+            )
+    return SampleWeight(w, inputs.N, inputs.T)
+
+
+def _read_weights_of_list(w: list[Any], inputs: Inputs) -> SampleWeight:
+    """Read the weights of all steps of a list of series, each of shape (T_i,) or (1, T_i)."""
+    arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in w]
+    ragged = RaggedArray([np.asarray(a)[None] if len(a.shape) == 1 else a for a in arrays], "sample_weight")
+    assert inputs.lengths is not None
+    if ragged.shape[0] != 1 or len(ragged.lengths) != inputs.N:
+        raise ShapeError(
+            f"sample_weight is a list of {len(w)} arrays of {ragged.shape[0]} features; expected {inputs.N} of shape "
+            "(T_i,), or a vector of one weight per series"
+        )
+    check_aligned(inputs.series[0], SeriesArray(ragged, "sample_weight"))
+    return SampleWeight(ragged, inputs.N, inputs.T)
+
+
+def as_series(value: Any, name: str) -> tuple[SeriesArray, ...]:
+    """The arrays of one argument: a tuple means several inputs or outputs, of equal N and T.
+
+    Raises
+    ------
+    ShapeError
+        If the arrays differ in N or T.
+    """
+    if isinstance(value, tuple):
+        if not value:
+            raise ShapeError(f"{name} is an empty tuple; give at least one array of shape (F, N, T)")
+        arrays = tuple(SeriesArray(a, f"{name}[{i}]") for i, a in enumerate(value))
+    else:
+        arrays = (SeriesArray(value, name),)
+    for other in arrays[1:]:
+        check_aligned(arrays[0], other)
+    return arrays
+
+
+BATCH_FIRST = (
+    ": arrays (N, T, F) become so by a.transpose(2, 0, 1), datasets by h5mmap(path, name, axes='NTF'); arrays "
+    "(N, F, T), as aeon and sktime have them, by a.transpose(1, 0, 2)"
+)
+
+
+def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
+    """Check that two arrays hold the same series and the same time steps."""
+    first, second = (getattr(s.array, "lengths", None) for s in (a, b))
+    if first is not None and second is not None and len(first) == len(second) and (first != second).any():
+        i = int(np.flatnonzero(first != second)[0])
+        way_out = f"; the arrays of a list are series (F, T_i){TIME_FIRST}" if a.F == b.F else ""
+        raise ShapeError(f"{a.name}[{i}] has {first[i]} time steps and {b.name}[{i}] has {second[i]}{way_out}")
+    for axis, unit, m, n in ((1, "series", a.N, b.N), (2, "time steps", a.T, b.T)):
+        if m != n:
+            batch_first = a.shape[:2] == b.shape[:2]
+            raise ShapeError(
+                f"{a.name} has {m} {unit} and {b.name} has {n} (axis {axis} of shapes {a.shape} and {b.shape}); "
+                f"both must be (F, N, T) with equal N and T{BATCH_FIRST if batch_first else ''}"
+            )

@@ -1,0 +1,232 @@
+"""Callbacks of PrayTools.jl: ``cb()`` and ``cby(loss)`` as hooks, evaluation, and the best model so far."""
+
+from __future__ import annotations
+
+import json
+import operator
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fluxutils_py.files import atomic_write
+from fluxutils_py.training.best_model import BestModel
+from fluxutils_py.training.plain_files import write_file
+from fluxutils_py.training.triggers import Clock
+from fluxutils_py.validation import check_integer
+
+KIND = "fluxutils_py parameters"
+FIRST, FIRST_EVERY = 200, 20  # during the first 200 steps, print the running mean every 20 steps
+
+
+class cb:
+    """Hook that calls a function without arguments after every step, as ``cb=`` of Flux and PrayTools does.
+
+    Examples
+    --------
+    >>> from fluxutils_py.training import Loop, StepInfo
+    >>> loop = Loop(lambda batch: StepInfo(2.0 * batch))
+    >>> loop.hooks.attach(cb(lambda: print("a step")))
+    >>> loop.hooks.attach(cby(lambda loss: print("its loss:", loss)))
+    >>> _ = loop.run_epochs([1.5], 1)
+    a step
+    its loss: 3.0
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.name = function, getattr(function, "__name__", type(self).__name__)
+        if hasattr(function, "state_dict") and hasattr(function, "load_state_dict"):
+            self.state_dict, self.load_state_dict = function.state_dict, function.load_state_dict
+
+    def on_step(self, loop: Any) -> None:
+        self.function()
+
+
+class cby(cb):
+    """Hook that calls a function with the loss after every step that has a loss, as ``cby=`` of PrayTools does."""
+
+    def on_step(self, loop: Any) -> None:
+        if isinstance(self.function, EvalCby):
+            self.function.writes = loop.rank == 0
+        if loop.batch_loss is not None:
+            self.function(loop.batch_loss)
+
+
+class EvalCby:
+    """Callable that takes the loss of each step and records their mean every ``steps`` steps: :func:`initevalcby`."""
+
+    def __init__(
+        self,
+        steps: int,
+        accuracy: Callable[[], Any] | None,
+        resultdir: Any,
+        model: nn.Module | None,
+        printer: Callable[[str], Any],
+        clock: Clock,
+    ) -> None:
+        self.steps, self.accuracy, self.model = check_integer("steps", steps, 1), accuracy, model
+        self.resultdir = None if resultdir is None else Path(resultdir)
+        self.printer, self.clock = printer, clock
+        self.writes = True  # of several ranks only rank 0 writes and prints
+        self.history: list[dict[str, Any]] = []
+        self.step, self.sum, self.n, self.started = 0, 0.0, 0, clock()
+
+    def __call__(self, loss: float) -> None:
+        self.step += 1
+        self.sum += float(loss)
+        self.n += 1
+        if self.step % self.steps == 0:
+            self._record()
+        elif self.writes and self.step <= FIRST and self.step % FIRST_EVERY == 0:
+            self.printer(f"{self.step}: loss {self.sum / self.n:.6g}")
+
+    def _record(self) -> None:
+        now, values = self.clock(), None if self.accuracy is None else self.accuracy()
+        if not isinstance(values, Mapping):
+            values = {} if values is None else {"accuracy": values}
+        numbers = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
+        record = {"step": self.step, "loss": self.sum / self.n, **numbers, "seconds": now - self.started}
+        self.history.append(record)
+        self.sum, self.n, self.started = 0.0, 0, now
+        texts = (f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items() if k != "step")
+        if self.writes:
+            self.printer(f"{self.step}: {', '.join(texts)}")
+        if self.resultdir is not None and self.writes:
+            self.resultdir.mkdir(parents=True, exist_ok=True)
+            with atomic_write(self.resultdir / "history.json") as f:
+                f.write(json.dumps(self.history, indent=1).encode())
+            if self.model is not None:
+                parameters = {k: v.detach() for k, v in self.model.state_dict().items()}
+                write_file(self.resultdir / f"model_{self.step}.pt", {"kind": KIND, "parameters": parameters})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters, the sum of the losses since the last record, and the history."""
+        elapsed = self.clock() - self.started
+        return {"step": self.step, "sum": self.sum, "n": self.n, "elapsed": elapsed, "history": list(self.history)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self.step, self.sum, self.n = state["step"], state["sum"], state["n"]
+        self.started = self.clock() - state["elapsed"]
+        self.history[:] = state["history"]  # in place: the user has this list
+
+
+def initevalcby(
+    steps: int = 1000,
+    accuracy: Callable[[], Any] | None = None,
+    resultdir: Any = None,
+    model: nn.Module | None = None,
+    printer: Callable[[str], Any] = print,
+    *,
+    clock: Clock = time.perf_counter,
+) -> tuple[EvalCby, list[dict[str, Any]]]:
+    """Return a callback that takes the loss of each step, and the history that it records.
+
+    Every ``steps`` steps the callback prints, and appends to the history, the mean loss since the last record, the
+    result of ``accuracy()`` and the elapsed seconds. During the first 200 steps it prints the running mean of the loss
+    every 20 steps.
+
+    Parameters
+    ----------
+    steps : int
+        Number of steps between records.
+    accuracy : callable, optional
+        Returns a number or a mapping of numbers.
+    resultdir : path-like, optional
+        Folder for ``history.json`` and the parameters of ``model``, ``model_STEP.pt``. Read these with
+        ``read_file(path, "fluxutils_py parameters")["parameters"]``.
+    model : nn.Module, optional
+    printer, clock : callable
+        Takes a line of text; returns the time in seconds.
+
+    Returns
+    -------
+    cby : callable
+        For ``train(..., cby=cby)``, or as a hook: ``Estimator(callbacks=training.cby(cby))``.
+    history : list of dict
+        Records with ``step``, ``loss``, the accuracies and ``seconds``.
+
+    Notes
+    -----
+    Source: ``initevalcby`` of PrayTools.jl, which also resets the mean when it prints during the first steps.
+
+    Examples
+    --------
+    >>> cby, history = initevalcby(steps=2, accuracy=lambda: 0.75, clock=lambda: 0.0)
+    >>> for loss in (4.0, 2.0, 1.0):
+    ...     cby(loss)
+    2: loss 3, accuracy 0.75, seconds 0
+    >>> history
+    [{'step': 2, 'loss': 3.0, 'accuracy': 0.75, 'seconds': 0.0}]
+    """
+    cby = EvalCby(steps, accuracy, resultdir, model, printer, clock)
+    return cby, cby.history
+
+
+class ModelSelector(BestModel):
+    """Callable that evaluates a model and keeps its best parameters. See :func:`bestmodelselector`."""
+
+    def __init__(self, model: nn.Module, accuracy: Callable[[], Any], show: Callable[[str], Any] | None, every: int):
+        super().__init__(model, operator.gt)
+        self.accuracy, self.show, self.every, self.calls = accuracy, show, check_integer("every", every, 1), 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self.calls % self.every == 0:
+            accuracy = float(self.accuracy())
+            self.update(accuracy)
+            if self.show is not None:
+                best = self.value if self.value is None else f"{self.value:.6g}"
+                self.show(f"accuracy {accuracy:.6g}, the best so far {best}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self.calls, **super().state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.calls = state["calls"]
+        super().load_state_dict(state)
+
+
+def bestmodelselector(
+    model: nn.Module,
+    accuracy: Callable[[], Any],
+    *,
+    show: bool | Callable[[str], Any] = False,
+    every: int = 1,
+) -> tuple[ModelSelector, ModelSelector]:
+    """Return a callback that keeps the parameters with the highest accuracy so far, and the best model.
+
+    Parameters
+    ----------
+    model : nn.Module
+    accuracy : callable
+        Returns a number; higher is better, and NaN is ignored.
+    show : bool or callable
+        True prints each accuracy; a function receives it as a line of text.
+    every : int
+        Evaluate the accuracy at every ``every``-th call.
+
+    Returns
+    -------
+    cb : callable without arguments
+        For ``train(..., cb=cb)``, or as a hook: ``Estimator(callbacks=training.cb(cb))``.
+    best : BestModel
+        Has ``value``, ``parameters`` and ``restore()``.
+
+    Notes
+    -----
+    Source: ``bestmodelselector`` of PrayTools.jl, which starts from 0 and so never keeps a model with negative score.
+
+    Examples
+    --------
+    >>> model, scores = nn.Linear(1, 1), iter([-3.0, -1.0, -2.0])
+    >>> cb, best = bestmodelselector(model, lambda: next(scores))
+    >>> for _ in range(3):
+    ...     cb()
+    >>> best.value
+    -1.0
+    """
+    best = ModelSelector(model, accuracy, print if show is True else show or None, every)
+    return best, best

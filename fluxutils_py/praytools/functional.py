@@ -1,0 +1,328 @@
+"""Train without an estimator, from a loss, parameters, and a function that prepares samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.data.parts import array_split_slice, dividebatch
+from fluxutils_py.parallel import RankGroup, Threads
+from fluxutils_py.praytools.and_mask import igradient
+from fluxutils_py.praytools.callbacks import cb as as_cb
+from fluxutils_py.praytools.callbacks import cby as as_cby
+from fluxutils_py.praytools.threaded_gradients import parallelization_stats
+from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
+from fluxutils_py.training.gradients import as_params
+from fluxutils_py.training.loop import Loop
+from fluxutils_py.training.make_optimizer import make_optimizer
+from fluxutils_py.training.sharding import n_observations, shard
+from fluxutils_py.training.threaded_loss import ThreadedLoss
+
+__all__ = ["autotrain", "itrain", "ptrain", "train", "ttrain"]
+
+Loss = Callable[..., Tensor]
+Params = nn.Module | Iterable[Tensor]
+Sample = tuple[Any, ...]
+
+
+def train(
+    loss: Loss,
+    params: Params,
+    preparesamples: Callable[[], Sample],
+    opt: Any,
+    iterations: int,
+    *,
+    axis: int = 0,
+    **settings: Any,
+) -> None:
+    """Train: in each iteration prepare a minibatch, compute the gradient of its loss, and step the optimizer.
+
+    Parameters
+    ----------
+    loss : callable
+        ``loss(*sample)`` returns a scalar tensor, a mean over observations.
+    params : nn.Module or iterable of Tensor
+        Parameters to train. Recurrent layers are reset and truncated only if you pass the module.
+    preparesamples : callable
+        Returns the arguments of ``loss`` as a tuple. ``StopIteration`` ends training. A
+        :class:`fluxutils_py.data.BackgroundDataLoader` works too.
+    opt : torch.optim.Optimizer, or a class or callable that makes one from the parameters
+        None: ``AdamW``.
+    iterations : int
+    axis : int
+        Axis of the observations, along which several ranks divide a minibatch.
+    **settings
+        ``cb``: a function without arguments, or a sequence of functions, called after each iteration;
+        :class:`StopTraining` ends training. ``cby``: called with the loss after ``cb``. ``comm``, ``batches``,
+        ``clip``, ``accumulate``, ``precision``, ``stateful``: see :class:`GradientStep`.
+
+    Raises
+    ------
+    FloatingPointError
+        If a loss or gradient is NaN or infinite. That iteration leaves the parameters unchanged.
+
+    Notes
+    -----
+    Uses the same :class:`Loop` as the estimators. Source: ``train!`` of PrayTools.jl.
+
+    Examples
+    --------
+    >>> model, mse = nn.Linear(3, 1), nn.MSELoss()
+    >>> losses = []
+    >>> def preparesamples():
+    ...     x = torch.randn(20, 3)
+    ...     return x, x.sum(1, keepdim=True)
+    >>> train(lambda x, y: mse(model(x), y), model, preparesamples, torch.optim.Adam, 300, cby=losses.append)
+    >>> len(losses), losses[-1] < losses[0]
+    (300, True)
+    """
+
+    def compute(sample: Sample) -> BatchLoss:
+        return BatchLoss(loss(*sample), n_observations(sample, axis) or 1)
+
+    divide = partial(shard, axis=axis)
+    _train(compute, divide, params, lambda: as_sample(preparesamples()), opt, iterations, **settings)
+
+
+def ptrain(
+    loss: Loss,
+    params: Params,
+    preparesamples: Callable[[], Any],
+    opt: Any,
+    iterations: int,
+    *,
+    bs: int | str | None = "auto",
+    axis: int = 0,
+    **settings: Any,
+) -> None:
+    """Train like :func:`train`, with each minibatch divided over threads.
+
+    ``loss`` must be a mean over observations. Then the result equals that of :func:`train` up to rounding, and is
+    bit-identical from run to run.
+
+    Parameters
+    ----------
+    loss, params, preparesamples, opt, iterations, **settings
+        See :func:`train`. ``preparesamples`` returns the whole minibatch and runs in the calling thread only.
+    bs : int, "auto" or None
+        Number of parts; each part has a thread. "auto": as many as torch has threads. None: ``preparesamples``
+        returns a tuple of samples, already divided.
+    axis : int or {"series", "time"}
+        Axis of the observations, see :func:`fluxutils_py.data.parts.dividebatch`.
+
+    Notes
+    -----
+    Each part is weighted by its number of observations. For random numbers and models that change as they run, see
+    :func:`pgradient`. Source: ``ptrain!`` of PrayTools.jl, which takes plain means.
+    """
+    n = torch.get_num_threads() if bs is None or bs == "auto" else int(bs)
+
+    def compute(sample: Sample, *_: Any) -> BatchLoss:
+        return BatchLoss(loss(*sample), n_observations(sample, axis) or 1)
+
+    def parts(minibatch: Any, n: int) -> Sequence[Sample]:
+        return minibatch if bs is None else dividebatch(n, *minibatch, axis=axis)
+
+    divide = share_samples if bs is None else partial(shard, axis=axis)
+    prepare = preparesamples if bs is None else lambda: as_sample(preparesamples())
+    with Threads(n) as threads:
+        in_threads = ThreadedLoss(compute, as_module(params), as_params(params), threads, parts, replicate=False)
+        _train(in_threads, divide, params, prepare, opt, iterations, **settings, defer=False)
+
+
+def ttrain(
+    loss: Loss,
+    params: Params,
+    preparesamples: Callable[[], Sample],
+    opt: Any,
+    iterations: int,
+    *,
+    n: int | None = None,
+    **settings: Any,
+) -> None:
+    """Train like :func:`train`, on the mean over ``n`` samples; a separate thread prepares each sample.
+
+    Parameters
+    ----------
+    loss, params, opt, iterations, **settings
+        See :func:`train`.
+    preparesamples : callable
+        Returns the sample of one thread. It runs in several threads at once and must be thread-safe. Numbers that it
+        draws from torch's default generator are the same in every run.
+    n : int, optional
+        Number of threads; by default as many as torch has. Several ranks with the same batches divide the samples.
+
+    Notes
+    -----
+    Source: ``ttrain!`` of PrayTools.jl.
+    """
+
+    def prepare() -> tuple[Sample, ...]:
+        return tuple(threads.map(lambda _: as_sample(preparesamples()), range(threads.n)))
+
+    def compute(sample: Sample, *_: Any) -> BatchLoss:
+        return BatchLoss(loss(*sample))
+
+    def parts(samples: Sequence[Sample], n: int) -> Sequence[Sample]:
+        return samples
+
+    with Threads(torch.get_num_threads() if n is None else n) as threads:
+        in_threads = ThreadedLoss(compute, as_module(params), as_params(params), threads, parts, replicate=False)
+        _train(in_threads, share_samples, params, prepare, opt, iterations, **settings, defer=False)
+
+
+def itrain(
+    loss: Loss,
+    params: Params,
+    preparesamples: Callable[[], Sequence[Sample]],
+    opt: Any,
+    iterations: int,
+    *,
+    tau: float = 0.5,
+    **settings: Any,
+) -> None:
+    """Train like :func:`train` on several environments, using only gradient entries they agree on (AND-mask).
+
+    Parameters
+    ----------
+    loss, params, opt, iterations, **settings
+        See :func:`train`. All ranks get the same environments, and each rank computes all of them.
+    preparesamples : callable
+        Returns one sample per environment, as a tuple of tuples. Environments have equal weight, whatever their sizes.
+    tau : float
+        Required agreement of the signs of gradients, see :func:`fluxutils_py.praytools.and_mask.signalign`; 0 takes
+        the plain mean.
+
+    Notes
+    -----
+    Source: ``itrain!`` of PrayTools.jl; Parascandolo et al. (2020), arXiv:2009.00329.
+    """
+    if settings.get("batches", "same") != "same":
+        raise ValueError("itrain needs the same environments on every rank: leave out batches=")
+    if settings.get("precision") == "float16":
+        raise ValueError("itrain compares the signs of gradients, which float16 rounds to zero: take 'bfloat16'")
+
+    def prepare() -> tuple[Sample, ...]:
+        return tuple(as_sample(sample) for sample in preparesamples())
+
+    def compute(samples: Sequence[Sample]) -> BatchLoss:
+        value, gradients = igradient(loss, params, samples, tau, threads=threads)
+        return BatchLoss(value, gradients=gradients)
+
+    with Threads(torch.get_num_threads()) as threads:
+        _train(compute, lambda samples, rank, size: samples, params, prepare, opt, iterations, **settings, defer=False)
+
+
+def autotrain(
+    loss: Loss,
+    params: Params,
+    prepare_minibatch: Callable[[], Sample],
+    minibatch_size: int,
+    opt: Any,
+    iterations: int,
+    *,
+    steps: int = 10,
+    try_parts: Sequence[int] | None = None,
+    stats: Sequence[dict[str, Any]] | None = None,
+    axis: int = 0,
+    comm: Any = "auto",
+    **settings: Any,
+) -> None:
+    """Train like :func:`ptrain`, with the number of parts that is fastest; with several ranks, rank 0 measures it.
+
+    Parameters
+    ----------
+    loss, params, opt, iterations, axis, comm, **settings
+        See :func:`ptrain`.
+    prepare_minibatch, minibatch_size, steps, try_parts
+        See :func:`parallelization_stats`. Measuring takes one extra minibatch.
+    stats : list of dict, optional
+        An earlier result of that function, to use instead of measuring now.
+
+    Notes
+    -----
+    Source: ``autotrain!`` of PrayTools.jl.
+    """
+    ranks = RankGroup.from_comm(comm, "training")
+    if stats is None:
+        measure = partial(parallelization_stats, steps=steps, try_parts=try_parts, axis=axis)
+        stats = ranks.guard(measure, loss, params, prepare_minibatch, minibatch_size)
+    with ranks:
+        parts = ranks.allgather(stats and min(stats, key=lambda row: row["time"])["parts"])[0]
+        ptrain(loss, params, prepare_minibatch, opt, iterations, bs=parts, axis=axis, comm=ranks, **settings)
+
+
+def as_module(params: Any) -> nn.Module | None:
+    """Return a module given as parameters; None for others."""
+    return params if isinstance(params, nn.Module) else None
+
+
+def as_sample(sample: Any) -> Sample:
+    """Return a sample that a user's function has prepared, after checking it.
+
+    Raises
+    ------
+    TypeError
+        If it is not a tuple or list.
+    """
+    if not isinstance(sample, tuple | list):
+        raise TypeError(
+            f"preparesamples must return the arguments of loss as a tuple, such as (x, y) or (x,); it returned a "
+            f"{type(sample).__name__}"
+        )
+    return tuple(sample)
+
+
+def share_samples(samples: Sequence[Sample], rank: int, size: int) -> Sequence[Sample] | None:
+    """Return a rank's share of the samples of a minibatch."""
+    return samples[array_split_slice(len(samples), size, rank)] or None
+
+
+def _train(
+    compute: Callable[[Any], BatchLoss | None],
+    divide: Callable[[Any, int, int], Any],
+    params: Params,
+    prepare: Callable[[], Any],
+    opt: Any,
+    iterations: int,
+    *,
+    cb: Callable[[], Any] | Sequence[Callable[[], Any]] = (),
+    cby: Callable[[float], Any] | None = None,
+    **settings: Any,
+) -> None:
+    """Step the optimizer on one minibatch after another."""
+    model, tensors = as_module(params), as_params(params)
+    optimizer = make_optimizer(opt, [p for p in tensors if p.requires_grad])
+    step = GradientStep(
+        compute,
+        optimizer,
+        model,
+        tensors,
+        shard=divide,
+        describe=lambda sample: f" at iteration {loop.step + 1}",
+        **settings,
+    )
+    if isinstance(compute, ThreadedLoss):
+        compute.scaled = step.scaled
+    loop = Loop(step, step.ranks)
+    for call in (cb,) if callable(cb) else cb:
+        loop.hooks.attach(as_cb(call))
+    if cby is not None:
+        loop.hooks.attach(as_cby(cby))
+    loop.hooks.add("epoch", lambda loop: step.flush(), name="flush", collective=True)
+    loop.run_epochs(islice(_prepared_samples(prepare), iterations), 1)
+
+
+def _prepared_samples(prepare: Callable[[], Any]) -> Iterator[Any]:
+    """Yield the results of a function, call after call, until it raises StopIteration."""
+    while True:
+        try:
+            sample = prepare()
+        except StopIteration:
+            return
+        yield sample

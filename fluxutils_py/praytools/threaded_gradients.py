@@ -1,0 +1,179 @@
+"""Gradients of several samples, each in a thread, under the names of PrayTools.jl."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.data.parts import dividebatch
+from fluxutils_py.parallel.threads import Threads
+from fluxutils_py.training.gradients import (
+    Gradients,
+    as_params,
+    require_thread_safe,
+    sum_gradients,
+    value_and_gradient,
+    watching_modules,
+)
+
+__all__ = ["paralelization_stats", "parallelization_stats", "pgradient", "tgradient"]
+
+
+def pgradient(
+    loss: Callable[..., Tensor],
+    params: nn.Module | Iterable[Tensor],
+    samples: Sequence[tuple[Any, ...]],
+    weights: Sequence[float] | None = None,
+    *,
+    threads: Threads | None = None,
+) -> tuple[float, Gradients]:
+    """Compute the mean of a loss over several samples and its gradient, each sample in a separate thread.
+
+    Results are bit-identical from run to run, and to the same computation in one thread.
+
+    Parameters
+    ----------
+    loss : callable
+        ``loss(*sample)`` returns a scalar tensor. It may run in several threads at once.
+    params : nn.Module or iterable of Tensor
+    samples : sequence of tuples
+        For example the parts of a minibatch from :func:`fluxutils_py.data.parts.dividebatch`.
+    weights : sequence of float, optional
+        Weights of the samples in the mean; pass their sizes for the gradient of the whole minibatch. None: equal.
+    threads : Threads, optional
+        Running threads to use; by default this call starts one per sample.
+
+    Returns
+    -------
+    loss : float
+    gradients : tuple of Tensor or None
+        One per parameter; None if the loss does not depend on it.
+
+    Raises
+    ------
+    ValueError
+        If several threads would change the model at once: its recurrent state, or the statistics of batch
+        normalisation. Train recurrent models with
+        ``Estimator(n_jobs=...)``.
+
+    Notes
+    -----
+    Random numbers (dropout) are reproducible, but differ from the numbers in one thread: see :class:`Threads`. Source:
+    ``pgradient`` of PrayTools.jl, which takes the plain mean.
+
+    Examples
+    --------
+    >>> model = nn.Linear(2, 1)
+    >>> samples = dividebatch(2, torch.randn(5, 2), torch.randn(5, 1))
+    >>> mse = nn.MSELoss()
+    >>> value, grads = pgradient(lambda x, y: mse(model(x), y), model, samples, weights=[3, 2])
+    >>> [tuple(g.shape) for g in grads]
+    [(1, 2), (1,)]
+    """
+    samples, params_or_model, params = list(samples), params, as_params(params)
+    if not samples:
+        raise ValueError("there are no samples to compute a gradient of")
+    shares = [1.0] * len(samples) if weights is None else [float(w) for w in weights]
+    if len(shares) != len(samples):
+        raise ValueError(f"there are {len(samples)} samples, but {len(shares)} weights")
+    total = sum(shares)
+    if not total > 0:
+        raise ValueError(f"the weights of the samples must have a positive sum, it is {total}")
+
+    def leaf(part: tuple[tuple[Any, ...], float]) -> tuple[float, Gradients]:
+        sample, share = part
+        watch()
+        value = loss(*sample)
+        return value_and_gradient(value if share == total else value * (share / total), params)
+
+    if len(samples) > 1:
+        require_thread_safe(params_or_model)
+    check = require_thread_safe if len(samples) > 1 else _accept
+    with watching_modules(check) as watch, threads or Threads(len(samples)) as at_work:
+        return sum_gradients(at_work.map(leaf, list(zip(samples, shares, strict=True)), idempotent=True))
+
+
+def tgradient(
+    loss: Callable[..., Tensor],
+    params: nn.Module | Iterable[Tensor],
+    preparesamples: Callable[[], tuple[Any, ...]],
+    n: int | None = None,
+    *,
+    threads: Threads | None = None,
+) -> tuple[float, Gradients]:
+    """Compute a mean loss and gradient like :func:`pgradient`, over ``n`` samples that the threads prepare.
+
+    By default ``n`` is torch's number of threads; samples have equal weight. ``preparesamples()`` runs in every thread
+    and must be thread-safe. Numbers that it draws from torch's default generator are the same in every run; numbers
+    from a NumPy generator that the threads share are not. Source: ``tgradient`` of PrayTools.jl.
+    """
+    n = (threads.n if threads else torch.get_num_threads()) if n is None else n
+    with threads or Threads(n) as at_work:
+        return pgradient(loss, params, at_work.map(lambda _: preparesamples(), range(n)), threads=at_work)
+
+
+def _accept(module: nn.Module) -> None:
+    """Accept any module: one thread runs it."""
+
+
+def parallelization_stats(
+    loss: Callable[..., Tensor],
+    params: nn.Module | Iterable[Tensor],
+    prepare_minibatch: Callable[[], tuple[Any, ...]],
+    minibatch_size: int,
+    steps: int = 10,
+    try_parts: Sequence[int] | None = None,
+    *,
+    axis: int | str = 0,
+) -> list[dict[str, Any]]:
+    """Measure how long the gradient of a minibatch takes for several numbers of parts, each in a thread.
+
+    The parameters stay unchanged.
+
+    Parameters
+    ----------
+    loss, params
+        See :func:`pgradient`.
+    prepare_minibatch : callable
+        Returns a minibatch; called once.
+    minibatch_size : int
+        Number of observations in a minibatch.
+    steps : int
+        Number of gradients to average the time over, after one warm-up.
+    try_parts : sequence of int, optional
+        Numbers of parts; by default the powers of two up to the one nearest to ``minibatch_size``.
+    axis : int or str
+        Axis of the observations, see :func:`fluxutils_py.data.parts.dividebatch`.
+
+    Returns
+    -------
+    list of dict
+        ``parts`` and ``time``, in seconds per gradient. The first row is the undivided minibatch on torch's threads.
+
+    Notes
+    -----
+    Source: ``paralelization_stats`` of PrayTools.jl; this name works here too.
+    """
+    if minibatch_size < 1 or steps < 1:
+        raise ValueError(f"minibatch_size and steps must be at least 1, got {minibatch_size} and {steps}")
+    params, minibatch = as_params(params), prepare_minibatch()
+    if try_parts is None:
+        try_parts = [2**k for k in range(round(math.log2(minibatch_size)) + 1)]
+    rows = []
+    for parts in (1, *try_parts):
+        samples = dividebatch(parts, *minibatch, axis=axis)
+        with Threads(len(samples)) as threads:
+            for step in range(-1, steps):
+                if step == 0:
+                    began = time.perf_counter()
+                pgradient(loss, params, samples, threads=threads)
+        rows.append({"parts": parts, "time": (time.perf_counter() - began) / steps})
+    return rows
+
+
+paralelization_stats = parallelization_stats

@@ -1,0 +1,174 @@
+"""Gradients of several samples, added up in a fixed order."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fluxutils_py.nn.precision import as_float32, without_autocast
+from fluxutils_py.nn.recurrent import Recur
+
+T = TypeVar("T")
+Gradients = tuple[Tensor | None, ...]
+OWN_BATCHES = "set batches='per_rank', or take nn.LayerNorm"  # the way out for ranks
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def tree_reduce(items: Sequence[T], op: Callable[[T, T], T]) -> T:
+    """Combine items pairwise: first each half, then the two results.
+
+    The order depends only on the number of items, so sums of floats are the same in every run. Rounding errors grow
+    with the logarithm of this number. Source: the reduction of PrayTools.jl.
+
+    Parameters
+    ----------
+    items : sequence, not empty
+    op : callable with two arguments
+
+    Examples
+    --------
+    >>> tree_reduce("abcde", lambda a, b: f"({a}{b})")
+    '((ab)(c(de)))'
+    """
+    if len(items) == 0:
+        raise ValueError("there is nothing to reduce: tree_reduce needs at least one item")
+    half = len(items) // 2
+    return op(tree_reduce(items[:half], op), tree_reduce(items[half:], op)) if half else items[0]
+
+
+def addgrad(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Gradients:
+    """Return the sum of two gradients, parameter by parameter, as new tensors; None counts as zero.
+
+    Source: ``addgrad!`` of PrayTools.jl, which changes its first argument.
+    """
+    return tuple(g if h is None else h if g is None else g + h for g, h in zip(a, b, strict=True))
+
+
+def as_scalar(loss: Any) -> Tensor:
+    """Return a loss as a tensor without axes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not a tensor, or has several elements.
+    """
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"the loss must return a scalar tensor, got {type(loss).__name__}")
+    if loss.numel() != 1:
+        raise ValueError(
+            f"the loss must return a scalar, got a tensor of shape {tuple(loss.shape)}; average it with .mean()"
+        )
+    return loss.reshape(())
+
+
+def require_gradient(loss: Tensor) -> None:
+    """Raise ValueError unless a loss depends on a trained parameter."""
+    if not loss.requires_grad:
+        raise ValueError(
+            "the loss does not depend on the model's parameters: compute it from the model's output, without "
+            "detach, item or numpy"
+        )
+
+
+def value_and_gradient(
+    loss: Any, params: Sequence[Tensor], scaled: Callable[[Tensor], Tensor] | None = None
+) -> tuple[float, Gradients]:
+    """Return a loss as a number, and its gradient with one entry per parameter, None if there is none.
+
+    With ``scaled``, the gradient is that of ``scaled(loss)``.
+
+    Does not write to ``.grad``, so threads may share the parameters: ``backward()`` in several threads would add to
+    the same ``.grad`` in random order.
+    """
+    value = as_float32(as_scalar(loss))
+    require_gradient(value)
+    differentiated = value if scaled is None else scaled(value)
+    with without_autocast(value.device):
+        found = torch.autograd.grad(differentiated, [p for p in params if p.requires_grad], allow_unused=True)
+    gradients = iter(found)
+    return value.item(), tuple(laid_out_like(p, next(gradients)) if p.requires_grad else None for p in params)
+
+
+def laid_out_like(p: Tensor, gradient: Tensor | None) -> Tensor | None:
+    """Return a gradient in the memory order of its parameter, as ``backward`` leaves it in ``.grad``.
+
+    Fused optimizers go through the memory of both side by side, whatever their strides.
+    """
+    if gradient is None or gradient.layout != torch.strided or gradient.stride() == p.stride():
+        return gradient
+    return torch.empty_like(p, dtype=gradient.dtype).copy_(gradient)
+
+
+def sum_gradients(parts: Sequence[tuple[float, Gradients]]) -> tuple[float, Gradients]:
+    """Return the sum of losses and the sum of gradients, by :func:`tree_reduce`."""
+    return tree_reduce(parts, lambda a, b: (a[0] + b[0], addgrad(a[1], b[1])))
+
+
+def require_thread_safe(model: Any, way_out: str = "use one thread, or Estimator(n_jobs=...)") -> None:
+    """Raise ValueError if a module changes its state as it runs, which is not safe in several threads.
+
+    Parameters
+    ----------
+    model : Any
+        Not checked if it is not a module.
+    way_out : str
+        Advice for the error message.
+    """
+    if not isinstance(model, nn.Module):
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, Recur):
+            raise ValueError(
+                f"{name!r} ({type(module).__name__}) carries a state, which threads cannot share: {way_out}"
+            )
+    require_no_batch_norm(model, "threads", f"{way_out}; or take nn.LayerNorm or nn.GroupNorm")
+
+
+def require_no_batch_norm(model: nn.Module, workers: str, way_out: str) -> None:
+    """Raise ValueError if a model in training mode normalises over a batch that workers divide."""
+    for name, module in model.named_modules():
+        if isinstance(module, BATCH_NORMS) and module.training:
+            raise ValueError(
+                f"{name!r} ({type(module).__name__}) normalises over the whole minibatch, which is divided over "
+                f"{workers}: {way_out}"
+            )
+
+
+@contextlib.contextmanager
+def watching_modules(check: Callable[[nn.Module], None]) -> Iterator[Callable[[], None]]:
+    """Call ``check(module)`` before a module runs in a thread that has called the function yielded here.
+
+    So modules are found whose parameters alone were given. An error of ``check`` ends the call before the module runs.
+    """
+    watched: set[int] = set()
+
+    def before(module: nn.Module, inputs: Any) -> None:
+        if threading.get_ident() in watched:
+            check(module)
+
+    handle = nn.modules.module.register_module_forward_pre_hook(before)
+    try:
+        yield lambda: watched.add(threading.get_ident())
+    finally:
+        handle.remove()
+
+
+def call_without_batch_norm(compute: Callable[[Any], T], batch: Any, workers: str, way_out: str) -> T:
+    """Return ``compute(batch)``; raise ValueError before a module runs that normalises over a divided batch."""
+
+    def check(module: nn.Module) -> None:
+        require_no_batch_norm(module, workers, way_out)
+
+    with watching_modules(check) as watch:
+        watch()
+        return compute(batch)
+
+
+def as_params(params: nn.Module | Iterable[Tensor]) -> list[Tensor]:
+    """Return the parameters of a module, or the given parameters, as a list."""
+    return list(params.parameters() if isinstance(params, nn.Module) else params)

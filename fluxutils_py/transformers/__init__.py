@@ -1,0 +1,7 @@
+"""Scalers and imputers of sequences, for scikit-learn's pipelines."""
+
+from fluxutils_py.transformers.imputer import SequenceImputer
+from fluxutils_py.transformers.scaler import SequenceScaler
+from fluxutils_py.transformers.winsor_scaler import WinsorScaler
+
+__all__ = ["SequenceImputer", "SequenceScaler", "WinsorScaler"]

@@ -1,0 +1,147 @@
+"""Impute missing values of sequences lazily."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fluxutils_py.data import SeriesArray
+from fluxutils_py.data.filling import ForwardFilled, forward_fill
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.inputs.inputs import Inputs
+from fluxutils_py.inputs.moments import empty_result, moments
+from fluxutils_py.inputs.sharded_data import SeriesPool
+from fluxutils_py.transformers.transformer_base import SequenceTransformer, read_numbers
+
+SERIES = 1024  # filled in at a time, to keep temporary arrays small
+
+
+class SequenceImputer(SequenceTransformer):
+    """Fill in missing values (NaN) with each feature's mean, a constant, or the last value before them.
+
+    Treats the features of sequences as :class:`sklearn.impute.SimpleImputer` treats the columns of a matrix, and can
+    also fill along time. Neither ``fit`` nor ``transform`` reads a whole file at once.
+
+    Parameters
+    ----------
+    strategy : "mean", "constant" or "ffill"
+        "mean": the mean of the feature over all series and steps of ``fit``. "constant": ``fill_value``. "ffill": the
+        last value of the feature before the gap, in the same series; later steps are never used.
+    fill_value : float, array of shape (F,), or None
+        Value for "constant", and for missing values at the start of a series with "ffill". None: 0 for "constant", the
+        feature's mean for "ffill".
+
+    Attributes
+    ----------
+    statistics_ : ndarray of shape (F,), float64
+        Value that replaces missing ones; with "ffill", only at the start of a series. The mean of a feature without
+        values is 0.
+    n_features_in_ : int
+        F; for a matrix or a view, its number of columns.
+    feature_names_in_ : ndarray of str
+        Names of features, for inputs that have them; see :func:`fluxutils_py.samples`.
+
+    Notes
+    -----
+    Steps with all features missing are filled in too; without an imputer, an estimator predicts NaN for them.
+
+    With "ffill", a subset of the rows of ``timesteps(x)`` is filled in from earlier steps of ``x``, as if ``x`` had
+    been transformed first, so results do not depend on the split. A plain matrix raises an error, since its rows are
+    series of one step. A stream continues from its last step, but arrays given in chunks of time are filled in as
+    separate series.
+
+    Examples
+    --------
+    >>> x = np.array([[[np.nan, 1.0, np.nan, 3.0, np.nan]]])  # (F, N, T)
+    >>> SequenceImputer().fit_transform(x)
+    array([[[2., 1., 2., 3., 2.]]])
+    >>> SequenceImputer("ffill", fill_value=0).fit_transform(x)
+    array([[[0., 1., 1., 3., 3.]]])
+    """
+
+    statistics_: np.ndarray
+
+    def __init__(self, strategy: str = "mean", *, fill_value: Any = None) -> None:
+        self.strategy = strategy
+        self.fill_value = fill_value
+
+    def _compute_statistics(self, series: SeriesArray, inputs: Inputs, pool: SeriesPool) -> dict[str, Any]:
+        if self.strategy not in ("mean", "constant", "ffill"):
+            raise ValueError(f"strategy must be 'mean', 'constant' or 'ffill', got {self.strategy!r}")
+        if self.strategy == "ffill" and inputs.form == "rows":
+            raise ShapeError(
+                "strategy='ffill' fills in from the step before, but the rows of a matrix are series of one step; give "
+                "an array (F, N, T), or timesteps(x) of one"
+            )
+        if self.fill_value is None and self.strategy != "constant":
+            of_blocks = moments(read_numbers(series, inputs, type(self).__name__), series.F)
+            return {"statistics_": pool.moments(*of_blocks)[1]}
+        if self.strategy == "mean":
+            raise ValueError("fill_value is for strategy='constant' and 'ffill'; strategy='mean' takes the mean")
+        try:
+            value = np.asarray(0.0 if self.fill_value is None else self.fill_value, float)
+        except (TypeError, ValueError):
+            value = np.array(np.nan)
+        if value.shape not in ((), (series.F,)) or not np.isfinite(value).all():
+            raise ShapeError(
+                f"fill_value must be a number, or {series.F} numbers, one per feature; got {self.fill_value!r}"
+            )
+        return {"statistics_": np.array(np.broadcast_to(value, series.F))}
+
+    def _block_function(self) -> FillBlock | ForwardFillBlock:
+        return (ForwardFillBlock if self.strategy == "ffill" else FillBlock)(self.statistics_)
+
+
+class FillBlock:
+    """Fill in the missing values of a block (F, n, t) with one value per feature."""
+
+    keeps_features = True
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __call__(self, block: np.ndarray) -> np.ndarray:
+        out = as_floats(block)
+        np.copyto(out, self.values[:, None, None], where=np.isnan(out), casting="same_kind")
+        return out
+
+
+class ForwardFillBlock:
+    """Fill in series from earlier steps; the state is the last value of each feature of each series."""
+
+    def __init__(self, start: np.ndarray) -> None:
+        self.start = start
+
+    def __call__(self, block: np.ndarray) -> np.ndarray:
+        out = as_floats(block)
+        for n in range(0, out.shape[1], SERIES):
+            part = out[:, n : n + SERIES]
+            forward_fill(part, np.full(part.shape[:2], np.nan), self.start)
+        return out
+
+    def over(self, array: Any) -> ForwardFilled:
+        return ForwardFilled(array, self.start, as_floats)
+
+    def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
+        return [torch.full((n_features, n_series), torch.nan, dtype=torch.float64)]
+
+    def step(self, block: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
+        out = as_floats(block)
+        last = forward_fill(out, state[0].numpy(), self.start)
+        return out, [torch.from_numpy(last.astype(float))]
+
+    def forget(self, state: Sequence[Tensor], series: Any) -> list[Tensor]:
+        kept = state[0].clone()
+        kept[:, series] = torch.nan
+        return [kept]
+
+
+def as_floats(block: np.ndarray) -> np.ndarray:
+    """Copy a block as floating-point numbers, in the same memory order."""
+    out = empty_result(block)
+    np.copyto(out, block, casting="unsafe")
+    return out

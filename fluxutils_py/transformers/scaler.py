@@ -1,0 +1,185 @@
+"""Standardise features to mean 0 and variance 1, lazily."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from sklearn.utils.metadata_routing import UNUSED
+from sklearn.utils.validation import check_is_fitted
+
+from fluxutils_py.data.views import SequenceView
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.inputs.inputs import InputLayout
+from fluxutils_py.inputs.moments import Standardize, merge_moments, moments, safe_scale
+from fluxutils_py.transformers.transformer_base import SequenceTransformer, pool_of_call, read_numbers
+
+
+class SequenceScaler(SequenceTransformer):
+    """Standardise each feature to mean 0 and variance 1, with one mean and one scale per feature.
+
+    It does for the features of sequences what :class:`sklearn.preprocessing.StandardScaler` does for the columns of a
+    matrix: statistics cover all series and steps. They are computed in float64, block by block, and do not depend on
+    the memory order. Neither ``fit`` nor ``transform`` reads a file as a whole.
+
+    Parameters
+    ----------
+    with_mean : bool
+        Whether to subtract the mean.
+    with_std : bool
+        Whether to divide by the standard deviation.
+
+    Attributes
+    ----------
+    mean_, var_ : ndarray of shape (F,), float64
+        Statistics without NaN. A feature without values has mean 0 and variance 0.
+    scale_ : ndarray of shape (F,), or None without ``with_std``
+        Square root of ``var_``; 1 for constant features, whose standard deviation is 0 or only rounding against their
+        mean.
+    n_samples_seen_ : ndarray of shape (F,)
+        Number of values per feature, or the sum of their weights.
+    n_features_in_ : int
+        F; for a matrix or a view, its columns.
+    feature_names_in_ : ndarray of str
+        Names of features, for inputs that have them.
+
+    Notes
+    -----
+    In a plain matrix, each column is a feature. ``TransformedTargetRegressor`` turns a view of targets into a plain
+    matrix, so each step of ``samples(y)``, or each series of ``timesteps(y)``, gets its own mean there. For one mean
+    per feature, scale ``y`` first, and undo it with ``inverse_transform``.
+
+    Merging as in Chan, Golub & LeVeque (1983), The American Statistician 37(3).
+
+    Examples
+    --------
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from fluxutils_py import SequenceRegressor, samples
+    >>> x = np.random.default_rng(0).normal([[[50.0]], [[-30.0]]], [[[3.0]], [[0.2]]], size=(2, 30, 20))  # (F, N, T)
+    >>> scaler = SequenceScaler().fit(x)
+    >>> scaler.mean_.round(), scaler.scale_.round(1)
+    (array([ 50., -30.]), array([3. , 0.2]))
+    >>> scaler.transform(samples(x))  # nothing is read
+    SamplesView(shape=(30, 40), dtype=float64, of (F, N, T)=(2, 30, 20))
+    >>> make_pipeline(SequenceScaler(), SequenceRegressor(epochs=2)).fit(samples(x), samples(x[:1])).predict(x).shape
+    (1, 30, 20)
+    """
+
+    mean_: np.ndarray
+    var_: np.ndarray
+    n_samples_seen_: np.ndarray
+    # scikit-learn's routing of metadata takes any other name than X for metadata
+    __metadata_request__partial_fit: ClassVar = {"x": UNUSED}
+    __metadata_request__inverse_transform: ClassVar = {"x": UNUSED}
+
+    def __init__(self, *, with_mean: bool = True, with_std: bool = True) -> None:
+        self.with_mean = with_mean
+        self.with_std = with_std
+
+    def fit(self, x: Any, y: Any = None, sample_weight: Any = None, *, sharded: bool = False) -> Self:
+        """Learn means and scales.
+
+        Parameters
+        ----------
+        x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
+            As for :class:`fluxutils_py.Estimator`, but only one input. NaN marks missing values.
+        y : None
+            Ignored.
+        sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
+            Weights of series (or rows) or of steps. For ``timesteps``, (T,) or (T, N).
+        sharded : bool
+            Whether each of the ranks that a launcher started gives series of its own, or None; all learn from all, and
+            get equal results.
+
+        Returns
+        -------
+        SequenceScaler
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            For infinite values, several inputs, or arguments of wrong shapes. Nothing is changed then.
+        """
+        return self._update_statistics(x, sample_weight, None, sharded)
+
+    def partial_fit(self, x: Any, y: Any = None, sample_weight: Any = None, *, sharded: bool = False) -> Self:
+        """Learn from more data of the same features; the result is that of :meth:`fit` on all data together."""
+        return self._update_statistics(x, sample_weight, getattr(self, "_layout", None), sharded)
+
+    def inverse_transform(self, x: Any, *, features: Sequence[int | str] | None = None) -> Any:
+        """Multiply by the scale and add the mean.
+
+        It takes and returns what :meth:`transform` does, but always an array for a matrix. Use it to give predictions
+        of scaled targets their units back, in the form in which ``predict`` returns them.
+
+        Parameters
+        ----------
+        x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
+        features : sequence of int or str, optional
+            The fitted features that ``x`` holds, by position or name, if it does not hold all: for instance predictions
+            of one output of several.
+
+        Raises
+        ------
+        sklearn.exceptions.NotFittedError
+            Before ``fit``.
+        ValueError
+            If ``x`` has other features.
+        """
+        check_is_fitted(self)
+        layout, n_features = self._layout, self._layout.features
+        places = list(range(n_features)) if features is None else self._feature_indices(features)
+        is_native = len(getattr(x, "shape", ())) == 3
+        given = x.n_features if isinstance(x, SequenceView) else x.shape[0] if is_native else None
+        if features is None and given not in (None, n_features):
+            raise ShapeError(
+                f"x has {given} features per step, but {type(self).__name__} was fitted on {n_features}; of some "
+                f"of them, say which: inverse_transform(x, features={list(range(given))})"
+            )
+        columns = layout.columns // n_features * len(places)
+        layout = replace(layout, features=len(places), columns=columns, names=None)  # predictions have no names
+        x = x.to_numpy() if hasattr(x, "to_numpy") else x
+        mean, scale = self._mean_and_scale()
+        return self._apply_to_blocks(x, Standardize(mean[places], scale[places], inverse=True), layout)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _update_statistics(self, x: Any, sample_weight: Any, layout: InputLayout | None, sharded: bool) -> Self:
+        """Learn from data, from scratch or in addition to earlier data of this layout."""
+        for name in ("with_mean", "with_std"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        with pool_of_call(self, sharded) as pool:
+            inputs, series = self._read_series(x, layout, pool)
+            weight = pool.weight(sample_weight, inputs)
+            if weight is not None:  # checks it: the scale of weights does not matter
+                weight.normalize(inputs.whole(), (), add_up=pool.total)
+            of_blocks = moments(read_numbers(series, inputs, type(self).__name__, weight), series.F)
+            count, mean, squares = pool.moments(*of_blocks)
+        if layout is None:
+            self._set_fitted(inputs)
+        else:
+            n = self.n_samples_seen_
+            count, mean, squares = merge_moments(n, self.mean_, self.var_ * n, count, mean, squares)
+        self.n_samples_seen_, self.mean_, self.var_ = count, mean, squares / np.where(count > 0, count, 1)
+        self.scale_ = safe_scale(mean, self.var_) if self.with_std else None
+        return self
+
+    def _feature_indices(self, features: Sequence[int | str]) -> list[int]:
+        names, n_features = list(getattr(self, "feature_names_in_", ())), self._layout.features
+        places = [names.index(f) if f in names else f for f in features]
+        if not all(isinstance(f, int | np.integer) and 0 <= f < n_features for f in places):
+            raise ShapeError(
+                f"features must be {len(places)} places or names among the {n_features} features, got {list(features)}"
+            )
+        return [int(f) for f in places]
+
+    def _mean_and_scale(self) -> tuple[np.ndarray, np.ndarray]:
+        mean = self.mean_ if self.with_mean else np.zeros_like(self.mean_)
+        return mean, np.ones_like(mean) if self.scale_ is None else self.scale_
+
+    def _block_function(self) -> Standardize:
+        return Standardize(*self._mean_and_scale(), inverse=False)

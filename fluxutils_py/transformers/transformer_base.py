@@ -1,0 +1,297 @@
+"""The base of the transformers: any form of input, windows transformed when they are read."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils.metadata_routing import UNUSED
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
+from fluxutils_py.data.arrays import in_memory
+from fluxutils_py.data.ragged import MappedSeries
+from fluxutils_py.data.views import SequenceView
+from fluxutils_py.data.weights import block_slices
+from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
+from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
+from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.sklearn_private import as_configured
+from fluxutils_py.validation import check_integer
+
+
+class _TransformMixin:
+    """Methods that scikit-learn's ``set_output`` must not wrap, as it wraps those of the transformer's own class.
+
+    It would turn a view into a data frame, by reading all of it.
+    """
+
+    _layout: InputLayout
+
+    def transform(self, x: Any) -> Any:
+        """Transform the features of each step.
+
+        Parameters
+        ----------
+        x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
+            With the F fitted features, in any of these forms, with any N and T. After fitting a view, also a matrix
+            with the view's columns.
+
+        Returns
+        -------
+        view, ndarray, LazyArray or list
+            For a view, a view; for an array in a file, a lazy array: windows are transformed when they are read. For an
+            array in memory, a new one in the same memory order; for a list, a list of them. For a matrix, a matrix, or
+            the container chosen by ``set_output``. float32 and float64 stay; float16 becomes float32, and integers
+            become float64.
+
+        Raises
+        ------
+        sklearn.exceptions.NotFittedError
+            Before ``fit``.
+        ValueError
+            If ``x`` has other features, or is a matrix with infinite values.
+        """
+        check_is_fitted(self)
+        found = self._apply_to_blocks(x, self._block_function(), self._layout)
+        is_matrix = isinstance(found, np.ndarray) and found.ndim == 2
+        if not is_matrix or found.shape[1] != len(self.get_feature_names_out()):  # type: ignore[attr-defined]
+            return found
+        return as_configured(found, x, self)
+
+    def fit_transform(self, x: Any, y: Any = None, *args: Any, **settings: Any) -> Any:
+        """Call ``fit`` with these arguments, then ``transform(x)``."""
+        return self.fit(x, y, *args, **settings).transform(x)  # type: ignore[attr-defined]  # of the classes below
+
+    def _read_series(
+        self, x: Any, layout: InputLayout | None, pool: SeriesPool | None = None
+    ) -> tuple[Inputs, SeriesArray]:
+        """Read an input of any form that is one array, with the fitted layout if there is one.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As :func:`fluxutils_py.inputs.inputs.read_inputs`.
+        """
+        name = type(self).__name__
+        inputs = (pool or SeriesPool(RankGroup())).inputs(x, InputSchema(name, allow_nan=True, fitted=layout))
+        if len(inputs.series) > 1:
+            raise ShapeError(
+                f"{name} takes one array of shape (F, N, T), got a tuple of {len(inputs.series)}; give each a "
+                "transformer of its own"
+            )
+        return inputs, inputs.series[0]
+
+    def _apply_to_blocks(self, x: Any, function: Any, layout: InputLayout) -> Any:
+        """Apply a function of blocks to an input of any form."""
+        inputs, series = self._read_series(x, layout)
+        if isinstance(x, SequenceView):
+            return x.replace(function.over) if depends_on_past(function) else x.map(function)
+        if inputs.is_list:
+            return [_of_one_series(function, a) for a in series.array.arrays]
+        if not series.in_memory and inputs.form == "native":
+            lazy = depends_on_past(function)
+            return function.over(series.array) if lazy else LazyArray(series.array, functions=(function,))
+        return inputs.to_rows(function(series.array))
+
+    def _block_function(self) -> Any:
+        """Return the function that transforms blocks of shape (F, n, t); it can be pickled.
+
+        A function that uses earlier steps gets whole series, and has these methods:
+
+        - ``over(array)`` returns the result for an array, lazily;
+        - ``step(block, state)`` returns the result for the next step (F, N, 1) and the new state, a list of Tensor;
+        - ``empty_state(F, N)`` returns the initial state, ``forget(state, series)`` a state that is initial for some
+          series.
+        """
+        raise NotImplementedError
+
+
+def _of_one_series(function: Any, array: Any) -> Any:
+    """Apply a function of blocks to one (F, T_i) array; lazily, if the array is in a file and steps are independent."""
+    if in_memory(array) or depends_on_past(function):
+        return function(np.asarray(array)[:, None])[:, 0]
+    return MappedSeries(array, function)
+
+
+def depends_on_past(function: Any) -> bool:
+    """Whether a function of blocks uses earlier steps."""
+    return hasattr(function, "over")
+
+
+class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    """Base of transformers that change each feature."""
+
+    # scikit-learn's routing of metadata takes any other name than X for metadata
+    __metadata_request__fit: ClassVar = {"x": UNUSED}
+    __metadata_request__transform: ClassVar = {"x": UNUSED}
+
+    def fit(self, x: Any, y: Any = None, *, sharded: bool = False) -> Self:
+        """Learn what the transformation needs from the data.
+
+        Parameters
+        ----------
+        x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
+            As for :class:`fluxutils_py.Estimator`, but only one input. NaN marks missing values.
+        y : None
+            Ignored.
+        sharded : bool
+            Whether each of the ranks that a launcher started gives series of its own, or None; all learn from all, and
+            get equal results.
+
+        Returns
+        -------
+        SequenceTransformer
+            Itself.
+
+        Raises
+        ------
+        ValueError
+            For values that cannot be used, several inputs, or arguments of wrong shapes. Nothing is changed then.
+        """
+        with pool_of_call(self, sharded) as pool:
+            inputs, series = self._read_series(x, None, pool)
+            self._set_fitted(inputs, **self._compute_statistics(series, inputs, pool))
+        return self
+
+    def _compute_statistics(self, series: SeriesArray, inputs: Inputs, pool: SeriesPool) -> dict[str, Any]:
+        """Compute the attributes that a fit sets."""
+        raise NotImplementedError
+
+    def stream(self, n_series: int = 1, state: Sequence[Tensor] | None = None) -> TransformerStream:
+        """Transform step by step, as data arrive.
+
+        Parameters
+        ----------
+        n_series : int
+            The number of series at each step.
+        state : list of Tensor, optional
+            The ``state`` of an earlier stream to continue from. None: the start of the series.
+
+        Returns
+        -------
+        TransformerStream
+            Its ``step`` takes ``(F, N)`` and returns what :meth:`transform` returns for that step of the series.
+        """
+        check_is_fitted(self)
+        check_integer("n_series", n_series, 1, error=SpecError)
+        n_features = int(self._layout.features)
+        return TransformerStream(self._block_function(), (n_features, int(n_series)), state)
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        """Return the names of the output features, which are those of the input.
+
+        Parameters
+        ----------
+        input_features : array-like of str, optional
+            Must equal the fitted names; for data without names, the names to use.
+
+        Returns
+        -------
+        ndarray of str
+            One per feature for sequences with names; one per column for a matrix, or a view without names.
+        """
+        names = getattr(self, "feature_names_in_", None)
+        if names is not None and (input_features is None or np.array_equal(names, input_features)):
+            return np.asarray(names)
+        return super().get_feature_names_out(input_features)
+
+    def _set_fitted(self, inputs: Inputs, **statistics: Any) -> None:
+        """Set the attributes of a fit."""
+        self.__dict__.update(statistics)
+        self.n_features_in_, self._layout = inputs.columns, inputs.layout
+        self.__dict__.pop("feature_names_in_", None)
+        if inputs.names is not None:
+            self.feature_names_in_ = inputs.names
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.three_d_array = True
+        tags.input_tags.allow_nan = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+class TransformerStream:
+    """A fitted transformer that works step by step; made by ``stream``.
+
+    Parameters
+    ----------
+    function : callable
+        The result of a transformer's ``_block_function``.
+    shape : (F, N)
+    state : list of Tensor, optional
+
+    Attributes
+    ----------
+    state : list of Tensor
+        The values that the next step depends on; empty if steps are independent. ``torch.save`` stores it.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        shape: tuple[int, int],
+        state: Sequence[Tensor] | None = None,
+    ) -> None:
+        self.function, self.shape = function, shape
+        empty = function.empty_state(*shape) if depends_on_past(function) else []
+        self.state: list[Tensor] = empty if state is None else list(state)
+        given, wanted = [tuple(t.shape) for t in self.state], [tuple(t.shape) for t in empty]
+        if given != wanted:
+            raise ShapeError(f"state has the shapes {given}; expected {wanted} for {shape[1]} series")
+
+    def step(self, x: Any) -> np.ndarray:
+        """Transform the next step of all series: ``(F, N)`` to a new array ``(F, N)``."""
+        x = np.asarray(x)
+        check_step_shape(x, self.shape)
+        if not depends_on_past(self.function):
+            return self.function(x[:, :, None])[:, :, 0]
+        found, self.state = self.function.step(x[:, :, None], self.state)
+        return found[:, :, 0]
+
+    def reset(self, series: Any = None) -> None:
+        """Restart some series (an index or a mask; None: all)."""
+        if depends_on_past(self.function):
+            self.state = self.function.forget(
+                self.state, slice(None) if series is None else series_indices(series, self.shape[1])
+            )
+
+
+@contextlib.contextmanager
+def pool_of_call(transformer: Any, sharded: bool) -> Iterator[SeriesPool]:
+    """Enclose a fit of a transformer, on all ranks together if each has series of its own."""
+    with ranks_of_call("auto" if sharded else None, f"{type(transformer).__name__}.fit", sharded) as ranks:
+        yield SeriesPool(ranks)
+
+
+def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, slice, np.ndarray]]:
+    """Read all series and steps in blocks: yield their indices and values (F, B, S), NaN where a series has ended."""
+    rows = inputs.whole()
+    for n, t in block_slices(series.N, series.T, series.F):
+        part = rows[n]
+        series.prefetch(part, t.start, t.stop)
+        block = series.read(part, t.start, t.stop).transpose(2, 1, 0)
+        exists = part.step_mask(t.start, t.stop)  # (S, B)
+        yield n, t, block if exists is None else np.where(exists.T, block, np.nan)
+
+
+def read_numbers(
+    series: SeriesArray, inputs: Inputs, name: str, weight: SampleWeight | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Read all values in blocks (F, B, S), which must be finite or NaN, with their weights (B, S)."""
+    for n, t, block in read_blocks(series, inputs):
+        odd = np.isinf(block)
+        if odd.any():
+            f, i, j = np.argwhere(odd)[0]
+            raise DataError(
+                f"{series.name} is infinite at feature {f}, series {n.start + i}, step {t.start + j}; "
+                f"{name} takes numbers, and NaN for what is missing"
+            )
+        yield block, None if weight is None else weight.block(n, t)

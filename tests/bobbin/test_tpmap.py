@@ -1,0 +1,69 @@
+"""A function called for several devices at once, on parts of its arguments."""
+
+import numpy as np
+import pytest
+import torch
+
+from fluxutils_py.bobbin import tpmap
+
+
+def noisy_linear(w, x, generator, scale):
+    noise = torch.randn(len(x), w.shape[1], generator=generator)
+    return x @ w + scale * noise
+
+
+def test_parts_of_the_leading_axis_together_are_the_whole():
+    w, x = torch.randn(5, 3), torch.randn(8, 5)
+    linear = tpmap(noisy_linear, ["broadcast", "shard", "rng", "static"], devices=4)
+    found = linear(w, x, torch.Generator().manual_seed(0), 0.0)
+    assert found.shape == (4, 2, 3)
+    torch.testing.assert_close(found.reshape(8, 3), x @ w)
+
+
+def test_each_device_draws_numbers_of_its_own_that_are_the_same_again():
+    w, x = torch.zeros(5, 3), torch.zeros(40, 5)
+    linear = tpmap(noisy_linear, ["broadcast", "shard", "rng", "static"], devices=4)
+    found = linear(w, x, torch.Generator().manual_seed(0), 1.0)
+    for i in range(4):
+        for k in range(i):
+            assert (found[i] - found[k]).square().sum() > 1
+    assert torch.equal(found, linear(w, x, torch.Generator().manual_seed(0), 1.0))
+
+
+def test_keywords_trees_and_the_wrapper():
+    def total(pair, *, each, times):
+        return {"sum": pair["a"].sum() + each, "n": times}
+
+    f = tpmap(total, ["shard"], {"each": "thru", "times": "static"}, devices=["cpu", "cpu"], wrap_return=dict.items)
+    found = dict(f({"a": np.arange(6.0)}, each=torch.tensor([10.0, 20.0]), times=3))
+    assert found["sum"].tolist() == [13.0, 32.0]
+    assert found["n"].tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda f: f(torch.zeros(7)), ValueError,
+         "argument has shape (7,); to shard it, its leading axis must be divisible by the 2 devices"),
+        (lambda f: f(torch.zeros(())), ValueError,
+         "argument has shape (); to shard it, its leading axis must be divisible by the 2 devices"),
+        (lambda f: f({"a": [torch.zeros(3)]}), ValueError,
+         "a/0 has shape (3,); to shard it, its leading axis must be divisible by the 2 devices"),
+        (lambda f: tpmap(len, ["thru"], devices=2)(torch.zeros(4)), ValueError,
+         "argument has shape (4,); to thru it, its leading axis must be 2 long"),
+        (lambda f: f(), TypeError, "expected 1 positional arguments, one per argtype; got 0"),
+        (lambda f: f(torch.zeros(2), y=1), TypeError, "expected keywords [], one per kwargtype; got ['y']"),
+        (lambda f: tpmap(len, ["split"]), ValueError,
+         "argument type must be one of static, thru, broadcast, shard, rng; got 'split'"),
+        (lambda f: tpmap(len, ["shard"], devices=[]), ValueError, "tpmap needs at least one device"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_divided_is_refused(call, error, message):
+    with pytest.raises(error) as caught:
+        call(tpmap(lambda v: v, ["shard"], devices=2))
+    assert str(caught.value) == message
+
+
+def test_an_error_in_one_call_is_raised():
+    with pytest.raises(ZeroDivisionError):
+        tpmap(lambda x: 1 / 0, ["shard"], devices=2)(torch.zeros(2))
