@@ -143,7 +143,7 @@ def choose_features(
 
 
 def typical_change(z: np.ndarray, season: int) -> float:
-    """Return the mean absolute change of values (B, K) from season to season, else from step to step; 1 if there is none.
+    """Return the mean absolute change of values (B, K) from season to season, else from step to step, else 1.
 
     Changes at the last digits of the values are rounding errors, which count as none.
     """

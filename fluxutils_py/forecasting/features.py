@@ -192,7 +192,7 @@ class Features:
 
 
 def rolling_mean(values: np.ndarray, n: int) -> np.ndarray:
-    """Return the mean of the last ``n`` columns, or fewer at the start, without missing values; NaN if there are none."""
+    """Return the mean of the known values in the last ``n`` columns, or fewer at the start; NaN if there are none."""
     known = ~np.isnan(values)
     first = np.take_along_axis(values, known.argmax(1)[:, None], 1)
     above = values - first  # sums of small differences stay exact, however high the level

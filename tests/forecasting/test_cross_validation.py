@@ -164,7 +164,7 @@ def test_a_first_zero_after_the_first_cutoff_is_named(small, refit):
     df = pd.DataFrame({"unique_id": np.repeat(["a", "b"], 50), "ds": np.tile(t, 2), "y": 2.0 + np.tile(t, 2) % 5})
     fc = Forecaster(3, 5, **small).fit(df[df.ds < 35])
     later = df.assign(y=np.where((df.unique_id == "b") & (df.ds == 45), 0.0, df.y))
-    with pytest.raises(DataError, match="is 0 in series 'b' at 45;.*transform='none'"):
+    with pytest.raises(DataError, match=r"is 0 in series 'b' at 45;.*transform='none'"):
         fc.cross_validation(later, n_windows=3, refit=refit)
     assert len(fc.cross_validation(later, n_windows=3, refit=True)) == 2 * 3 * 3
     last = df.assign(y=np.where((df.unique_id == "b") & (df.ds == 48), 0.0, df.y))  # to score against, nothing else
