@@ -64,7 +64,7 @@ def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int, least: i
     if len(short) == panel.n_series:
         raise DataError(
             f"no series is long enough: the windows take {behind} steps from the end of each, and the longest series "
-            f"has {panel.lengths.max()}; take fewer windows, or a smaller step_size"
+            f"has {panel.lengths.max()}; use fewer windows, or a smaller step_size"
         )
     if len(short):
         warnings.warn(
