@@ -261,7 +261,7 @@ class Forecaster(ForecasterBase):
         df : as in :meth:`fit`
             Rows that follow the stored series, and new series. For an array, the next steps of all series.
         static_df : data frame, optional
-            Static covariates of new series.
+            As in :meth:`fit`. Those of stored series stay as they are.
 
         Returns
         -------
@@ -271,11 +271,12 @@ class Forecaster(ForecasterBase):
         Raises
         ------
         DataError, ShapeError
-            If rows overlap the stored series, or cannot be used. Nothing changes then.
+            If rows overlap the stored series or follow so late that nothing of them counts any more, if a static
+            covariate of a stored series changes, or if rows cannot be used. Nothing changes then.
         """
         check_is_fitted(self, "models_")
         panel, array = self._read_further(df, static_df)
-        steps = further_steps(self, panel) if panel is not None else array_steps(self, array)
+        steps = further_steps(self, panel, df) if panel is not None else array_steps(self, array)
         self._origin = self._history.extended(self.models_, steps, self._tail_windows)
         return self
 
