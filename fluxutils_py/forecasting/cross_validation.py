@@ -13,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.baselines import baseline_forecasts
-from fluxutils_py.forecasting.frames import Frame, is_frame, make_frame, require
+from fluxutils_py.forecasting.frames import Frame, is_frame, make_frame, require, with_arrow_types
 from fluxutils_py.forecasting.history import forecasts_along, start_history
 from fluxutils_py.forecasting.outputs import check_output_names, column_names, forecast_values
 from fluxutils_py.forecasting.panel import Panel, read_panel
@@ -177,17 +177,28 @@ def evaluate(
     keys = {id_col, time_col, target_col, "cutoff"}
     if models is None:
         models = [c for c in frame.frame.columns if c not in keys and not _is_quantile(c, frame.frame.columns)]
-    return evaluation.evaluate(
-        df,
+    of_arrow = frame.backend == "pyarrow"  # which utilsforecast does not read
+    scores = evaluation.evaluate(
+        _as_pandas(df) if of_arrow else df,
         [losses.smape, losses.mae, losses.rmse] if metrics is None else metrics,
         models=models,
-        train_df=train_df,
+        train_df=_as_pandas(train_df) if of_arrow else train_df,
         id_col=id_col,
         time_col=time_col,
         target_col=target_col,
         agg_fn=agg_fn,
         **settings,
     )
+    if not of_arrow:
+        return scores
+    table = require("pyarrow").Table.from_pandas(scores, preserve_index=False)
+    keys = [name for name in (id_col, "cutoff") if name in table.column_names]
+    return with_arrow_types(table, {name: df.schema.field(name).type for name in keys})
+
+
+def _as_pandas(table: Any) -> Any:
+    """Return a table of pyarrow as a frame of pandas; other values unchanged."""
+    return table.to_pandas() if hasattr(type(table), "to_pandas") else table
 
 
 def _is_quantile(column: str, columns: Iterable[str]) -> bool:

@@ -194,7 +194,7 @@ class Forecaster(ForecasterBase):
 
         Parameters
         ----------
-        df : data frame of pandas or polars, or array of shape (F, N, T)
+        df : data frame of pandas, polars or pyarrow, or array of shape (F, N, T)
             A frame has one row per series and time, in any order. Series may differ in length and start, and may lack
             values (null or NaN) and times. In an array, each feature of each series counts as one series; the array
             may be a memory map or an open HDF5 dataset larger than memory.

@@ -76,7 +76,7 @@ class Panel:
     zone : str or None
         Time zone.
     types : dict
-        narwhals data types of the id and time columns.
+        Data types of the id and time columns, of narwhals, or of pyarrow for its ids.
     backend : str
         Library of the frames to return.
     """
@@ -147,7 +147,7 @@ def read_panel(
 
     Parameters
     ----------
-    df : data frame of pandas or polars
+    df : data frame of pandas, polars or pyarrow
     columns : Columns
     freq : Frequency, str, pandas offset, int, or None
         None: inferred from the times.
@@ -202,7 +202,7 @@ def read_panel(
             found = np.full(total, np.nan)
             found[place] = frame.numbers(column, missing=column not in columns.futr)
             values[column] = found
-    types = {c: frame.dtype(c) for c in (columns.id, columns.time)}
+    types = {columns.id: frame.label_type(columns.id), columns.time: frame.dtype(columns.time)}
     static: dict[str, np.ndarray] = {}
     if static_df is not None:
         if not columns.stat:
@@ -292,9 +292,7 @@ def _require_unique(
         )
 
 
-def read_static(
-    static_df: Any, columns: Columns, ids: np.ndarray
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def read_static(static_df: Any, columns: Columns, ids: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Read the static covariates of series from a frame of their own.
 
     Returns
