@@ -15,6 +15,7 @@ from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.baselines import baseline_forecasts
 from fluxutils_py.forecasting.frames import Frame, is_frame, make_frame, require, with_arrow_types
 from fluxutils_py.forecasting.history import forecasts_along, start_history
+from fluxutils_py.forecasting.model_fitting import course_of_fit
 from fluxutils_py.forecasting.outputs import check_output_names, column_names, forecast_values
 from fluxutils_py.forecasting.panel import Panel, read_panel
 from fluxutils_py.parallel import RankGroup
@@ -30,6 +31,8 @@ def cross_validate(
     step_size = int(fc.h) if step_size is None else step_size
     for name, value in (("n_windows", n_windows), ("step_size", step_size)):
         check_integer(name, value, 1)
+    walk = {"n_windows": n_windows, "step_size": step_size, "refit": refit}
+    ranks.require_equal(walk | course_of_fit(fc))
     if not is_frame(df):
         raise DataError("cross_validation takes a data frame; of an array (F, N, T), cut off steps and predict")
     if refit is None:

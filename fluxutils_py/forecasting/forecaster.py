@@ -15,7 +15,7 @@ from fluxutils_py.forecasting.forecaster_base import ForecasterBase
 from fluxutils_py.forecasting.forecaster_export import export_forecaster
 from fluxutils_py.forecasting.forecaster_files import load_forecaster, save_forecaster
 from fluxutils_py.forecasting.history import start_history
-from fluxutils_py.forecasting.model_fitting import fit_models, require_same_panel
+from fluxutils_py.forecasting.model_fitting import course_of_fit, fit_models, require_same_panel
 from fluxutils_py.forecasting.outputs import (
     array_shape,
     array_steps,
@@ -213,12 +213,13 @@ class Forecaster(ForecasterBase):
         DataError
             If the data cannot be used. The message names column and row.
         RankError
-            If ranks have different series. A forecaster needs all of them on every rank.
+            If ranks have different settings or series. A forecaster needs all series on every rank.
         SpecError
             If a parameter has an invalid value. The message names it. An earlier fit stays in either case.
         """
         with RankGroup.from_comm(self.comm, "Forecaster.fit") as ranks:
             check_settings(self)
+            ranks.require_equal(course_of_fit(self))
             return self._fit_panel(ranks, *self._read(df, static_df))
 
     def predict(self, df: Any = None, *, futr_df: Any = None, static_df: Any = None) -> Any:
