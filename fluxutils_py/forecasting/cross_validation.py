@@ -195,8 +195,8 @@ def evaluate(
     if not of_arrow:
         return scores
     table = require("pyarrow").Table.from_pandas(scores, preserve_index=False)
-    keys = [name for name in (id_col, "cutoff") if name in table.column_names]
-    return with_arrow_types(table, {name: df.schema.field(name).type for name in keys})
+    types = {name: df.schema.field(name).type for name in (id_col, "cutoff") if name in table.column_names}
+    return with_arrow_types(table, types)
 
 
 def _as_pandas(table: Any) -> Any:

@@ -292,9 +292,8 @@ def make_frame(columns: dict[str, Any], like: dict[str, Any], backend: str) -> A
 
 def with_arrow_types(table: Any, types: dict[str, Any]) -> Any:
     """Return a table of pyarrow whose columns have types; categories get larger codes where they need them."""
-    pa = require("pyarrow") if types else None
     for name, dtype in types.items():
-        column = pa.array(table[name].to_pylist(), type=dtype)
+        column = require("pyarrow").array(table[name].to_pylist(), type=dtype)
         table = table.set_column(table.schema.get_field_index(name), name, column)
     return table
 
