@@ -308,7 +308,7 @@ class Forecaster(ForecasterBase):
             Steps between one forecast and the next. None: ``h``.
         refit : bool or None
             True: train for each window. False: train once, on the data before the first window. None: do not train,
-            use this forecaster, which was fitted on earlier data or other series.
+            use this forecaster, which was fitted on earlier data or other series; each rank may do so by itself.
 
         Returns
         -------

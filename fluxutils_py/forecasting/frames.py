@@ -134,6 +134,10 @@ class Frame:
         return found
 
     def _refuse_nested(self, column: str, labels: np.ndarray) -> None:
+        """Raise DataError if a label is a list or the like, which only some types of columns can hold."""
+        nw, dtype = require("narwhals"), self.frame.schema[column]
+        if not dtype.is_nested() and dtype not in (nw.Object, nw.Unknown):
+            return
         for row, label in enumerate(labels):
             if isinstance(label, list | dict | set | np.ndarray):
                 raise DataError(

@@ -347,6 +347,15 @@ def test_numbers_in_a_column_of_objects_are_no_categories(df, small):
 # -- kinds of frames ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+@pytest.mark.parametrize("column", ["unique_id", "parts"])
+def test_lists_are_no_labels(df, small, to_polars, library, column):
+    frame = df.assign(**{column: [["a"], ["b"]] * N})
+    frame = to_polars(frame) if library == "polars" else frame
+    with pytest.raises(DataError, match=rf"column '{column}' of df is \['a'\] in row 0, a list"):
+        Forecaster(2, freq="D", hist_exog_list=["parts"] if column == "parts" else (), **small).fit(frame)
+
+
 def test_a_missing_truth_is_left_out_of_the_scores_of_every_library(df, small, to_polars):
     df = df.copy()
     df.loc[N - 1, "y"] = np.nan
