@@ -5,12 +5,15 @@ Every rank runs all cases; a case in which ranks made other collectives would ha
 
 import itertools
 import json
+from importlib.util import find_spec
 
 import numpy as np
 import torch
 from torch import nn
 
 from fluxutils_py import Estimator
+from fluxutils_py.forecasting import Forecaster
+from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Checkpointer, Loop, StepInfo
 from fluxutils_py.training.functional import train
@@ -31,6 +34,29 @@ SETTINGS = {
     "patience": (None, 2),
     "precision": ("float32", "bfloat16"),
     "shuffle": (False, True),
+}
+
+OF_FORECASTER = {
+    "h": (2, 3),
+    "season_length": (7, 5),
+    "freq": (1, None),
+    "quantiles": ((), (0.1,)),
+    "lag": ("auto", None),
+    "input_size": (None, 9),
+    "transform": ("none", "auto"),
+    "loss": ("mae", nn.L1Loss()),
+    "cell": ("lstm", "gru"),
+    "hidden_size": (4, 5),
+    "num_layers": (1, 2),
+    "dropout": (0.0, 0.1),
+    "n_models": (1, 2),
+    "max_steps": (2, 300),
+    "batchsize": (2, 3),
+    "seqsize": (8, 9),
+    "lr": (0.01, 0.02),
+    "weight_decay": (0.0, 0.1),
+    "futr_exog_list": ((), ("promo",)),
+    "scaling": ("weak", "strong"),
 }
 
 
@@ -57,7 +83,67 @@ def train_parameters():
     train(lambda a, b: ((model(a) - b) ** 2).mean(), list(model.parameters()), lambda: batch, torch.optim.SGD, 2)
 
 
+class Own(LSTM):
+    def __init__(self, n_in, n_out):
+        super().__init__(n_in, n_out)
+
+
+def forecaster(**settings):
+    given = {"h": 2, "season_length": 7, "freq": 1, "hidden_size": 4, "max_steps": 2, "batchsize": 2, "verbose": False}
+    return Forecaster(**(given | settings))
+
+
+def forecasting_cases(saves):
+    """Cases of forecasters, by name: a setting, an argument of the call, or data of which one differs."""
+    import pandas as pd
+
+    df = pd.DataFrame({"unique_id": [*"aab" * 30], "ds": np.arange(90), "y": 20 + x.ravel()[:90]})
+    df = df.assign(promo=df.ds % 2, size=df.unique_id.map({"a": 1, "b": 2}))
+    df["ds"] = df.groupby("unique_id").cumcount()
+    mine, first = RANK % 2, df[df.ds < 20]
+    fitted = forecaster().fit(first)
+    cases = {
+        f"forecaster {name}": (lambda name=name, pair=pair: forecaster(**{name: pair[mine]}).fit(df))
+        for name, pair in OF_FORECASTER.items()
+    }
+
+    def walk(**arguments):
+        return forecaster().cross_validation(df, **arguments)
+
+    def walk_alone():
+        if RANK == 0:
+            return walk()
+        fitted.cross_validation(df, refit=None)
+        return fitted.fit(first)
+
+    def predict_and_update():
+        """Forecasts of each rank need no other ranks: data and settings may differ."""
+        own = forecaster().fit(first)
+        own.set_params(max_steps=2 + RANK)
+        if RANK == 0:
+            own.update(df[df.ds >= 20])
+        own.predict()
+
+    return cases | {
+        "n_windows": lambda: walk(n_windows=1 + mine),
+        "step_size": lambda: walk(n_windows=2, step_size=[None, 3][mine]),
+        "refit": lambda: walk(refit=bool(mine)),
+        "refit=None": walk_alone,
+        "max_steps of a walk": lambda: forecaster(max_steps=2 + mine).cross_validation(df),
+        "callbacks": lambda: forecaster(callbacks=[saves(None)] if RANK else None).fit(df),
+        "static": lambda: forecaster(stat_exog_list=["size"]).fit(df.assign(size=df["size"] + mine)),
+        "inferred freq": lambda: forecaster(freq=None).fit(df.assign(ds=df.ds * (1 + mine))),
+        "in memory": lambda: forecaster(freq=None).fit(of_file if RANK else np.array(of_file)),
+        "frame": lambda: forecaster(freq=None).fit(df if RANK else x[:1]),
+        "functions": lambda: forecaster(loss=nn.L1Loss(), model=Own).fit(df),
+        "of its own": predict_and_update,
+    }
+
+
 def main(folder):
+    global of_file
+    of_file = np.memmap(folder / f"series-{RANK}", np.float64, "w+", shape=(1, 3, 30))
+    of_file[:] = 20 + x.ravel()[:90].reshape(of_file.shape)
     fitted = estimator().fit(x, y)
     fitted_more = estimator().fit(x, y)
 
@@ -89,6 +175,8 @@ def main(folder):
         "batch norm": train_parameters,
         "steps": lambda: run_steps(2 + RANK),
     }
+    if find_spec("narwhals"):
+        cases |= forecasting_cases(saves)
     found = {name: error_of(run) for name, run in cases.items()}
     clock = itertools.count(0, 10 if RANK == 0 else 0)  # that of rank 1 stands still
     trigger = EveryNSeconds(5, clock=lambda: float(next(clock)))
