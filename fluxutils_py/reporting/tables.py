@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from fluxutils_py.parallel import is_main_process
+
 
 def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str], Any] = print) -> None:
     """Evaluate each dataset and print a table with a row per dataset and a column per metric.
@@ -16,7 +18,7 @@ def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str],
     *datasets
         Datasets for ``eval``. The table shows their ``name``, or the name of their class.
     printer : callable
-        Called with the table, as one string.
+        Called with the table, as one string; of several ranks of the trainer only on rank 0. All ranks evaluate.
 
     Raises
     ------
@@ -37,6 +39,8 @@ def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str],
     tuple    2.333  3
     """
     results = evaluate_datasets(trainer, datasets)
+    if not is_main_process(trainer):
+        return
     names = list(dict.fromkeys(name for row in results.values() for name in row))
     rows = [["dataset", *names]] + [
         [data, *(format_metric(row.get(n)) for n in names)] for data, row in results.items()

@@ -94,7 +94,7 @@ class GradientStep:
     FloatingPointError
         In a step, on every rank, if the loss or the gradient is NaN or infinite. The parameters stay unchanged.
     RankError
-        In a step, on every rank, if parameters differ in shape, or batches that must be the same differ.
+        In a step, on every rank, if settings differ, parameters differ in shape, or batches that must be the same do.
     TypeError, ValueError
         If the loss is no scalar tensor that depends on the parameters.
     """
@@ -133,6 +133,15 @@ class GradientStep:
         self.n_updates, self.numbers = 0, [0.0] * n_numbers
         self._in_float32, self._describe, self._observe = compute, describe, observe
         self._shard = shard if batches == "same" else None
+        self._are_compared = False  # the settings, between ranks
+        self._settings = {
+            "batches": batches,
+            "clip": clip,
+            "accumulate": accumulate,
+            "precision": precision,
+            "reduction": reduction,
+            "stateful": stateful,
+        }
         self._layers = [] if model is None else recurrent_layers(model)
         self._defer, self.precision = defer, precision
         self._scale: LossScale | None = None
@@ -151,6 +160,11 @@ class GradientStep:
         scaled = self.precision == "float16" and self.optimizer is not None
         self._scale = LossScale(values.device, self._scale) if scaled else None
         self._waiting = WaitingGradients(self.vector) if self.accumulate > 1 else None
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether all ranks need the same batches, and so equally many."""
+        return self._shard is not None
 
     # -- one batch -----------------------------------------------------------------------------------
 
@@ -228,6 +242,9 @@ class GradientStep:
     def _gradient_over_ranks(self, batch: Any) -> tuple[Any, float] | None:
         """Do what ``_local_gradient`` does over all ranks. Every rank calls it, even if it failed or has no batch."""
         ranks, vector = self.ranks, self.vector
+        if not self._are_compared:  # what differs may make ranks wait for different sums
+            self._are_compared = True
+            ranks.require_equal({**self._settings, **_describe_optimizer(self.optimizer)})
         if not self._synchronized:
             self._synchronize_parameters()
         code, loss, part = (None if ranks.is_leaving else ranks.guard(self._loss_of_own_part, batch)) or (0, 0.0, None)
@@ -394,6 +411,14 @@ class GradientStep:
             self._scale.load_state_dict(state["scale"])
         if self._waiting is not None:
             self._waiting.load_state_dict(state["waiting"])
+
+
+def _describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """Describe what makes the updates of ranks, which would drift apart if it differed."""
+    if optimizer is None:
+        return {"the optimizer": None}
+    rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+    return {"the optimizer": type(optimizer).__name__, "the learning rates": rates}
 
 
 def not_finite(what: str, value: float, where: str = "") -> FloatingPointError:

@@ -100,6 +100,11 @@ class TaskStep:
         """Step number of the state."""
         return self.state.step
 
+    @property
+    def shares_batches(self) -> bool:
+        """Whether all ranks need the same batches, and so equally many."""
+        return self._settings.get("batches", "same") == "same"
+
     def __call__(self, state: TrainState, batch: Any, rng: Seed) -> tuple[TrainState, StepInfo]:
         """Take one step, changing the given state in place. See :meth:`BaseTrainTask.make_training_step_fn`."""
         if self._bound != (state.model, state.opt):

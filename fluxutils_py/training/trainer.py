@@ -225,6 +225,11 @@ class Trainer:
         self._step.bind()
         return self
 
+    @property
+    def shares_batches(self) -> bool:
+        """Whether all ranks need the same batches, and so equally many."""
+        return self._step.shares_batches
+
     # -- training ------------------------------------------------------------------------------------
 
     def train_step(self, batch: Any) -> StepInfo | None:

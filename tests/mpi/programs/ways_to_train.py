@@ -196,7 +196,7 @@ def main(folder):
     other = arrays(N, seed=RANK)
     message = refused(lambda model: Trainer(model, nn.MSELoss(), adam).train_step(other))
     assert message.startswith("ranks were given different batches"), message
-    message = refused(lambda model: fit_task(model, [arrays()] * ranks.rank))
+    message = refused(lambda model: fit_task(model, iter([arrays()] * ranks.rank)))
     assert "unequally many" in message, message
     norm = nn.Sequential(nn.BatchNorm1d(F).double(), net())
     message = refused(lambda _: Trainer(norm, nn.MSELoss(), adam).train_step(arrays()))
