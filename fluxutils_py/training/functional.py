@@ -63,7 +63,9 @@ def train(
     Raises
     ------
     FloatingPointError
-        If a loss or gradient is NaN or infinite. That iteration leaves the parameters unchanged.
+        If a loss or gradient is NaN or infinite. That iteration leaves the parameters unchanged. If ``params`` is a
+        module, ``loss`` is called once more with the same sample, and the error names the module in it that first gave
+        such a number.
     RankError
         On every rank, before the first iteration, if ranks differ in a setting or, with the same batches, in
         ``iterations``.
@@ -218,8 +220,12 @@ def itrain(
         value, gradients = igradient(loss, params, samples, tau, threads=threads)
         return BatchLoss(value, gradients=gradients)
 
+    def run_again(samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            loss(*sample)
+
     with Threads(torch.get_num_threads()) as threads:
-        together = {"told": {"tau": tau}, "defer": False}
+        together = {"told": {"tau": tau}, "run_again": run_again, "defer": False}
         _train(compute, lambda samples, rank, size: samples, params, prepare, opt, iterations, **settings, **together)
 
 
@@ -305,6 +311,8 @@ def _train(
     told = dict(told or {})
     model, tensors = as_module(params), as_params(params)
     optimizer = make_optimizer(opt, [p for p in tensors if p.requires_grad])
+    if isinstance(compute, ThreadedLoss):
+        settings["run_again"] = compute.run_again
     step = GradientStep(
         compute,
         optimizer,

@@ -80,7 +80,13 @@ class TaskStep:
             compute = ThreadedLoss(self._compute_part_loss, state.model, [], self._threads, divide)
             self._settings["defer"] = False
         self._step = GradientStep(
-            compute, state.opt, state.model, comm=self.ranks, shard=self.task.shard_batch, **self._settings
+            compute,
+            state.opt,
+            state.model,
+            comm=self.ranks,
+            shard=self.task.shard_batch,
+            run_again=self._run_again,
+            **self._settings,
         )
         if self._threads.n > 1:
             compute.scaled, compute.params = self._step.scaled, self._step.params
@@ -165,6 +171,19 @@ class TaskStep:
             loss, metrics = self._call_task(state.model, batch, generator)
         self._metrics, self._n_own = dict(metrics or {}), n
         return BatchLoss(loss, n)
+
+    def _run_again(self, batch: Any) -> None:
+        """Call the task's loss of a batch; a generator that the user gave does not advance."""
+        own = isinstance(self._rng, torch.Generator)
+        before = self._rng.get_state() if own else None
+        try:
+            rng = as_generator(self._rng, self.state.step, self.ranks.rank)
+            device = next(self.state.model.parameters()).device
+            with seeded(draw(rng), [device] if device.type == "cuda" else []):
+                self._call_task(self.state.model, batch, rng)
+        finally:
+            if before is not None:
+                self._rng.set_state(before)
 
     def _compute_part_loss(self, part: Any, model: nn.Module, i: int) -> BatchLoss | None:
         """Return the loss of a thread's part of a batch, with random numbers of its own."""
