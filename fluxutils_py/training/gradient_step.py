@@ -408,8 +408,12 @@ class GradientStep:
             with collected_losses(), self.autocast:
                 self._run_again(batch)
 
-        found = "" if batch is None else find_nonfinite(self.model, batch, run, self._begun_with)
-        return found or (find_nonfinite_gradient(self.model) if what != "loss" else "")
+        # what is read one step late meets the states of the next step
+        states = [None] * len(self._layers) if self._begun_with is None else self._begun_with
+        found = "" if batch is None else find_nonfinite(self.model, batch, run, states)
+        if found or what == "loss" or self.defer:  # gradients are by then those of the next step
+            return found
+        return find_nonfinite_gradient(self.model)
 
     # -- ranks, and resuming in another process ------------------------------------------------------
 

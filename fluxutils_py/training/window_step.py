@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import LoadError
+from fluxutils_py.nn.first_nonfinite import is_finite
 from fluxutils_py.nn.losses import Loss, SeqLoss, needs_weights, takes_weights
 from fluxutils_py.nn.model_windows import run_window
 from fluxutils_py.nn.recurrent import State, map_state
@@ -225,6 +226,8 @@ class WindowStep:
         index = batch.index
         assert index is not None
         if index.n_overlap and not index.first:
+            if not is_finite(self._overlap_states):  # those of a later window, if losses are read late
+                return
             restore(self.model, self._overlap_states)
         window_loss(self.loss, self.model, batch.x, batch.y, self._window_weights(batch), index.n_overlap)
 
