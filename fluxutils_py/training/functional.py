@@ -225,7 +225,7 @@ def itrain(
             loss(*sample)
 
     with Threads(torch.get_num_threads()) as threads:
-        together = {"told": {"tau": tau}, "run_again": run_again, "defer": False}
+        together: dict[str, Any] = {"told": {"tau": tau}, "run_again": run_again, "defer": False}
         _train(compute, lambda samples, rank, size: samples, params, prepare, opt, iterations, **settings, **together)
 
 

@@ -56,9 +56,10 @@ def run_uncompiled(model: nn.Module, batch: Minibatch, takes_kind: bool) -> Any:
 @contextmanager
 def _kept_generators() -> Iterator[None]:
     """Restore the global generators of Python and NumPy, which a user's loss may draw from."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()  # noqa: NPY002  # the generator that old code draws from
     try:
         yield
     finally:
         random.setstate(of_python)
-        np.random.set_state(of_numpy)
+        np.random.set_state(of_numpy)  # noqa: NPY002  # as above

@@ -174,16 +174,16 @@ class TaskStep:
 
     def _run_again(self, batch: Any) -> None:
         """Call the task's loss of a batch; a generator that the user gave does not advance."""
-        own = isinstance(self._rng, torch.Generator)
-        before = self._rng.get_state() if own else None
+        given = self._rng
+        before = given.get_state() if isinstance(given, torch.Generator) else None
         try:
-            rng = as_generator(self._rng, self.state.step, self.ranks.rank)
+            rng = as_generator(given, self.state.step, self.ranks.rank)
             device = next(self.state.model.parameters()).device
             with seeded(draw(rng), [device] if device.type == "cuda" else []):
                 self._call_task(self.state.model, batch, rng)
         finally:
-            if before is not None:
-                self._rng.set_state(before)
+            if isinstance(given, torch.Generator) and before is not None:
+                given.set_state(before)
 
     def _compute_part_loss(self, part: Any, model: nn.Module, i: int) -> BatchLoss | None:
         """Return the loss of a thread's part of a batch, with random numbers of its own."""
