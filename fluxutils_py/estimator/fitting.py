@@ -110,7 +110,9 @@ def run_evaluate(
     """Run an epoch without updates; for the arguments see :func:`run_fit`."""
     settings = est._resolved_params()
     with ranks_of_call(settings.comm, "evaluate", sharded) as ranks:
-        ranks.require_equal({"gradient": bool(gradient)})
+        weights = "given" if data[2] is not None else "none"
+        told = {} if sharded else {"sample_weight": weights}  # with shards, the pool of series compares them
+        ranks.require_equal({"gradient": bool(gradient), **told})
         if gradient:
             require_gradients("evaluate(gradient=True)")
         check_is_fitted(est, "model_")

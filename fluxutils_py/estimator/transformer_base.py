@@ -19,6 +19,7 @@ from fluxutils_py.data.views import SequenceView
 from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.collectives import ranks_of_call
+from fluxutils_py.estimator.fingerprint import describe
 from fluxutils_py.estimator.inputs import InputLayout, Inputs, InputSchema
 from fluxutils_py.estimator.sharded_data import SeriesPool
 from fluxutils_py.estimator.sklearn_private import as_configured
@@ -155,6 +156,8 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
         ------
         ValueError
             For values that cannot be used, several inputs, or arguments of wrong shapes. Nothing is changed then.
+        RankError
+            With ``sharded``, on every rank, if ranks differ in a parameter, or in the features of their series.
         """
         with pool_of_call(self, sharded) as pool:
             inputs, series = self._read_series(x, None, pool)
@@ -266,9 +269,17 @@ class TransformerStream:
 
 
 @contextlib.contextmanager
-def pool_of_call(transformer: Any, sharded: bool) -> Iterator[SeriesPool]:
-    """Enclose a fit of a transformer, on all ranks together if each has series of its own."""
+def pool_of_call(transformer: Any, sharded: bool, **arguments: Any) -> Iterator[SeriesPool]:
+    """Enclose a fit of a transformer, on all ranks together if each has series of its own.
+
+    Raises
+    ------
+    RankError
+        On every rank, if the ranks' transformers differ in a parameter, or these further ``arguments`` differ.
+    """
     with ranks_of_call("auto" if sharded else None, f"{type(transformer).__name__}.fit", sharded) as ranks:
+        parameters = {**transformer.get_params(deep=False), **arguments}
+        ranks.require_equal({k: t for name, value in parameters.items() for k, t in describe(name, value).items()})
         yield SeriesPool(ranks)
 
 

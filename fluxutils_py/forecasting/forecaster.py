@@ -332,6 +332,8 @@ class Forecaster(ForecasterBase):
     def export(self, path: Any, format: str = "onnx") -> None:
         """Write the forecaster to a file that runs without this package: from values in to forecasts out.
 
+        Of several ranks only rank 0 writes; the others return at once.
+
         The file is a graph of one step or a window, like that of :func:`fluxutils_py.export`, with normalisation,
         lags, networks and inverse, so that it forecasts in the units of the series. A consumer gives it the values of
         a series from the first step on, in pieces of any length, and the state that the last piece gave back.

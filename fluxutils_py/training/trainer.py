@@ -37,7 +37,7 @@ from fluxutils_py.training.minibatch import (
     require_parts,
     require_same_arity,
 )
-from fluxutils_py.training.nonfinite_batch import find_nonfinite
+from fluxutils_py.training.nonfinite_batch import run_uncompiled
 from fluxutils_py.training.resharding import require_shared_batches, reshard_rows, state_of_rank
 from fluxutils_py.training.running_metrics import (
     EMAMetric,
@@ -196,7 +196,7 @@ class Trainer:
             reduction=reduction,
             n_numbers=2 * len(self._means) + (loss_fn is not None),
             stateful=stateful,
-            describe=lambda batch: find_nonfinite(self.model, batch, stateful, takes_kind, self._step.autocast),
+            run_again=self._run_again,
             defer=False,  # metrics need the loss
         )
         self.ranks = self._step.ranks
@@ -224,6 +224,11 @@ class Trainer:
             self.optimizer.load_state_dict(self.optimizer.state_dict())  # moves moments to their parameters
         self._step.bind()
         return self
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether all ranks need the same batches, and so equally many."""
+        return self._step.shares_batches
 
     # -- training ------------------------------------------------------------------------------------
 
@@ -262,6 +267,10 @@ class Trainer:
         self._predicted[thread] = prediction, target, weight
         numbers = [*([] if own is None else [own]), *weigh_metrics(self._means, self.loss_fn, prediction, batch)]
         return BatchLoss(total, n, numbers=numbers)
+
+    def _run_again(self, batch: Minibatch) -> None:
+        with collected_losses():
+            run_uncompiled(self.model, batch, self._executors.takes_kind)
 
     def _finish_step(self, info: StepInfo, updated: bool) -> None:
         if updated:

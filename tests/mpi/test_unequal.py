@@ -26,6 +26,38 @@ NAMED = {  # what the message of each rank names
     "sample_weight": ("sample_weight", "none", "given"),
     "gradient": ("gradient", "True", "False"),
     "steps": ("steps: 2", "3"),
+    "weights of shards": ("sample_weight", "not given", "given"),
+    "validation of shards": ("validation_data", "False", "True"),
+    "features of shards": ("features of x", "2", "3"),
+    "scored weights of shards": ("sample_weight", "not given", "given"),
+    "evaluated weights": ("sample_weight", "none", "given"),
+    "evaluated weights of shards": ("sample_weight", "not given", "given"),
+    "evaluated gradient of shards": ("gradient", "False", "True"),
+    "with_mean": ("with_mean", "False", "True"),
+    "with_std": ("with_std", "True", "'no'"),
+    "weights of a scaler": ("sample_weight", "not given", "given"),
+    "features of a scaler": ("features of x", "2", "3"),
+    "earlier data of a scaler": ("earlier", "none", "77 values"),
+    "features of a winsor scaler": ("features of x", "2", "3"),
+    "different transformers": ("SequenceScaler.fit", "WinsorScaler.fit"),
+    "strategy": ("strategy", "'mean'", "'ffill'"),
+    "fill_value": ("fill_value: 0", "1"),
+    "filled ahead": ("fill_value", "None", "7"),
+    "features of an imputer": ("features of x", "2", "3"),
+    "iterations of train": ("iterations: 3", "4"),
+    "iterations of ptrain": ("iterations: 3", "4"),
+    "accumulate of train": ("accumulate: 2", "3"),
+    "precision of train": ("precision", "float32", "bfloat16"),
+    "clip of train": ("clip", "None", "0.5"),
+    "batches of train": ("batches", "same", "per_rank"),
+    "optimizer of train": ("optimizer", "SGD", "Adam"),
+    "lr of train": ("learning rates", "0.1", "1.1"),
+    "tau of itrain": ("tau: 0", "0.5"),
+    "axis of train": ("axis: 0", "1"),
+    "batches of a task": ("batches of an epoch: 3", "4"),
+    "steps of a task": ("steps: 2", "3"),
+    "no steps": ("steps: 0", "2"),
+    "last step of a task": ("steps: 0", "3"),
 }
 OF_FORECASTER = {
     "forecaster h": ("h: 2", "3"),
@@ -83,6 +115,11 @@ def test_functions_are_compared_by_name_and_forecasts_need_no_other_ranks(folder
     pytest.importorskip("narwhals")
     found = json.loads((folder / "found.json").read_text())
     assert [found["functions"], found["of its own"]] == [["none", "none"]] * 2
+
+
+@pytest.mark.parametrize("case", ["iterations of own batches", "own batches of a task"])
+def test_ranks_with_batches_of_their_own_may_have_unequally_many(folder, case):
+    assert json.loads((folder / "found.json").read_text())[case] == ["none", "none"]
 
 
 def test_the_clock_of_rank_0_decides_when_ranks_save_by_time(folder):

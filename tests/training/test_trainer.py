@@ -433,7 +433,10 @@ def test_batches_of_one_kind_have_as_many_inputs_and_labels():
     [
         (lambda p, y: (p - y).square().mean() / 0, "loss is inf"),
         (lambda p, y: p.mean() * math.nan, "loss is nan"),
-        (lambda p, y: (p.detach() - p).abs().sqrt().mean(), "gradient norm is nan"),
+        (
+            lambda p, y: (p.detach() - p).abs().sqrt().mean(),
+            "gradient norm is nan, in the gradient of parameter '2.bias'",
+        ),
     ],
 )
 def test_what_is_not_finite_changes_no_parameter(loss_fn, what):

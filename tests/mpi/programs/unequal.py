@@ -11,12 +11,18 @@ import numpy as np
 import torch
 from torch import nn
 
+<<<<<<< HEAD
 from fluxutils_py import Estimator
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.nn import LSTM
+=======
+from fluxutils_py import Estimator, SequenceScaler
+from fluxutils_py.estimator import SequenceImputer, WinsorScaler
+>>>>>>> h-b
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.training import Checkpointer, Loop, StepInfo
-from fluxutils_py.training.functional import train
+from fluxutils_py.training import BaseTrainTask, Checkpointer, Loop, StepInfo, TrainState
+from fluxutils_py.training.functional import itrain, ptrain, train
+from fluxutils_py.training.task_step import TaskStep
 from fluxutils_py.training.triggers import EveryNSeconds, EveryNSteps
 
 RANKS = RankGroup.from_comm("auto", "test")
@@ -75,6 +81,48 @@ def error_of(run):
 
 def run_steps(n):
     Loop(lambda batch: StepInfo(float(batch)), RANKS).run_steps([1, 2, 3, 4], n)
+
+
+class Squares(BaseTrainTask):
+    def compute_loss(self, model, batch, *, step, rng):
+        a, b = batch
+        return (model(a) - b).square().mean()
+
+
+def linear():
+    torch.manual_seed(3)
+    return nn.Linear(3, 1)
+
+
+def run_by(function, iterations=3, opt=torch.optim.SGD, **settings):
+    """Train a model by a function, and require that an error leaves it as it was."""
+    model, rng = linear(), np.random.default_rng(5)
+    before = model.weight.detach().clone()
+
+    def samples():
+        a = torch.from_numpy(rng.normal(size=(7, 3)).astype(np.float32))
+        return a, a.sum(1, keepdim=True)
+
+    try:
+        function(lambda a, b: (model(a) - b).square().mean(), model, samples, opt, iterations, **settings)
+    except Exception:
+        assert torch.equal(model.weight, before)
+        raise
+
+
+def run_task(n_batches, run=None, **settings):
+    """Train a task in a loop over some batches, and require that an error leaves its model as it was."""
+    model = linear()
+    before = model.weight.detach().clone()
+    state = TrainState(0, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    step = TaskStep(Squares(), state, **settings)
+    loop = Loop(step)
+    batches = [(torch.ones(5, 3) * i, torch.ones(5, 1)) for i in range(n_batches)]
+    try:
+        (run or (lambda loop, batches: loop.run_epochs(batches, 2)))(loop, batches)
+    except Exception:
+        assert torch.equal(model.weight, before)
+        raise
 
 
 def train_parameters():
@@ -157,6 +205,7 @@ def main(folder):
         return Checkpointer(folder / "never", trigger=trigger)
 
     weight = np.ones((7, 11))
+    earlier = SequenceScaler().fit(x)
     cases = {
         name: (lambda name=name, pair=pair: estimator(**{name: pair[RANK % 2]}).fit(x, y))
         for name, pair in SETTINGS.items()
@@ -172,6 +221,40 @@ def main(folder):
         "return_state": lambda: fitted.predict(x, return_state=bool(RANK)),
         "sample_weight": lambda: fitted.score(x, y, weight if RANK else None),
         "gradient": lambda: fitted.evaluate(x, y, gradient=bool(RANK)),
+        "weights of shards": lambda: estimator().fit(x, y, weight if RANK else None, sharded=True),
+        "validation of shards": lambda: estimator().fit(x, y, validation_data=(x, y) if RANK else None, sharded=True),
+        "features of shards": lambda: estimator().fit(x[: 2 + RANK], y, sharded=True),
+        "scored weights of shards": lambda: fitted.score(x, y, weight if RANK else None, sharded=True),
+        "evaluated weights": lambda: fitted.evaluate(x, y, weight if RANK else None),
+        "evaluated weights of shards": lambda: fitted.evaluate(x, y, weight if RANK else None, sharded=True),
+        "evaluated gradient of shards": lambda: fitted.evaluate(x, y, gradient=bool(RANK), sharded=True),
+        "with_mean": lambda: SequenceScaler(with_mean=bool(RANK)).fit(x, sharded=True),
+        "with_std": lambda: SequenceScaler(with_std="no" if RANK else True).fit(x, sharded=True),
+        "weights of a scaler": lambda: SequenceScaler().fit(x, None, weight if RANK else None, sharded=True),
+        "features of a scaler": lambda: SequenceScaler().fit(x[: 2 + RANK], sharded=True),
+        "earlier data of a scaler": lambda: (earlier if RANK else SequenceScaler()).partial_fit(x, sharded=True),
+        "features of a winsor scaler": lambda: WinsorScaler().fit(x[: 2 + RANK], sharded=True),
+        "different transformers": lambda: (WinsorScaler() if RANK else SequenceScaler()).fit(x, sharded=True),
+        "strategy": lambda: SequenceImputer("ffill" if RANK else "mean").fit(x, sharded=True),
+        "fill_value": lambda: SequenceImputer("constant", fill_value=float(RANK)).fit(x, sharded=True),
+        "filled ahead": lambda: SequenceImputer("ffill", fill_value=7 if RANK else None).fit(x, sharded=True),
+        "features of an imputer": lambda: SequenceImputer().fit(x[: 2 + RANK], sharded=True),
+        "iterations of train": lambda: run_by(train, 3 + RANK),
+        "iterations of ptrain": lambda: run_by(ptrain, 3 + RANK, bs=2),
+        "iterations of own batches": lambda: run_by(train, 3 + RANK, batches="per_rank"),
+        "accumulate of train": lambda: run_by(train, accumulate=2 + RANK),
+        "precision of train": lambda: run_by(train, precision=("float32", "bfloat16")[RANK % 2]),
+        "clip of train": lambda: run_by(train, clip=(None, 0.5)[RANK % 2]),
+        "batches of train": lambda: run_by(train, batches=("same", "per_rank")[RANK % 2]),
+        "optimizer of train": lambda: run_by(train, opt=(torch.optim.SGD, torch.optim.Adam)[RANK % 2]),
+        "lr of train": lambda: run_by(train, opt=lambda p: torch.optim.SGD(p, lr=0.1 + RANK)),
+        "tau of itrain": lambda: run_by(itrain, tau=RANK / 2),
+        "axis of train": lambda: run_by(train, axis=RANK),
+        "batches of a task": lambda: run_task(3 + RANK),
+        "own batches of a task": lambda: run_task(3 + RANK, batches="per_rank"),
+        "steps of a task": lambda: run_task(5, lambda loop, batches: loop.run_steps(batches, 2 + RANK)),
+        "no steps": lambda: run_task(5, lambda loop, batches: loop.run_steps(batches, 2 * RANK)),
+        "last step of a task": lambda: run_task(5, lambda loop, batches: loop.run_to_step(batches, 3 * RANK)),
         "batch norm": train_parameters,
         "steps": lambda: run_steps(2 + RANK),
     }
