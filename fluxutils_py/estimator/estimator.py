@@ -247,6 +247,7 @@ class Estimator(EstimatorBase):
         keeps what it has learnt, as after ``KeyboardInterrupt``. An error before the first update changes nothing.
         """
         how = {"lengths": lengths, "starts": starts, "epochs": epochs, "resume": self.warm_start, "sharded": sharded}
+        how["expects_to_learn"] = not self.warm_start
         run_fit(self, x, y, sample_weight, validation_data, can_hold_out=True, **how)
         return self
 

@@ -27,10 +27,16 @@ from fluxutils_py import (
     timesteps,
 )
 from fluxutils_py.errors import ShapeError, SingleStepWarning
-from fluxutils_py.estimator import data_warnings
+from fluxutils_py.estimator import data_warnings, few_updates_warning
 
 N = 40
 SMALL = {"hidden_size": 3, "epochs": 1, "random_state": 0}
+
+
+@pytest.fixture(autouse=True)
+def of_few_updates_nothing_is_said(monkeypatch):
+    """These fits are short; tests here count warnings."""
+    monkeypatch.setattr(few_updates_warning, "ENOUGH", 0)
 
 
 def frame(index=None, n=N):
