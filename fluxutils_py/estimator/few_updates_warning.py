@@ -19,9 +19,11 @@ def warn_few_updates(windows: SequenceWindows, epochs: int, accumulate: int) -> 
     n_updates = epochs * -(-n_windows // accumulate)
     if not 0 < n_updates < ENOUGH:
         return
+    plural = "s" if n_updates > 1 else ""
     over = "" if accumulate == 1 else f", accumulate={accumulate}"
     warnings.warn(
-        f"this fit makes {n_updates} update{'s' * (n_updates > 1)} in all (epochs={epochs}, minibatches per epoch: {n_windows}{over}); fewer "
-        f"than {ENOUGH} are seldom enough to learn from: set more epochs, or a smaller batchsize or seqsize",
+        f"this fit makes {n_updates} update{plural} in all (epochs={epochs}, minibatches per epoch: "
+        f"{n_windows}{over}); fewer than {ENOUGH} are seldom enough to learn from: set more epochs, or a smaller "
+        "batchsize or seqsize",
         stacklevel=levels_to_caller(),
     )
