@@ -321,7 +321,7 @@ def test_shapes_that_match_in_other_layouts_are_named_with_transposes_that_run(o
 
 
 def test_shapes_that_match_in_no_layout_are_given_no_transposes():
-    with pytest.raises(ShapeError, match="with equal N and T$"):
+    with pytest.raises(ShapeError, match=r"with equal N and T$"):
         check_aligned(SeriesArray(np.zeros(F_NT), "x"), SeriesArray(np.zeros((1, 6, 11)), "y"))
 
 

@@ -267,8 +267,8 @@ def test_arrays(case, stage):
         (Y, r"if x is \(N, T, F\) and y \(F, N, T\): x.transpose\(2, 0, 1\)$"),
         (
             Y[0],
-            r"y has 5 rows beside x of shape \(F, N, T\) = \(5, 12, 2\), which has 12 series: arrays \(N, T, F\) become "
-            r"so by a.transpose\(2, 0, 1\), datasets",
+            r"y has 5 rows beside x of shape \(F, N, T\) = \(5, 12, 2\), which has 12 series: arrays \(N, T, F\) "
+            r"become so by a.transpose\(2, 0, 1\), datasets",
         ),
     ],
 )
