@@ -11,8 +11,10 @@ from torch import Tensor
 from fluxutils_py.estimator.estimator_base import EstimatorBase
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.predicting import run_predict
+from fluxutils_py.estimator.spec import explains_arguments
 
 
+@explains_arguments
 class Estimator(EstimatorBase):
     """A stateful sequence model as a scikit-learn estimator, trained by truncated backpropagation through time.
 
