@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from fluxutils_py.data.arrays import as_three_axes, in_memory, is_nonblocking, read_block
+from fluxutils_py.data.arrays import BlockError, as_three_axes, in_memory, is_nonblocking, plain_block, read_block
 from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.h5map import H5Map
 from fluxutils_py.data.ragged import TIME_FIRST
@@ -110,12 +111,22 @@ class SeriesArray:
             copied once into its final place, and never to be written to. Steps past a row's end are unspecified.
             From a map that is not in memory it comes page by page, unless it was prefetched.
         """
-        block = self._read(rows, start, stop)
+        try:
+            block = self._read(rows, start, stop)
+        except BlockError as error:
+            raise DataError(f"{self.name}: {error}") from None
         if self._function is not None:
             return self._function(block.transpose(2, 1, 0)).transpose(2, 1, 0)
         if self._may_wrap:
             self._require_int64(block)
         return block
+
+    def stored_block(self, series: slice, steps: slice) -> np.ndarray:
+        """Return the values of some series and steps, (F, n, t), as the array holds them; not to be written to."""
+        try:
+            return plain_block(self.array[:, series, steps])
+        except BlockError as error:
+            raise DataError(f"{self.name}: {error}") from None
 
     def _require_int64(self, block: np.ndarray) -> None:
         if block.size and block.max() > np.iinfo(np.int64).max:
@@ -225,8 +236,33 @@ def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
         raise ShapeError(f"{a.name}[{i}] has {first[i]} time steps and {b.name}[{i}] has {second[i]}{way_out}")
     for axis, unit, m, n in ((1, "series", a.N, b.N), (2, "time steps", a.T, b.T)):
         if m != n:
-            batch_first = a.shape[:2] == b.shape[:2]
             raise ShapeError(
                 f"{a.name} has {m} {unit} and {b.name} has {n} (axis {axis} of shapes {a.shape} and {b.shape}); "
-                f"both must be (F, N, T) with equal N and T{BATCH_FIRST if batch_first else ''}"
+                f"both must be (F, N, T) with equal N and T{_other_layouts(a, b)}"
             )
+
+
+TRANSPOSES = {"FNT": "", "NFT": "transpose(1, 0, 2)", "NTF": "transpose(2, 0, 1)", "TNF": "transpose(2, 1, 0)"}
+
+
+def _other_layouts(a: SeriesArray, b: SeriesArray) -> str:
+    """Say in which other layouts two arrays have equal N and T, and how they become (F, N, T); "" if in none."""
+    if any(hasattr(s.array, "lengths") for s in (a, b)):  # lists have no axes to transpose
+        return ""
+    found = []
+    for first, second in itertools.product(TRANSPOSES, repeat=2):
+        sizes, others = dict(zip(first, a.shape, strict=True)), dict(zip(second, b.shape, strict=True))
+        if (sizes["N"], sizes["T"]) != (others["N"], others["T"]):
+            continue
+        to_do = [f"{s.name.split()[-1]}.{TRANSPOSES[o]}" for s, o in ((a, first), (b, second)) if TRANSPOSES[o]]
+        named = f"{a.name} is {_spelt(first)} and {b.name} {_spelt(second)}"
+        found.append(f"if {named}: {' and '.join(to_do)}")
+    if not found:
+        return ""
+    of_aeon = "; aeon and sktime have (N, F, T)" if any("(N, F, T)" in way for way in found) else ""
+    of_files = "" if a.in_memory and b.in_memory else "; for datasets, h5mmap(path, name, axes='NFT') and the like"
+    return f". They have {', or '.join(found)}{of_aeon}{of_files}"
+
+
+def _spelt(order: str) -> str:
+    return f"({', '.join(order)})"

@@ -8,6 +8,7 @@ from typing import Any, Self
 from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.errors import DataError
+from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.cross_validation import cross_validate
 from fluxutils_py.forecasting.feature_choice import check_settings, choose_features, season_within, usual_season
@@ -30,6 +31,7 @@ from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
 from fluxutils_py.parallel import RankGroup, get_communicator
 
 
+@explains_arguments
 class Forecaster(ForecasterBase):
     """Forecast many series and their quantiles with one network, from a long data frame or an (F, N, T) array.
 

@@ -15,6 +15,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, RankError, SpecError
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
+from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.minibatch_size import whole_batchsize
 from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.direct_model import DirectModel, Ensemble, recurrent_body
@@ -171,7 +172,8 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any, ranks: RankGro
         verbose=forecaster.verbose,
     )
     x, y = WindowArray(windows, "inputs"), WindowArray(windows, "targets", warmup_of(windows))
-    est.fit(x, y, lengths=None if (lengths == lengths[0]).all() else lengths)
+    # not est.fit, which warns of few updates: their number is chosen here
+    run_fit(est, x, y, lengths=None if (lengths == lengths[0]).all() else lengths)
     for member in est.model_.members:
         member.forget_steps(int(lengths.max()) - 1)
     return est
