@@ -1,7 +1,5 @@
 """Covariates known ahead, and series that cannot be forecast: what is missing is named."""
 
-import re
-
 import numpy as np
 import pandas as pd
 import pytest
