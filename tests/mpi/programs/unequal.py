@@ -11,14 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
-<<<<<<< HEAD
-from fluxutils_py import Estimator
-from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.nn import LSTM
-=======
 from fluxutils_py import Estimator, SequenceScaler
 from fluxutils_py.estimator import SequenceImputer, WinsorScaler
->>>>>>> h-b
+from fluxutils_py.forecasting import Forecaster
+from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import BaseTrainTask, Checkpointer, Loop, StepInfo, TrainState
 from fluxutils_py.training.functional import itrain, ptrain, train
