@@ -9,7 +9,7 @@ import importlib
 import inspect
 import os
 import pkgutil
-import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +19,9 @@ from sphinx import addnodes
 from sphinx.util import logging
 
 import fluxutils_py
+
+sys.path.insert(0, str(Path(__file__).parent))  # Sphinx does not
+import code_links
 
 project = "fluxutils_py"
 author = copyright = "The fluxutils_py developers"
@@ -166,16 +169,23 @@ def link(app, env, node, contnode):
 def link_names(app, doctree):
     """Have code in the pages that is a public name, ``Estimator.fit`` or ``reset(model)``, lead to its entry.
 
-    Left alone is code that is a link already, and in the first column of tables, where names are of other systems.
+    Left alone is code that is a link already, and where names are of other systems: in the first column of tables, and
+    after such a system's name.
     """
     if app.env.docname.startswith("api/"):
         return
     for code in list(doctree.findall(nodes.literal)):
-        target = re.fullmatch(r"([\w.]+)(?<!\.py)(\(.*\))?", code.astext())
+        target = code_links.named_target(code.astext(), _text_before(code))
         first = nodes.entry in map(type, _parents(code)) and _column(code) == 0
-        if target and not first and not isinstance(code.parent, nodes.reference) and entry_of(target[1]):
-            options = {"refdomain": "py", "reftype": "obj", "reftarget": target[1], "refdoc": app.env.docname}
+        if target and not first and not isinstance(code.parent, nodes.reference) and entry_of(target):
+            options = {"refdomain": "py", "reftype": "obj", "reftarget": target, "refdoc": app.env.docname}
             code.replace_self(addnodes.pending_xref("", code.deepcopy(), **options))
+
+
+def _text_before(code):
+    """The text right before code in its paragraph."""
+    before = code.parent[: code.parent.index(code)]
+    return before[-1].astext() if before and isinstance(before[-1], nodes.Text) else ""
 
 
 def _parents(node):

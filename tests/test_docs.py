@@ -43,3 +43,22 @@ def test_linked_files_exist(page):
         if "://" not in target:
             installed = Path(fluxutils_py.__file__).parents[1] / target.removeprefix("../")
             assert (page.parent / target).exists() or installed.exists(), target
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "target"),
+    [
+        ("what PrayTools.jl, gomlx ", "train", None),
+        ("as torch's ", "SummaryWriter", None),
+        ("as torch\u2019s ", "SummaryWriter", None),
+        ("Lightning\n", "Trainer(max_epochs=3)", None),
+        ("call ", "train", "train"),
+        ("the layers of torch, or ", "Trainer(model, loss)", "Trainer"),
+        ("mygomlx ", "train", "train"),
+        ("", "Estimator.fit", "Estimator.fit"),
+        ("run ", "train.py", None),
+        ("", "x + y", None),
+    ],
+)
+def test_code_after_the_name_of_another_system_is_no_link(load_script, before, code, target):
+    assert load_script("docs/code_links.py").named_target(code, before) == target

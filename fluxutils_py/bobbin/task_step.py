@@ -80,7 +80,13 @@ class TaskStep:
             compute = ThreadedLoss(self._compute_part_loss, state.model, [], self._threads, divide)
             self._settings["defer"] = False
         self._step = GradientStep(
-            compute, state.opt, state.model, comm=self.ranks, shard=self.task.shard_batch, **self._settings
+            compute,
+            state.opt,
+            state.model,
+            comm=self.ranks,
+            shard=self.task.shard_batch,
+            run_again=self._run_again,
+            **self._settings,
         )
         if self._threads.n > 1:
             compute.scaled, compute.params = self._step.scaled, self._step.params
@@ -99,6 +105,11 @@ class TaskStep:
     def step(self) -> int:
         """Step number of the state."""
         return self.state.step
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether all ranks need the same batches, and so equally many."""
+        return self._settings.get("batches", "same") == "same"
 
     def __call__(self, state: TrainState, batch: Any, rng: Seed) -> tuple[TrainState, StepInfo]:
         """Take one step, changing the given state in place. See :meth:`BaseTrainTask.make_training_step_fn`."""
@@ -160,6 +171,19 @@ class TaskStep:
             loss, metrics = self._call_task(state.model, batch, generator)
         self._metrics, self._n_own = dict(metrics or {}), n
         return BatchLoss(loss, n)
+
+    def _run_again(self, batch: Any) -> None:
+        """Call the task's loss of a batch; a generator that the user gave does not advance."""
+        given = self._rng
+        before = given.get_state() if isinstance(given, torch.Generator) else None
+        try:
+            rng = as_generator(given, self.state.step, self.ranks.rank)
+            device = next(self.state.model.parameters()).device
+            with seeded(draw(rng), [device] if device.type == "cuda" else []):
+                self._call_task(self.state.model, batch, rng)
+        finally:
+            if isinstance(given, torch.Generator) and before is not None:
+                given.set_state(before)
 
     def _compute_part_loss(self, part: Any, model: nn.Module, i: int) -> BatchLoss | None:
         """Return the loss of a thread's part of a batch, with random numbers of its own."""

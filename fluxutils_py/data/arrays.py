@@ -80,12 +80,16 @@ def read_block(source: Any, *index: Index) -> np.ndarray:
     return np.asarray(source[tuple(map(as_key, index))])
 
 
-def plain_block(values: Any) -> np.ndarray:
-    """Return what a source gave as a plain array, with NaN where it is masked.
+class BlockError(DataError):
+    """What an array gave when it was read cannot be used. Whoever knows the name of the array puts it in front."""
+
+
+def plain_block(values: Any, name: str = "") -> np.ndarray:
+    """Return what a source gave as a plain array, with NaN where it is masked. ``name`` is for messages.
 
     Raises
     ------
-    DataError
+    BlockError
         If integers are masked, which have no NaN.
     """
     if hasattr(values, "compute"):  # of dask, whose conversion drops the mask
@@ -97,8 +101,9 @@ def plain_block(values: Any) -> np.ndarray:
     if values.dtype.kind == "f":
         return values.filled(np.nan)
     if np.ma.is_masked(values):
-        raise DataError(
-            f"{int(np.ma.getmaskarray(values).sum())} of the values read have a mask and the dtype {values.dtype}, "
+        of = f"{name}: " if name else ""
+        raise BlockError(
+            f"{of}{int(np.ma.getmaskarray(values).sum())} of the values read have a mask and the dtype {values.dtype}, "
             "which has no NaN for what is missing: convert the source to float, or fill the gaps before"
         )
     return values.data
@@ -114,14 +119,14 @@ class AsRead(DuckArray):
     def read(self, *index: Index) -> np.ndarray:
         block = read_block(self.source, *index)
         if block.dtype.kind != self.dtype.kind:
-            raise DataError(
+            raise BlockError(
                 f"the source gave values of dtype {block.dtype} after values of dtype {self.dtype}, and says "
                 f"{self.source.dtype}; convert it to one dtype"
             )
         return block.astype(self.dtype, copy=False)
 
 
-def with_read_dtype(array: Any) -> Any:
+def with_read_dtype(array: Any, name: str) -> Any:
     """Return the array, wrapped if a first value shows that it is of floats where it says integers.
 
     Only integers are looked at, to read nothing else: floats of another size are cast without loss of meaning.
@@ -134,7 +139,7 @@ def with_read_dtype(array: Any) -> Any:
         return array
     if declared.kind not in "iub":
         return array
-    dtype = plain_block(array[(slice(0, 1),) * len(array.shape)]).dtype
+    dtype = plain_block(array[(slice(0, 1),) * len(array.shape)], name).dtype
     return array if dtype == declared else AsRead(array, dtype)
 
 
@@ -193,7 +198,7 @@ def as_three_axes(array: Any, name: str) -> Any:
         )
     check_no_empty_axis(array, name, ("features", "series", "time steps"))
     check_named_axes(array, name)
-    return with_read_dtype(array)
+    return with_read_dtype(array, name)
 
 
 _WAYS_OUT = {

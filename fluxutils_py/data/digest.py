@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.data.arrays import plain_block
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.data.weights import SampleWeight, block_slices
@@ -29,7 +28,7 @@ def digest_series(s: SeriesArray, rows: Segments) -> str | None:
     n_bytes = s.F * s.N * s.T * s.dtype.itemsize
     if not (s.in_memory or getattr(array, "nonblocking", False) or n_bytes <= WHOLE):
         return None
-    return _digest_blocks(_block_reader(s), block_slices(s.N, s.T, s.F), rows)
+    return _digest_blocks(s.stored_block, block_slices(s.N, s.T, s.F), rows)
 
 
 def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
@@ -40,7 +39,7 @@ def digest_sample(s: SeriesArray, rows: Segments, places: int = 8) -> str:
     series = np.unique(np.linspace(0, s.N - 1, places).astype(int))
     steps = np.unique(np.linspace(0, max(0, s.T - STEPS), places).astype(int))
     rectangles = [(slice(n, n + 1), slice(t, min(t + STEPS, s.T))) for n in series.tolist() for t in steps.tolist()]
-    return _digest_blocks(_block_reader(s), rectangles, rows)
+    return _digest_blocks(s.stored_block, rectangles, rows)
 
 
 def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:
@@ -61,10 +60,6 @@ def digest_arrays(*arrays: np.ndarray) -> str:
         digest.update(f"{a.shape} {a.dtype.newbyteorder('=')}".encode())
         digest.update(_bytes(a))
     return digest.hexdigest()[:12]
-
-
-def _block_reader(s: SeriesArray) -> Callable[[slice, slice], np.ndarray]:
-    return lambda series, steps: plain_block(s.array[:, series, steps])
 
 
 def _digest_blocks(read: Callable[[slice, slice], np.ndarray], rectangles: Iterable[Rectangle], rows: Segments) -> str:

@@ -164,7 +164,7 @@ def _two_axes(array: Any, name: str) -> Any:
         )
     check_no_empty_axis(array, name, ("features", "time steps"))
     check_named_axes(array, name)
-    return with_read_dtype(array)
+    return with_read_dtype(array, name)
 
 
 def _native(dtype: Any) -> np.dtype:

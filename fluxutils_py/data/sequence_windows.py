@@ -221,6 +221,22 @@ class SequenceWindows:
                     group, start - n_overlap, stop, n_overlap, i == 0, following is None, counts, next_start
                 )
 
+    def count_with_loss(self, most: int) -> int:
+        """Count the windows of one pass that carry loss, up to ``most``, as far as positions tell: nothing is read.
+
+        With one target per series, these are the windows in which a series ends.
+        """
+        n = 0
+        for index in self.indices():
+            if n >= most:
+                break
+            counts = index.has_loss
+            if counts and self.one_target:
+                ends = index.segments.length
+                counts = bool(((ends > index.start + index.n_overlap) & (ends <= index.stop)).any())
+            n += counts
+        return n
+
     def read(self, index: WindowIndex) -> Window:
         """Read the window at a position; any thread may call this."""
         return replace(self.cut(index.segments, index.start, index.stop, index.n_overlap), index=index)

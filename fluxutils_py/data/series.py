@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.data.arrays import as_three_axes, in_memory, is_nonblocking, read_block
+from fluxutils_py.data.arrays import BlockError, as_three_axes, in_memory, is_nonblocking, plain_block, read_block
 from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.h5map import H5Map
 from fluxutils_py.data.segments import Segments
@@ -109,12 +109,22 @@ class SeriesArray:
             copied once into its final place, and never to be written to. Steps past a row's end are unspecified.
             From a map that is not in memory it comes page by page, unless it was prefetched.
         """
-        block = self._read(rows, start, stop)
+        try:
+            block = self._read(rows, start, stop)
+        except BlockError as error:
+            raise DataError(f"{self.name}: {error}") from None
         if self._function is not None:
             return self._function(block.transpose(2, 1, 0)).transpose(2, 1, 0)
         if self._may_wrap:
             self._require_int64(block)
         return block
+
+    def stored_block(self, series: slice, steps: slice) -> np.ndarray:
+        """Return the values of some series and steps, (F, n, t), as the array holds them; not to be written to."""
+        try:
+            return plain_block(self.array[:, series, steps])
+        except BlockError as error:
+            raise DataError(f"{self.name}: {error}") from None
 
     def _require_int64(self, block: np.ndarray) -> None:
         if block.size and block.max() > np.iinfo(np.int64).max:

@@ -30,18 +30,36 @@ class Flattened:
     ends: np.ndarray  # (N, 2): the first and the last column
 
 
+ENOUGH_ROWS = 5  # of fewer, other data might look scaled by chance
+ROUNDING = 1e-6
 RECENT: deque[Flattened] = deque(maxlen=8)
 
 
 def flattened_steps(matrix: np.ndarray) -> int | None:
-    """Return T if the first row of a matrix is one of a ``samples`` view that was lately flattened; else None."""
+    """Return T if the first row of a matrix is one of a ``samples`` view that was lately flattened; else None.
+
+    So it does if all rows are there and a tool has scaled the columns, as ``StandardScaler`` does.
+    """
     if not len(matrix):
         return None
-    ends = matrix[0, [0, -1]].astype(np.float64)
+    ends = matrix[:, [0, -1]].astype(np.float64)
     for seen in reversed(RECENT):
-        if seen.columns == matrix.shape[1] and (seen.ends == ends).all(1).any():
+        if seen.columns != matrix.shape[1]:
+            continue
+        if (seen.ends == ends[0]).all(1).any() or _are_scaled(seen.ends, ends):
             return seen.steps
     return None
+
+
+def _are_scaled(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether each column of ``b`` is that of ``a`` times a number plus a number, to the rounding of float32."""
+    if a.shape != b.shape or len(a) < ENOUGH_ROWS:
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite values are not scaled ones
+        a, b = a - a.mean(0), b - b.mean(0)
+        product = np.sqrt((a**2).sum(0)) * np.sqrt((b**2).sum(0))
+        alike = abs((a * b).sum(0)) > (1 - ROUNDING) * product
+    return bool((product > 0).all() and alike.all())
 
 
 class SequenceView(DuckArray):

@@ -43,11 +43,11 @@ class SampleWeight:
         shape = tuple(w.shape)
         self._per_series: np.ndarray | None = None
         if shape == (1, n_series, n_steps):
-            self._read = lambda s, t: plain_block(w[0, s, t])
+            self._read = lambda s, t: plain_block(w[0, s, t], "sample_weight")
         elif shape == (n_series, n_steps):
-            self._read = lambda s, t: plain_block(w[s, t])
+            self._read = lambda s, t: plain_block(w[s, t], "sample_weight")
         elif shape == (n_series,):
-            self._per_series = each = plain_block(w[:])
+            self._per_series = each = plain_block(w[:], "sample_weight")
             self._read = lambda s, t: np.repeat(each[s][:, None], max(t.stop - t.start, 0), 1)
         else:
             raise ShapeError(
@@ -96,7 +96,7 @@ class SampleWeight:
                 raise DataError("sample_weight must be finite and not negative; use 0 for steps that should not count")
             live, walked = w > 0, rows.coverage_mask(series, steps, burn_in)
             live = live if walked is None else live & walked
-            missing = [y.missing_mask(plain_block(y.array[:, series, steps])) for y in ys]
+            missing = [y.missing_mask(y.stored_block(series, steps)) for y in ys]
             if mask_per_output and any(g is not None for g in missing):
                 there = np.concatenate([
                     np.ones((n, *live.shape), bool) if g is None else ~g for n, g in zip(sizes, missing, strict=True)

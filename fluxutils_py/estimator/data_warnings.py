@@ -52,7 +52,7 @@ def warn_single_steps(x: Any, inputs: Inputs, model: nn.Module) -> None:
     matrix = np.asarray(inputs.series[0].array)[:, :, 0].T
     message = _say_flattened(matrix) or _say_time(x, matrix, model)
     if message is not None:
-        warnings.warn(message, SingleStepWarning, stacklevel=_levels_to_caller())
+        warnings.warn(message, SingleStepWarning, stacklevel=levels_to_caller())
 
 
 def _say_flattened(matrix: np.ndarray) -> str | None:
@@ -136,7 +136,7 @@ def warn_cut(model: nn.Module, steps: Sequence[Tensor], overlap: int, seqsize: i
         f"the outputs of {type(model).__name__} {depends}, and windows of seqsize={seqsize} cut the series: what it "
         f"predicts depends on where they are cut. {way[0].upper()}{way[1:]}; or let windows be whole series with "
         "spec.seqsize=None, and predict whole series",
-        stacklevel=_levels_to_caller(),
+        stacklevel=levels_to_caller(),
     )
 
 
@@ -155,7 +155,7 @@ def warn_unscaled(windows: SequenceWindows, model: nn.Module, y: Any, scales_tar
             way_out = AS_INPUT if is_input else _way_to_scale(y, scales_target)
             warnings.warn(
                 f"feature {found[0]} of {name} {found[1]}, from which networks learn badly or not at all; {way_out}",
-                stacklevel=_levels_to_caller(),
+                stacklevel=levels_to_caller(),
             )
 
 
@@ -177,7 +177,7 @@ def warn_unlike_training(windows: SequenceWindows, validation: SequenceWindows |
             warnings.warn(
                 f"feature {f} of {v.name} is about {next(described)}, that of {s.name} {next(described)}: a Pipeline "
                 "does not transform validation_data; set early_stopping=True, or transform them yourself",
-                stacklevel=_levels_to_caller(),
+                stacklevel=levels_to_caller(),
             )
 
 
@@ -278,7 +278,7 @@ def _looks_like_time(frame: Any) -> str | None:
     return None
 
 
-def _levels_to_caller() -> int:
+def levels_to_caller() -> int:
     """Return the ``stacklevel`` of the line outside this package that led here."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("fluxutils_py."):

@@ -11,8 +11,10 @@ from torch import Tensor
 from fluxutils_py.estimator.estimator_base import EstimatorBase
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.predicting import run_predict
+from fluxutils_py.estimator.spec import explains_arguments
 
 
+@explains_arguments
 class Estimator(EstimatorBase):
     """A stateful sequence model as a scikit-learn estimator, trained by truncated backpropagation through time.
 
@@ -247,6 +249,7 @@ class Estimator(EstimatorBase):
         keeps what it has learnt, as after ``KeyboardInterrupt``. An error before the first update changes nothing.
         """
         how = {"lengths": lengths, "starts": starts, "epochs": epochs, "resume": self.warm_start, "sharded": sharded}
+        how["expects_to_learn"] = not self.warm_start
         run_fit(self, x, y, sample_weight, validation_data, can_hold_out=True, **how)
         return self
 

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import numbers
-import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
 
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.digest import digest_arrays, digest_sample, digest_series, digest_weight
 from fluxutils_py.estimator.building import build_optimizer
 from fluxutils_py.estimator.fit_data import FitData
-from fluxutils_py.nn import Recur
-from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.optim import ChainedOptimizer
+from fluxutils_py.training.descriptions import describe, describe_modules, text
 
 NOT_COMPARED = ("params", "initial_lr", "fused", "foreach", "capturable")  # depend on device or schedule
 DETAILS = ("loss.", "model", "the code of")
@@ -176,156 +171,3 @@ def _describe_sizes(data: FitData) -> dict[str, str]:
         )
         texts[f"the {what}weights"] = "none" if windows.weight is None else text(windows.weight.scale)
     return texts
-
-
-LIBRARIES = ("torch", "numpy", "fluxutils_py")  # their functions and modules are described by name
-PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.Size)
-OF_MODULES = frozenset(vars(nn.Module()))
-OF_RECUR = frozenset(("state", "form", "_mark", "_marked"))  # attributes that hold its state
-
-
-def describe(name: str, value: Any) -> dict[str, str]:
-    """Describe a setting and the settings nested in it as texts by name.
-
-    Numbers, strings and containers of them are described by value; tensors and arrays by a digest; user functions by a
-    digest of their compiled code, and by their defaults and closures; modules by their class, the code of their
-    ``forward``, and the attributes that are settings; other objects by their class and plain attributes.
-
-    Leaves out global variables that a function reads, and possible working memory: lists, mappings and objects in
-    closures and in attributes of objects, and tensors in attributes of modules.
-    """
-    description = _Description()
-    description.add(name, value)
-    return description.texts
-
-
-def describe_modules(name: str, module: nn.Module) -> dict[str, str]:
-    """Describe a module like :func:`describe`, without the values of parameters and buffers."""
-    description = _Description()
-    description.add_modules(name, module)
-    return description.texts
-
-
-class _Description:
-    """Collects texts by name; ``memory`` says that a container or an object may be working memory."""
-
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
-        self._within: list[int] = []  # functions in progress, which may refer to each other
-
-    def add(self, name: str, value: Any, memory: bool = False) -> None:
-        if id(value) in self._within:
-            return
-        self._within.append(id(value))
-        try:
-            self._add_value(name, value, memory)
-        finally:
-            self._within.pop()
-
-    def add_modules(self, name: str, module: nn.Module) -> None:
-        for path, m in module.named_modules():
-            where = f"{name}.{path}" if path else name
-            self.texts[where] = type(m).__qualname__
-            is_library = _of_library(type(m))
-            if not is_library:
-                self._add_code(f"{where}.forward", type(m).forward)
-            skipped = OF_MODULES | OF_RECUR if isinstance(m, Recur) else OF_MODULES
-            for key, value in vars(m).items():
-                cache = is_library and key.startswith("_")
-                if key not in skipped and not cache and not isinstance(value, Tensor | nn.Module):
-                    self.add(f"{where}.{key}", value, memory=not _is_setting(value))
-
-    def _add_value(self, name: str, value: Any, memory: bool) -> None:
-        if isinstance(value, PLAIN):
-            self.texts[name] = text(value)
-        elif isinstance(value, Tensor | np.ndarray):
-            array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-            self.texts[name] = f"{tuple(array.shape)} {array.dtype.newbyteorder('=')} {digest_arrays(array)}"
-        elif isinstance(value, functools.partial):
-            self.add(name, value.func, memory)
-            self._add_each(name, {**dict(enumerate(value.args)), **value.keywords}, memory)
-        elif isinstance(value, SeqLoss):
-            self.add(name, value.criterion)
-        elif isinstance(value, types.MethodType):
-            self.add(name, value.__func__, memory)
-            self.add(f"{name}.__self__", value.__self__, memory)
-        elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | np.ufunc):
-            self.texts[name] = getattr(value, "__qualname__", repr(value))
-            if isinstance(value, types.FunctionType) and not _of_library(value):
-                self._add_code(name, value)
-        elif isinstance(value, nn.Module):
-            self.add_modules(name, value)
-            self._add_each(name, dict(value.named_buffers()) | dict(value.named_parameters()), memory)
-        elif isinstance(value, tuple):
-            self._add_sequence(name, value, memory)
-        elif dataclasses.is_dataclass(value):
-            self.texts[name] = type(value).__qualname__
-            self._add_each(name, {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}, True)
-        elif not memory:
-            self._add_container(name, value)
-
-    def _add_container(self, name: str, value: Any) -> None:
-        if isinstance(value, list):
-            self._add_sequence(name, value, False)
-        elif isinstance(value, set | frozenset):
-            self._add_sequence(name, sorted(value, key=repr), False)
-        else:
-            self.texts[name] = type(value).__qualname__
-            self._add_each(name, value if isinstance(value, Mapping) else getattr(value, "__dict__", {}), True)
-
-    def _add_each(self, name: str, values: Mapping[Any, Any], memory: bool) -> None:
-        for key, value in values.items():
-            self.add(f"{name}.{key}", value, memory)
-
-    def _add_sequence(self, name: str, values: Any, memory: bool) -> None:
-        if _all_plain(values):
-            self.texts[name] = f"({', '.join(map(text, values))})"
-            return
-        self.texts[name] = f"{len(values)} things"
-        self._add_each(name, dict(enumerate(values)), memory)
-
-    def _add_code(self, name: str, f: Any) -> None:
-        code = getattr(f, "__code__", None)
-        if code is None:
-            return
-        self.texts[f"the code of {name}"] = digest_arrays(np.frombuffer(repr(_code_content(code)).encode(), np.uint8))
-        self._add_each(name, {**dict(enumerate(f.__defaults__ or ())), **(f.__kwdefaults__ or {})}, True)
-        for variable, cell in zip(code.co_freevars, f.__closure__ or (), strict=True):
-            try:
-                self.add(f"{name}.{variable}", cell.cell_contents, True)
-            except ValueError:  # an empty closure cell
-                continue
-
-
-def text(value: Any) -> str:
-    """Return a number or string as text, the same for equal values of different types."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return str(int(value))
-    return repr(value)
-
-
-def _code_content(code: types.CodeType) -> tuple[Any, ...]:
-    """Return what a function does, without its location or the names of its variables."""
-    constants = [_code_content(c) if isinstance(c, types.CodeType) else _sorted_constant(c) for c in code.co_consts]
-    return code.co_code, code.co_names, constants, code.co_argcount, code.co_kwonlyargcount
-
-
-def _sorted_constant(constant: Any) -> Any:
-    return sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant
-
-
-def _of_library(value: Any) -> bool:
-    return str(getattr(value, "__module__", "")).partition(".")[0] in LIBRARIES
-
-
-def _is_setting(value: Any) -> bool:
-    """Whether an attribute of a module is a container of plain values."""
-    if not isinstance(value, Mapping | list | set | frozenset):
-        return False
-    return _all_plain(value.values() if isinstance(value, Mapping) else value)
-
-
-def _all_plain(values: Iterable[Any]) -> bool:
-    return all(isinstance(v, PLAIN) for v in values)

@@ -25,6 +25,7 @@ from fluxutils_py.estimator.data_warnings import (
     warn_unscaled,
 )
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
+from fluxutils_py.estimator.few_updates_warning import warn_few_updates
 from fluxutils_py.estimator.fit_data import FitData, prepare
 from fluxutils_py.estimator.minibatch_size import MinibatchSize
 from fluxutils_py.estimator.repeated_search_warning import warn_repeated_search
@@ -52,7 +53,13 @@ VALIDATION_STEPS = 1 << 14  # series times steps of a validation window
 
 
 def run_fit(
-    est: Any, *data: Any, sharded: bool = False, resume: bool = False, can_hold_out: bool = False, **arguments: Any
+    est: Any,
+    *data: Any,
+    sharded: bool = False,
+    resume: bool = False,
+    can_hold_out: bool = False,
+    expects_to_learn: bool = False,
+    **arguments: Any,
 ) -> None:
     """Fit an estimator, alone or together with the ranks of its ``comm``.
 
@@ -69,6 +76,8 @@ def run_fit(
         Continue with the estimator's model and optimizer, if it has any.
     can_hold_out : bool
         Whether to hold out validation data, if the settings request it and none are given.
+    expects_to_learn : bool
+        Whether this call is all of the training, and the user set its length: few updates are then warned of.
     """
     settings, resume = est._resolved_params(), resume and hasattr(est, "model_")
     with ranks_of_call(settings.comm, "fit", sharded) as ranks:
@@ -94,6 +103,8 @@ def run_fit(
             warn_unscaled(prepared.windows, training.step.model, data[1], getattr(est, "scale_target", None))
         if len(data) > 3 and data[3] is not None and not ranks.rank:  # validation_data
             warn_unlike_training(prepared.windows, prepared.validation)
+        if expects_to_learn and not ranks.rank:
+            warn_few_updates(prepared.windows, int(prepared.spec.epochs), int(prepared.spec.accumulate))
         require_same_fit(training)
         run(est, training)
 
@@ -104,7 +115,9 @@ def run_evaluate(
     """Run an epoch without updates; for the arguments see :func:`run_fit`."""
     settings = est._resolved_params()
     with ranks_of_call(settings.comm, "evaluate", sharded) as ranks:
-        ranks.require_equal({"gradient": bool(gradient)})
+        weights = "given" if data[2] is not None else "none"
+        told = {} if sharded else {"sample_weight": weights}  # with shards, the pool of series compares them
+        ranks.require_equal({"gradient": bool(gradient), **told})
         if gradient:
             require_gradients("evaluate(gradient=True)")
         check_is_fitted(est, "model_")

@@ -17,6 +17,7 @@ from fluxutils_py.estimator.streaming import pipeline_transformers, stream
 from fluxutils_py.exporting import ContextWindow, ExportedModel, Graph, ModelStep, write_graph
 from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.nn.model_windows import needs_context
+from fluxutils_py.parallel import get_communicator
 from fluxutils_py.versions import installed_version
 
 
@@ -46,7 +47,7 @@ def export(
     ----------
     model : estimator, Pipeline, TransformedTargetRegressor, or fitted search
     path : str or path-like
-        Written aside and then moved into place.
+        Written aside and then moved into place. Of several ranks only rank 0 writes; the others return at once.
     format : "onnx" or "torch"
         An ONNX file, for onnxruntime and others, which needs ``pip install fluxutils_py[export]``; or a program of
         ``torch.export``, for ``torch.export.load``, with torch's operators only.
@@ -98,7 +99,8 @@ def export(
         raise ExportError(f"{', '.join(map(repr, both))} names both an input and an output; give them different names")
     as_texts = classes is not None and classes.dtype.kind not in "iufb"
     texts = {names_out[0]: [str(c) for c in classes]} if as_texts else None
-    write_graph(path, graph, format, names_in, names_out, _metadata(model, est) | {"context": context}, texts)
+    if get_communicator(est._resolved_params().comm).rank == 0:
+        write_graph(path, graph, format, names_in, names_out, _metadata(model, est) | {"context": context}, texts)
     return None
 
 

@@ -17,7 +17,7 @@ from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import require_single_input_and_output
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.estimator_settings import Settings
-from fluxutils_py.estimator.spec import Spec, read_spec
+from fluxutils_py.estimator.spec import Spec, explains_arguments, read_spec
 from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
 from fluxutils_py.nn import (
@@ -181,6 +181,7 @@ class _SequenceEstimator(Estimator):
         )
 
 
+@explains_arguments
 @documented
 @dataclass(eq=False, repr=False, kw_only=True)
 class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
@@ -236,6 +237,7 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
         return codec.scale
 
 
+@explains_arguments
 @documented
 @dataclass(eq=False, repr=False, kw_only=True)
 class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import inspect
 import numbers
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +35,43 @@ def names_what_was_meant(cls: type[Any]) -> type[Any]:
 
     cls.__init__ = init
     return cls
+
+
+Kind = TypeVar("Kind")
+
+
+def explains_arguments(cls: type[Kind]) -> type[Kind]:
+    """Let an estimator refuse unknown arguments with what was probably meant: a field of its spec, or another name.
+
+    The signature stays that of the class, for scikit-learn and for users.
+    """
+    plain: Callable[..., None] = cls.__init__
+    names = list(inspect.signature(plain).parameters)[1:]  # without self
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **arguments: Any) -> None:
+        for name in arguments:
+            if name not in names:
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}; {_way_to_set(name, names)}")
+        plain(self, *args, **arguments)
+
+    cls.__init__ = init  # type: ignore[method-assign]
+    return cls
+
+
+def _way_to_set(name: str, names: list[str]) -> str:
+    """Say how to set what somebody may have meant by an argument that an estimator, with these names, has not."""
+    fields = [f.name for f in dataclasses.fields(Spec)]
+    if name in fields and "spec" in names:
+        return f"it is a field of the spec: spec={{{name!r}: ...}}"
+    near = difflib.get_close_matches(name, [*names, *fields] if "spec" in names else names, 1, 0.6)
+    if near and near[0] not in names:
+        return f"did you mean {near[0]!r}, a field of the spec: spec={{{near[0]!r}: ...}}?"
+    if near:
+        return f"did you mean {near[0]!r}?"
+    if name in fields:
+        return f"it is a field of the spec that an Estimator takes: Estimator(model, spec={{{name!r}: ...}})"
+    return f"it has {', '.join(names)}"
 
 
 @names_what_was_meant

@@ -73,6 +73,14 @@ class Covariate:
             )
         return codes
 
+    def describe(self, code: float) -> str:
+        """Return the value that became ``code`` in a channel, as text for messages."""
+        if self.categories is None:
+            return f"{code * self.scale + self.mean:.10g}"
+        if code == 0:
+            return "a category that was not there in training"
+        return repr(self.categories[int(code) - 1])
+
 
 def filled_forward(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Fill missing values of channels (C, total) with the last value before in the same series, or 0."""

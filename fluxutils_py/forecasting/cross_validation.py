@@ -13,8 +13,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.baselines import baseline_forecasts
-from fluxutils_py.forecasting.frames import Frame, is_frame, make_frame, require
+from fluxutils_py.forecasting.frames import Frame, is_frame, make_frame, require, with_arrow_types
 from fluxutils_py.forecasting.history import forecasts_along, start_history
+from fluxutils_py.forecasting.model_fitting import course_of_fit
 from fluxutils_py.forecasting.outputs import check_output_names, column_names, forecast_values
 from fluxutils_py.forecasting.panel import Panel, read_panel
 from fluxutils_py.parallel import RankGroup
@@ -30,6 +31,8 @@ def cross_validate(
     step_size = int(fc.h) if step_size is None else step_size
     for name, value in (("n_windows", n_windows), ("step_size", step_size)):
         check_integer(name, value, 1)
+    walk = {"n_windows": n_windows, "step_size": step_size, "refit": refit}
+    ranks.require_equal(walk | course_of_fit(fc))
     if not is_frame(df):
         raise DataError("cross_validation takes a data frame; of an array (F, N, T), cut off steps and predict")
     if refit is None:
@@ -64,7 +67,7 @@ def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int, least: i
     if len(short) == panel.n_series:
         raise DataError(
             f"no series is long enough: the windows take {behind} steps from the end of each, and the longest series "
-            f"has {panel.lengths.max()}; take fewer windows, or a smaller step_size"
+            f"has {panel.lengths.max()}; use fewer windows, or a smaller step_size"
         )
     if len(short):
         warnings.warn(
@@ -177,17 +180,28 @@ def evaluate(
     keys = {id_col, time_col, target_col, "cutoff"}
     if models is None:
         models = [c for c in frame.frame.columns if c not in keys and not _is_quantile(c, frame.frame.columns)]
-    return evaluation.evaluate(
-        df,
+    of_arrow = frame.backend == "pyarrow"  # which utilsforecast does not read
+    scores = evaluation.evaluate(
+        _as_pandas(df) if of_arrow else df,
         [losses.smape, losses.mae, losses.rmse] if metrics is None else metrics,
         models=models,
-        train_df=train_df,
+        train_df=_as_pandas(train_df) if of_arrow else train_df,
         id_col=id_col,
         time_col=time_col,
         target_col=target_col,
         agg_fn=agg_fn,
         **settings,
     )
+    if not of_arrow:
+        return scores
+    table = require("pyarrow").Table.from_pandas(scores, preserve_index=False)
+    types = {name: df.schema.field(name).type for name in (id_col, "cutoff") if name in table.column_names}
+    return with_arrow_types(table, types)
+
+
+def _as_pandas(table: Any) -> Any:
+    """Return a table of pyarrow as a frame of pandas; other values unchanged."""
+    return table.to_pandas() if hasattr(type(table), "to_pandas") else table
 
 
 def _is_quantile(column: str, columns: Iterable[str]) -> bool:

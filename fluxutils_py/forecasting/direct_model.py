@@ -60,7 +60,7 @@ class DirectModel(nn.Module):
         if getattr(self.body, "takes_windows", False) and not recurrent_layers(self.body):
             raise SpecError(
                 f"model {type(self.body).__name__} takes whole windows and has no state: each window would begin anew. "
-                "Take layers that carry their last inputs, such as CausalConv1d or TCN of fluxutils_py.nn"
+                "Use layers that carry their last inputs, such as CausalConv1d or TCN of fluxutils_py.nn"
             )
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(hidden_size, h)

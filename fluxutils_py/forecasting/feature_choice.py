@@ -128,7 +128,7 @@ def choose_features(
         raise DataError("there is no value to learn from: the target is missing everywhere")
     positive = smallest > 0
     if transform == "log" and not positive:
-        raise DataError(f"transform='log' needs positive values, the smallest is {smallest:g}; take transform='none'")
+        raise DataError(f"transform='log' needs positive values, the smallest is {smallest:g}; use transform='none'")
     log = positive if transform == "auto" else transform == "log"
     z = np.log(some) if log else some
     unit = typical_change(z, season)

@@ -8,6 +8,7 @@ from typing import Any, Self
 from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.errors import DataError
+from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.cross_validation import cross_validate
 from fluxutils_py.forecasting.feature_choice import check_settings, choose_features, season_within, usual_season
@@ -15,7 +16,7 @@ from fluxutils_py.forecasting.forecaster_base import ForecasterBase
 from fluxutils_py.forecasting.forecaster_export import export_forecaster
 from fluxutils_py.forecasting.forecaster_files import load_forecaster, save_forecaster
 from fluxutils_py.forecasting.history import start_history
-from fluxutils_py.forecasting.model_fitting import fit_models, require_same_panel
+from fluxutils_py.forecasting.model_fitting import course_of_fit, fit_models, require_same_panel
 from fluxutils_py.forecasting.outputs import (
     array_shape,
     array_steps,
@@ -30,6 +31,7 @@ from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
 from fluxutils_py.parallel import RankGroup, get_communicator
 
 
+@explains_arguments
 class Forecaster(ForecasterBase):
     """Forecast many series and their quantiles with one network, from a long data frame or an (F, N, T) array.
 
@@ -194,7 +196,7 @@ class Forecaster(ForecasterBase):
 
         Parameters
         ----------
-        df : data frame of pandas or polars, or array of shape (F, N, T)
+        df : data frame of pandas, polars or pyarrow, or array of shape (F, N, T)
             A frame has one row per series and time, in any order. Series may differ in length and start, and may lack
             values (null or NaN) and times. In an array, each feature of each series counts as one series; the array
             may be a memory map or an open HDF5 dataset larger than memory.
@@ -213,12 +215,13 @@ class Forecaster(ForecasterBase):
         DataError
             If the data cannot be used. The message names column and row.
         RankError
-            If ranks have different series. A forecaster needs all of them on every rank.
+            If ranks have different settings or series. A forecaster needs all series on every rank.
         SpecError
             If a parameter has an invalid value. The message names it. An earlier fit stays in either case.
         """
         with RankGroup.from_comm(self.comm, "Forecaster.fit") as ranks:
             check_settings(self)
+            ranks.require_equal(course_of_fit(self))
             return self._fit_panel(ranks, *self._read(df, static_df))
 
     def predict(self, df: Any = None, *, futr_df: Any = None, static_df: Any = None) -> Any:
@@ -261,7 +264,7 @@ class Forecaster(ForecasterBase):
         df : as in :meth:`fit`
             Rows that follow the stored series, and new series. For an array, the next steps of all series.
         static_df : data frame, optional
-            Static covariates of new series.
+            As in :meth:`fit`. Those of stored series stay as they are.
 
         Returns
         -------
@@ -271,11 +274,12 @@ class Forecaster(ForecasterBase):
         Raises
         ------
         DataError, ShapeError
-            If rows overlap the stored series, or cannot be used. Nothing changes then.
+            If rows overlap the stored series or follow so late that nothing of them counts any more, if a static
+            covariate of a stored series changes, or if rows cannot be used. Nothing changes then.
         """
         check_is_fitted(self, "models_")
         panel, array = self._read_further(df, static_df)
-        steps = further_steps(self, panel) if panel is not None else array_steps(self, array)
+        steps = further_steps(self, panel, df) if panel is not None else array_steps(self, array)
         self._origin = self._history.extended(self.models_, steps, self._tail_windows)
         return self
 
@@ -306,7 +310,7 @@ class Forecaster(ForecasterBase):
             Steps between one forecast and the next. None: ``h``.
         refit : bool or None
             True: train for each window. False: train once, on the data before the first window. None: do not train,
-            use this forecaster, which was fitted on earlier data or other series.
+            use this forecaster, which was fitted on earlier data or other series; each rank may do so by itself.
 
         Returns
         -------
@@ -329,6 +333,8 @@ class Forecaster(ForecasterBase):
 
     def export(self, path: Any, format: str = "onnx") -> None:
         """Write the forecaster to a file that runs without this package: from values in to forecasts out.
+
+        Of several ranks only rank 0 writes; the others return at once.
 
         The file is a graph of one step or a window, like that of :func:`fluxutils_py.export`, with normalisation,
         lags, networks and inverse, so that it forecasts in the units of the series. A consumer gives it the values of

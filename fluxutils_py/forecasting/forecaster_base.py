@@ -12,7 +12,7 @@ from fluxutils_py.forecasting.covariates import filled_forward
 from fluxutils_py.forecasting.forecaster_export import check_forecaster_export
 from fluxutils_py.forecasting.frames import is_frame
 from fluxutils_py.forecasting.history import History, start_history
-from fluxutils_py.forecasting.outputs import format_time
+from fluxutils_py.forecasting.outputs import format_time, require_same_static
 from fluxutils_py.forecasting.panel import Columns, Panel, read_panel
 from fluxutils_py.forecasting.panel_windows import PanelWindows
 from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
@@ -68,6 +68,7 @@ class ForecasterBase(BaseEstimator):
         panel, array = self._read(df, static_df, fitted=True, zone=None if known is None else known.zone)
         if panel is not None and known is not None:
             self._require_ids(panel.ids, known.ids)
+            require_same_static(self, panel, static_df)
         if array is not None:
             self._require_finite(np.asarray(array[:, :, :]))
         return panel, array

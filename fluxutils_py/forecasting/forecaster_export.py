@@ -17,6 +17,7 @@ from fluxutils_py.forecasting.history import forecasts_along
 from fluxutils_py.forecasting.outputs import column_names
 from fluxutils_py.forecasting.panel import series_name
 from fluxutils_py.forecasting.panel_windows import PanelWindows
+from fluxutils_py.parallel import get_communicator
 from fluxutils_py.versions import installed_version
 
 N_COMPARED = 24  # steps at which forecasts are compared
@@ -37,7 +38,8 @@ def export_forecaster(fc: Any, path: Any, format: str) -> None:
         "fluxutils_py": installed_version("fluxutils_py"),
         "torch": torch.__version__,
     }
-    write_graph(path, Graph(inputs, steps=[step]), format, list(step.inputs), column_names(fc), metadata)
+    if get_communicator(fc.comm).rank == 0:
+        write_graph(path, Graph(inputs, steps=[step]), format, list(step.inputs), column_names(fc), metadata)
 
 
 def _describe_covariate(covariate: Covariate) -> dict[str, Any]:

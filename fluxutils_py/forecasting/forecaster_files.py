@@ -173,8 +173,14 @@ def _load_history(content: dict[str, Any], frequency: Frequency | None) -> Histo
 
 
 def _parse_type(text: str) -> Any:
-    """Parse the ``repr`` of a narwhals data type."""
+    """Parse the ``repr`` of a data type of narwhals or pyarrow."""
     nw = require("narwhals")
+    if found := re.fullmatch(r"DataType\((\w+)\)", text):
+        return require("pyarrow").type_for_alias(found[1])
+    if found := re.fullmatch(r"DictionaryType\(dictionary<values=(\w+), indices=(\w+), ordered=([01])>\)", text):
+        pa = require("pyarrow")
+        kinds = [pa.type_for_alias(found[i]) for i in (2, 1)]
+        return pa.dictionary(*kinds, ordered=found[3] == "1")
     found = re.fullmatch(r"Datetime\(time_unit='(\w+)', time_zone=(?:None|'([^']*)')\)", text)
     if found:
         return nw.Datetime(found[1], found[2])

@@ -29,17 +29,18 @@ def is_frame(value: Any) -> bool:
 
 def refuse_equal_columns(frame: Any, name: str) -> None:
     """Raise DataError if two columns of a frame have one name."""
-    names = list(map(str, getattr(frame, "columns", ())))
+    of_arrow = hasattr(type(frame), "column_names")  # its columns are values
+    names = list(map(str, frame.column_names if of_arrow else getattr(frame, "columns", ())))
     twice = sorted({column for column in names if names.count(column) > 1})
     if twice:
+        way = f", as with {name}.loc[:, ~{name}.columns.duplicated()]" if hasattr(frame, "iloc") else ""
         raise DataError(
-            f"{name} has more than one column {twice[0]!r} (columns: {', '.join(names)}); rename or drop one, as with "
-            f"{name}.loc[:, ~{name}.columns.duplicated()]"
+            f"{name} has more than one column {twice[0]!r} (columns: {', '.join(names)}); rename or drop one{way}"
         )
 
 
 class Frame:
-    """Read a data frame of pandas, polars or another library that narwhals supports, column by column.
+    """Read a data frame of pandas, polars, pyarrow or another library that narwhals supports, column by column.
 
     Parameters
     ----------
@@ -56,7 +57,11 @@ class Frame:
         try:
             self.frame = nw.from_native(frame, eager_only=True)
         except TypeError:
-            raise TypeError(f"{name} must be a data frame of pandas or polars, got {type(frame).__name__}") from None
+            kind = type(frame).__name__
+            way = f"; give pyarrow.Table.from_batches([{name}])" if kind == "RecordBatch" else ""
+            raise TypeError(
+                f"{name} must be a data frame of pandas or polars, or a table of pyarrow, got {kind}{way}"
+            ) from None
         self.name, self.n_rows = name, len(self.frame)
 
     @property
@@ -100,6 +105,20 @@ class Frame:
                 return nw.Datetime(native.unit, str(native.tz))
         return found
 
+    def label_type(self, column: str) -> Any:
+        """Return the type of a column of ids: of narwhals, or of pyarrow, which joins equal kinds of text only."""
+        dtype = self.dtype(column)
+        if self.backend != "pyarrow" or dtype.is_numeric():
+            return dtype
+        return self.frame[column].to_native().type
+
+    def _type_and_way(self, column: str, way: str) -> str:
+        """Return the type of a column, and how to convert it: ``way`` is that of pandas."""
+        dtype = self.dtype(column)
+        if self.backend == "pyarrow":
+            return f"{self.frame[column].to_native().type}; convert it, as with pyarrow.compute.cast"
+        return f"{dtype}; convert it, as with {way}"
+
     def labels(self, column: str, missing: bool = False) -> np.ndarray:
         """Return a column of labels as objects, None where missing; DataError if one is and ``missing`` is False."""
         values = self.frame[column]
@@ -110,8 +129,21 @@ class Frame:
             self._refuse_missing(column, absent)
         found = np.empty(self.n_rows, object)
         found[:] = values.to_list()
+        self._refuse_nested(column, found)
         found[absent] = None
         return found
+
+    def _refuse_nested(self, column: str, labels: np.ndarray) -> None:
+        """Raise DataError if a label is a list or the like, which only some types of columns can hold."""
+        nw, dtype = require("narwhals"), self.frame.schema[column]
+        if not dtype.is_nested() and dtype not in (nw.Object, nw.Unknown):
+            return
+        for row, label in enumerate(labels):
+            if isinstance(label, list | dict | set | np.ndarray):
+                raise DataError(
+                    f"column {column!r} of {self.name} is {label!r} in row {row}, a {type(label).__name__}; labels are "
+                    "text, numbers, dates or booleans: make a column of each part"
+                )
 
     def is_category(self, column: str) -> bool:
         """Return whether a column is neither numeric nor boolean.
@@ -142,8 +174,8 @@ class Frame:
         nw, values = require("narwhals"), self.frame[column]
         if not values.dtype.is_numeric() and values.dtype != nw.Boolean:
             raise DataError(
-                f"column {column!r} of {self.name} must hold numbers, it is of type {values.dtype}; convert it, as "
-                "with pandas.to_numeric"
+                f"column {column!r} of {self.name} must hold numbers, it is of type "
+                f"{self._type_and_way(column, 'pandas.to_numeric')}"
             )
         found = values.cast(nw.Float64).to_numpy().astype(np.float64)
         bad = np.isinf(found)
@@ -172,8 +204,8 @@ class Frame:
             return TimeColumn(numbers.astype(np.int64), None, None, nw.Int64())
         if not (dtype == nw.Date or dtype == nw.Datetime):
             raise DataError(
-                f"column {column!r} of {self.name} must hold dates or integers, it is of type {dtype}; convert it, as "
-                "with pandas.to_datetime"
+                f"column {column!r} of {self.name} must hold dates or integers, it is of type "
+                f"{self._type_and_way(column, 'pandas.to_datetime')}"
             )
         zone = getattr(dtype, "time_zone", None)
         self._require_nanoseconds(column)
@@ -231,16 +263,21 @@ class Frame:
 
 
 def make_frame(columns: dict[str, Any], like: dict[str, Any], backend: str) -> Any:
-    """Make a frame of the library ``backend`` from arrays; ``like`` maps columns to their narwhals types.
+    """Make a frame of the library ``backend`` from arrays.
+
+    ``like`` maps columns to their types, as from :meth:`Frame.dtype` and :meth:`Frame.label_type`.
 
     Integers that a type does not hold, such as the times after the last one of int8, become int64. NaN becomes null
     where the library has both.
     """
     nw = require("narwhals")
     made = nw.from_dict({k: _to_column(v) for k, v in columns.items()}, backend=backend)
-    casts = []
+    casts, own_types = [], {}
     for name, dtype in like.items():
         column = nw.col(name)
+        if not hasattr(dtype, "is_temporal"):  # of pyarrow
+            own_types[name] = dtype
+            continue
         if getattr(dtype, "time_zone", None) is not None:
             column = column.cast(nw.Datetime(dtype.time_unit)).dt.replace_time_zone("UTC")
             casts.append(column.dt.convert_time_zone(dtype.time_zone))
@@ -253,7 +290,16 @@ def make_frame(columns: dict[str, Any], like: dict[str, Any], backend: str) -> A
     if backend != "pandas":
         numbers = [name for name, v in columns.items() if np.asarray(v).dtype.kind == "f"]
         casts += [nw.when(~nw.col(name).is_nan()).then(nw.col(name)).alias(name) for name in numbers]
-    return (made.with_columns(casts) if casts else made).to_native()
+    native = (made.with_columns(casts) if casts else made).to_native()
+    return with_arrow_types(native, own_types)
+
+
+def with_arrow_types(table: Any, types: dict[str, Any]) -> Any:
+    """Return a table of pyarrow whose columns have types; categories get larger codes where they need them."""
+    for name, dtype in types.items():
+        column = require("pyarrow").array(table[name].to_pylist(), type=dtype)
+        table = table.set_column(table.schema.get_field_index(name), name, column)
+    return table
 
 
 def _holds(dtype: Any, values: np.ndarray) -> bool:

@@ -13,6 +13,7 @@ from fluxutils_py.forecasting.frames import require
 
 POLARS = re.compile(r"(\d*)(ns|us|ms|s|m|h|d|w|mo|q|y)")
 OF_POLARS = {"m": "min", "d": "D", "w": "W", "mo": "MS", "q": "QS", "y": "YS"}  # aliases of polars to those of pandas
+RENAMED = re.compile(r"([\w-]+)\. Did you mean ([\w-]+)\?|'([\w-]+)' is no longer supported.* use '([\w-]+)' instead")
 MONTHS = {"Month": 1, "Quarter": 3, "Year": 12}
 NANOSECONDS = {"Hour": 3_600_000_000_000, "Minute": 60_000_000_000, "Second": 1_000_000_000, "Milli": 1_000_000}
 NANOSECONDS |= {"Micro": 1_000, "Nano": 1}
@@ -108,9 +109,8 @@ def parse_frequency(freq: Any, integer: bool, polars: bool) -> Frequency:
         freq = found[1] + OF_POLARS.get(found[2], found[2])
     try:
         offset = pd.tseries.frequencies.to_offset(freq)
-    except (ValueError, TypeError) as error:
-        hint = _hint(str(error))
-        raise ValueError(f"freq={freq!r} is no frequency{hint}; give {WAYS_OUT}") from None
+    except (ValueError, TypeError):
+        raise ValueError(f"freq={freq!r} is no frequency{_hint(freq)}; give {WAYS_OUT}") from None
     name, n = type(offset).__name__, int(offset.n)
     if n >= 1 and name in NANOSECONDS:
         return Frequency("elapsed", n * NANOSECONDS[name], text=offset.freqstr)
@@ -127,10 +127,21 @@ def parse_frequency(freq: Any, integer: bool, polars: bool) -> Frequency:
     raise ValueError(f"freq={freq!r} is not supported; give {WAYS_OUT}")
 
 
-def _hint(message: str) -> str:
-    """Return what pandas' message proposes in place of an alias, in brackets, or nothing."""
-    found = re.search(r"Did you mean (\w+)\?|use '(\w+)' instead", message)
-    return f" (pandas now says {found[1] or found[2]!r})" if found else ""
+def _hint(freq: Any) -> str:
+    """Return what pandas now calls a frequency of older versions, in brackets, or nothing."""
+    to_offset, proposed = require("pandas").tseries.frequencies.to_offset, freq
+    for _ in range(4):  # "A" has become "Y", and this "YE"; "1H30T" has two old names
+        try:
+            to_offset(proposed)
+        except (ValueError, TypeError) as error:
+            found = RENAMED.search(str(error))
+        else:
+            return f" (pandas now says {proposed!r})"
+        if found is None:
+            return ""
+        old, new = found[1] or found[3], found[2] or found[4]
+        proposed = re.sub(rf"(?<![A-Za-z]){re.escape(old)}(?![A-Za-z])", new, proposed)
+    return ""
 
 
 def infer_frequency(

@@ -15,6 +15,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, RankError, SpecError
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
+from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.minibatch_size import whole_batchsize
 from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.direct_model import DirectModel, Ensemble, recurrent_body
@@ -26,6 +27,18 @@ from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
 FEW_STEPS = 300
+OF_RANK = (
+    "comm",
+    "n_jobs",
+    "device",
+    "callbacks",
+    "random_state",
+    "verbose",
+    "id_col",
+    "time_col",
+    "target_col",
+    "alias",
+)
 PIECE = 8  # a piece of a long series has at least so many windows
 
 
@@ -62,20 +75,46 @@ def warmup_of(windows: PanelWindows) -> np.ndarray:
     return np.minimum(windows.features.lag, lengths // 4)
 
 
+def course_of_fit(forecaster: Any) -> dict[str, str]:
+    """Return the settings that decide what is trained and how, by name, as texts that ranks compare.
+
+    Callbacks are compared by the fits of the networks.
+    """
+    settings = forecaster.get_params(deep=False)
+    return {name: _describe(value) for name, value in settings.items() if name not in OF_RANK}
+
+
+def _describe(value: Any) -> str:
+    """Return a text that is the same in every process; of code only its name."""
+    if isinstance(value, list | tuple | np.ndarray):
+        return str([_describe(v) for v in value])
+    if isinstance(value, type) or hasattr(value, "__qualname__"):
+        return str(value.__qualname__)
+    return type(value).__name__ if callable(value) and " at 0x" in repr(value) else str(value)
+
+
 def require_same_panel(ranks: RankGroup, panel: Panel | None, array: Any) -> None:
     """Raise :class:`RankError` on every rank unless all have the same series, before anything is chosen by them."""
     if ranks.is_single:
         return
     if panel is None:
-        told = {"the shape of the array": tuple(array.shape), "its type": array.dtype}
+        told = {
+            "the shape of the array": tuple(array.shape),
+            "its type": array.dtype,
+            "whether it is in memory": type(array) is np.ndarray,
+        }
     else:
-        columns = panel.values.values()
-        values = [np.asarray(v if v.dtype != object else v.astype(str)) for v in columns]
+        values, static = (
+            [np.asarray(v if v.dtype != object else v.astype(str)) for v in columns.values()]
+            for columns in (panel.values, panel.static)
+        )
         told = {
             "the number of series": panel.n_series,
             "the ids of the series (digest)": digest_arrays(panel.ids.astype(str)),
             "the times of the series (digest)": digest_arrays(panel.first, panel.lengths),
+            "the frequency": panel.frequency.text,
             "the values of the series (digest)": digest_arrays(*values),
+            "the static covariates (digest)": digest_arrays(*static),
         }
     try:
         ranks.require_equal(told)
@@ -133,7 +172,8 @@ def fit_models(forecaster: Any, windows: PanelWindows, loss: Any, ranks: RankGro
         verbose=forecaster.verbose,
     )
     x, y = WindowArray(windows, "inputs"), WindowArray(windows, "targets", warmup_of(windows))
-    est.fit(x, y, lengths=None if (lengths == lengths[0]).all() else lengths)
+    # not est.fit, which warns of few updates: their number is chosen here
+    run_fit(est, x, y, lengths=None if (lengths == lengths[0]).all() else lengths)
     for member in est.model_.members:
         member.forget_steps(int(lengths.max()) - 1)
     return est

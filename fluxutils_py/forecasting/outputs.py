@@ -14,7 +14,7 @@ from fluxutils_py.forecasting.baselines import BASELINES
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.frames import Frame, make_frame
 from fluxutils_py.forecasting.history import History, Steps, forecasts
-from fluxutils_py.forecasting.panel import Panel, read_steps, series_name
+from fluxutils_py.forecasting.panel import Panel, read_static, read_steps, series_name
 
 
 def array_shape(array: Any) -> tuple[int, int] | None:
@@ -226,8 +226,59 @@ def _read_column(frame: Any, name: str) -> np.ndarray:
 # -- new data ------------------------------------------------------------------------------------------
 
 
-def further_steps(fc: Any, panel: Panel) -> Steps:
-    """Convert a panel to steps after the end of a forecaster's series."""
+def require_same_static(fc: Any, panel: Panel, static_df: Any) -> None:
+    """Raise DataError if a stored series comes with another static value: its state has followed from the old one."""
+    if not fc.covariates_.stat:
+        return
+    history = fc._history
+    stored = _require_panel(history).ids
+    if static_df is not None:  # it may also have series of which df has no row
+        has_row, static = read_static(static_df, fc._columns, stored)
+        panel = replace(panel, ids=stored[has_row], static=static)
+    number = {label: i for i, label in enumerate(stored)}
+    series = np.array([number.get(label, -1) for label in panel.ids], int)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of new categories: an error follows, or they are of new series
+        given = fc.covariates_.static(panel)
+    known = np.flatnonzero(series >= 0)
+    changed = np.argwhere(given[known] != history.static[series[known]])
+    if len(changed):
+        i, column = known[changed[0, 0]], fc.covariates_.stat[changed[0, 1]]
+        new = panel.static[column.name][i]
+        raise DataError(
+            f"static covariate {column.name!r} of series {panel.ids[i]!r} is "
+            f"{new if column.categories is None else repr(new)}, and was "
+            f"{column.describe(history.static[series[i], changed[0, 1]])} so far; update goes on from a state that "
+            "the old value led to: give that value, or whole series to predict(df)"
+        )
+
+
+def _require_near(fc: Any, df: Any, old: Panel) -> None:
+    """Raise DataError if a row is so much later than the row before it that none of the known values counts any more.
+
+    Most often, its time is wrong. Correct rows would then be refused, since they overlap the steps up to that row.
+    """
+    series, steps = read_steps(Frame(df, "df"), fc._columns, old)
+    order = np.lexsort((steps, series))
+    order = order[series[order] >= 0]
+    series, steps = series[order], steps[order]
+    before = old.lengths[series] - 1
+    same = series[1:] == series[:-1]
+    before[1:][same] = steps[:-1][same]
+    far = np.flatnonzero(steps - before > fc.features_.memory)
+    if len(far):
+        i = far[0]
+        at, last = (format_time(t) for t in old.times(series[[i, i]], np.array([steps[i], before[i]])))
+        raise DataError(
+            f"series {old.ids[series[i]]!r} has a row at {at} (column {fc.time_col!r}), {steps[i] - before[i]} steps "
+            f"after the row before it at {last}: no value of the last {fc.features_.memory} steps, which the "
+            "forecasts depend on, would be known. Correct the time; or give a row with a missing value for each step "
+            "between; or give whole series to predict(df)"
+        )
+
+
+def further_steps(fc: Any, panel: Panel, df: Any) -> Steps:
+    """Convert a panel, as read from ``df``, to steps after the end of a forecaster's series."""
     old = _require_panel(fc._history)
     number = {label: i for i, label in enumerate(old.ids)}
     fresh = [label for label in panel.ids if label not in number]
@@ -247,6 +298,7 @@ def further_steps(fc: Any, panel: Panel) -> Steps:
             f"series {panel.ids[i]!r} has a row at {at} (column {fc.time_col!r}), and is known until {last} already; "
             "update takes the rows that follow, predict(df) whole series"
         )
+    _require_near(fc, df, old)
     start[known] = gap
     lengths = start + panel.lengths
     covariates = (fc.covariates_.steps(panel, kind) for kind in ("hist", "futr"))

@@ -76,7 +76,7 @@ class Panel:
     zone : str or None
         Time zone.
     types : dict
-        narwhals data types of the id and time columns.
+        Data types of the id and time columns, of narwhals, or of pyarrow for its ids.
     backend : str
         Library of the frames to return.
     """
@@ -147,7 +147,7 @@ def read_panel(
 
     Parameters
     ----------
-    df : data frame of pandas or polars
+    df : data frame of pandas, polars or pyarrow
     columns : Columns
     freq : Frequency, str, pandas offset, int, or None
         None: inferred from the times.
@@ -202,8 +202,16 @@ def read_panel(
             found = np.full(total, np.nan)
             found[place] = frame.numbers(column, missing=column not in columns.futr)
             values[column] = found
-    types = {c: frame.dtype(c) for c in (columns.id, columns.time)}
-    static = _read_static(frame, static_df, columns, codes, ids) if columns.stat else {}
+    types = {columns.id: frame.label_type(columns.id), columns.time: frame.dtype(columns.time)}
+    static: dict[str, np.ndarray] = {}
+    if static_df is not None:
+        if not columns.stat:
+            raise DataError("static_df is given, but stat_exog_list names no covariates")
+        has_row, static = read_static(static_df, columns, ids)
+        if not has_row.all():
+            raise DataError(f"static_df has no row of series {ids[int((~has_row).argmax())]!r}")
+    elif columns.stat:
+        static = _static_values(frame, columns, codes, ids)
     return Panel(ids, first, lengths, values, static, frequency, at.zone, types, frame.backend)
 
 
@@ -284,32 +292,39 @@ def _require_unique(
         )
 
 
-def _read_static(
-    frame: Frame, static_df: Any, columns: Columns, codes: np.ndarray, ids: np.ndarray
-) -> dict[str, np.ndarray]:
-    if static_df is not None:
-        frame = Frame(static_df, "static_df")
-        frame.require({columns.id: "id_col", **dict.fromkeys(columns.stat, "stat_exog_list")})
-        number = {label: i for i, label in enumerate(ids)}
-        codes = np.array([number.get(label, -1) for label in frame.labels(columns.id)])
-        has_row = np.isin(np.arange(len(ids)), codes)
-        if not has_row.all():
-            raise DataError(f"static_df has no row of series {ids[int((~has_row).argmax())]!r}")
-    else:
-        frame.require(dict.fromkeys(columns.stat, "stat_exog_list"))
+def read_static(static_df: Any, columns: Columns, ids: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Read the static covariates of series from a frame of their own.
+
+    Returns
+    -------
+    has_row : ndarray of bool, shape (N,)
+        Whether the frame has a row of each of ``ids``.
+    static : dict of str to ndarray
+        Values of each static covariate, of the series with a row.
+    """
+    frame = Frame(static_df, "static_df")
+    frame.require({columns.id: "id_col", **dict.fromkeys(columns.stat, "stat_exog_list")})
+    number = {label: i for i, label in enumerate(ids)}
+    codes = np.array([number.get(label, -1) for label in frame.labels(columns.id)], int)
+    return np.isin(np.arange(len(ids)), codes), _static_values(frame, columns, codes, ids)
+
+
+def _static_values(frame: Frame, columns: Columns, codes: np.ndarray, ids: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the one value of each static covariate in each series; ``codes`` are the series of the rows, or -1."""
+    frame.require(dict.fromkeys(columns.stat, "stat_exog_list"))
+    keep = np.flatnonzero(codes >= 0)
+    _, begin, number = np.unique(codes[keep], return_index=True, return_inverse=True)
     found: dict[str, np.ndarray] = {}
     for column in columns.stat:
         category = frame.is_category(column)
         rows = frame.labels(column) if category else frame.numbers(column, missing=False)
-        keep = np.flatnonzero(codes >= 0)
-        _, begin = np.unique(codes[keep], return_index=True)
         each = rows[keep[begin]]
-        other = keep[each[codes[keep]] != rows[keep]]
+        other = np.flatnonzero(each[number] != rows[keep])
         if len(other):
-            row = int(other[0])
+            row = int(keep[other[0]])
             raise DataError(
-                f"column {column!r} of {frame.name} is {rows[row]} in row {row} and {each[codes[row]]} before in "
-                f"series {ids[codes[row]]!r}; a static covariate has one value per series"
+                f"column {column!r} of {frame.name} is {rows[row]} in row {row} and {each[number[other[0]]]} before "
+                f"in series {ids[codes[row]]!r}; a static covariate has one value per series"
             )
         found[column] = each
     return found

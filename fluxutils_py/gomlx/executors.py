@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.validation import check_integer
 
 Executor = Callable[[tuple[Any, ...]], Any]
@@ -77,3 +78,10 @@ def kind_key(kind: Any) -> Any:
     except TypeError:
         return repr(kind)
     return kind
+
+
+def run_uncompiled(model: nn.Module, batch: Minibatch, takes_kind: bool) -> Any:
+    """Call a model with a batch as a training step of a :class:`Trainer` does."""
+    first = next(model.parameters(), None)
+    moved = batch if first is None else batch.to(first.device)
+    return Executors(model, 1, takes_kind, False)(moved.kind, Mode.TRAIN)(moved.inputs)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any
 
+from fluxutils_py.parallel import is_main_process
 from fluxutils_py.reporting.tables import format_metric, text_table
 
 
@@ -16,14 +18,15 @@ def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str],
     trainer : Trainer
         Or any object whose ``eval(dataset)`` returns a dict of numbers.
     *datasets
-        Datasets for ``eval``. The table shows their ``name``, or the name of their class.
+        Datasets for ``eval``. The table shows their ``name``, or the name of their class; several of one name are
+        numbered, such as ``list (1)`` and ``list (2)``, in the order in which you give them.
     printer : callable
-        Called with the table, as one string.
+        Called with the table, as one string; of several ranks of the trainer only on rank 0. All ranks evaluate.
 
     Raises
     ------
     ValueError
-        If there are no datasets, or two with the same name. Nothing is evaluated then.
+        If there are no datasets.
 
     Notes
     -----
@@ -39,6 +42,8 @@ def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str],
     tuple    2.333  3
     """
     results = evaluate_datasets(trainer, datasets)
+    if not is_main_process(trainer):
+        return
     names = list(dict.fromkeys(name for row in results.values() for name in row))
     rows = [["dataset", *names]] + [
         [data, *(format_metric(row.get(n)) for n in names)] for data, row in results.items()
@@ -47,14 +52,24 @@ def report_eval(trainer: Any, *datasets: Iterable[Any], printer: Callable[[str],
 
 
 def evaluate_datasets(trainer: Any, datasets: Iterable[Any]) -> dict[str, dict[str, Any]]:
-    """Return the results of ``trainer.eval`` by dataset name."""
+    """Return the results of ``trainer.eval`` by dataset name; those of one name are numbered."""
     datasets = list(datasets)
-    names = [getattr(data, "name", None) or type(data).__name__ for data in datasets]
-    if not names:
+    if not datasets:
         raise ValueError("there is nothing to evaluate: give at least one dataset")
-    if twice := {n for n in names if names.count(n) > 1}:
-        raise ValueError(
-            f"datasets must have different names, {', '.join(sorted(twice))} occurs twice; rename one with "
-            "as_dataset(data, name=...)"
-        )
+    names = number_equal([getattr(data, "name", None) or type(data).__name__ for data in datasets])
     return {name: trainer.eval(data) for name, data in zip(names, datasets, strict=True)}
+
+
+def number_equal(names: Sequence[str]) -> list[str]:
+    """Return the names, with a number after those that occur several times.
+
+    >>> number_equal(["a", "b", "a"])
+    ['a (1)', 'b', 'a (2)']
+    """
+    distinct: list[str] = []
+    for name in names:
+        if names.count(name) > 1:
+            taken = {*names, *distinct}
+            name = next(text for k in count(1) if (text := f"{name} ({k})") not in taken)
+        distinct.append(name)
+    return distinct

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.gomlx.added_losses import collected_losses, get_losses
-from fluxutils_py.gomlx.executors import Executor, Executors, Mode, kind_key
+from fluxutils_py.gomlx.executors import Executor, Executors, Mode, kind_key, run_uncompiled
 from fluxutils_py.gomlx.metrics_of_batch import (
     add_up_ranks,
     add_weighed,
@@ -21,12 +20,12 @@ from fluxutils_py.gomlx.metrics_of_batch import (
     update_from_batch,
     weigh_metrics,
 )
-from fluxutils_py.gomlx.nonfinite_batch import find_nonfinite
 from fluxutils_py.nn.losses import require_equal_shapes
 from fluxutils_py.nn.precision import as_float32
 from fluxutils_py.nn.states import evaluating, reset, restore, snapshot
 from fluxutils_py.parallel import Threads
 from fluxutils_py.parallel.threads import n_threads
+from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.element_weights import require_weighable, update_metric
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
@@ -197,7 +196,7 @@ class Trainer:
             reduction=reduction,
             n_numbers=2 * len(self._means) + (loss_fn is not None),
             stateful=stateful,
-            describe=lambda batch: find_nonfinite(self.model, batch, stateful, takes_kind, self._step.autocast),
+            run_again=self._run_again,
             defer=False,  # metrics need the loss
         )
         self.ranks = self._step.ranks
@@ -225,6 +224,11 @@ class Trainer:
             self.optimizer.load_state_dict(self.optimizer.state_dict())  # moves moments to their parameters
         self._step.bind()
         return self
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether all ranks need the same batches, and so equally many."""
+        return self._step.shares_batches
 
     # -- training ------------------------------------------------------------------------------------
 
@@ -263,6 +267,10 @@ class Trainer:
         self._predicted[thread] = prediction, target, weight
         numbers = [*([] if own is None else [own]), *weigh_metrics(self._means, self.loss_fn, prediction, batch)]
         return BatchLoss(total, n, numbers=numbers)
+
+    def _run_again(self, batch: Minibatch) -> None:
+        with collected_losses():
+            run_uncompiled(self.model, batch, self._executors.takes_kind)
 
     def _finish_step(self, info: StepInfo, updated: bool) -> None:
         if updated:

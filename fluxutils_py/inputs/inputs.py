@@ -12,6 +12,7 @@ form           rows are                                 targets, predictions
 
 from __future__ import annotations
 
+import itertools
 import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -433,8 +434,33 @@ def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
         raise ShapeError(f"{a.name}[{i}] has {first[i]} time steps and {b.name}[{i}] has {second[i]}{way_out}")
     for axis, unit, m, n in ((1, "series", a.N, b.N), (2, "time steps", a.T, b.T)):
         if m != n:
-            batch_first = a.shape[:2] == b.shape[:2]
             raise ShapeError(
                 f"{a.name} has {m} {unit} and {b.name} has {n} (axis {axis} of shapes {a.shape} and {b.shape}); "
-                f"both must be (F, N, T) with equal N and T{BATCH_FIRST if batch_first else ''}"
+                f"both must be (F, N, T) with equal N and T{_other_layouts(a, b)}"
             )
+
+
+TRANSPOSES = {"FNT": "", "NFT": "transpose(1, 0, 2)", "NTF": "transpose(2, 0, 1)", "TNF": "transpose(2, 1, 0)"}
+
+
+def _other_layouts(a: SeriesArray, b: SeriesArray) -> str:
+    """Say in which other layouts two arrays have equal N and T, and how they become (F, N, T); "" if in none."""
+    if any(hasattr(s.array, "lengths") for s in (a, b)):  # lists have no axes to transpose
+        return ""
+    found = []
+    for first, second in itertools.product(TRANSPOSES, repeat=2):
+        sizes, others = dict(zip(first, a.shape, strict=True)), dict(zip(second, b.shape, strict=True))
+        if (sizes["N"], sizes["T"]) != (others["N"], others["T"]):
+            continue
+        to_do = [f"{s.name.split()[-1]}.{TRANSPOSES[o]}" for s, o in ((a, first), (b, second)) if TRANSPOSES[o]]
+        named = f"{a.name} is {_spelt(first)} and {b.name} {_spelt(second)}"
+        found.append(f"if {named}: {' and '.join(to_do)}")
+    if not found:
+        return ""
+    of_aeon = "; aeon and sktime have (N, F, T)" if any("(N, F, T)" in way for way in found) else ""
+    of_files = "" if a.in_memory and b.in_memory else "; for datasets, h5mmap(path, name, axes='NFT') and the like"
+    return f". They have {', or '.join(found)}{of_aeon}{of_files}"
+
+
+def _spelt(order: str) -> str:
+    return f"({', '.join(order)})"

@@ -55,7 +55,7 @@ class LabelEncoder:
 def find_largest(labels: Any) -> int:
     """Return the largest of integer labels in an array (G, N, T), in one pass over blocks."""
     n_outputs, n_series, n_steps = labels.shape
-    return max(int(plain_block(labels[:, n, t]).max()) for n, t in block_slices(n_series, n_steps, n_outputs))
+    return max(int(plain_block(labels[:, n, t], "y").max()) for n, t in block_slices(n_series, n_steps, n_outputs))
 
 
 def find_classes(labels: Any, weight: SampleWeight | None, rows: Segments | None = None) -> np.ndarray:
@@ -65,7 +65,7 @@ def find_classes(labels: Any, weight: SampleWeight | None, rows: Segments | None
     """
     labels_of_blocks: list[np.ndarray] = []
     for series, steps in block_slices(labels.shape[1], labels.shape[2]):
-        block = plain_block(labels[:, series, steps])[0]
+        block = plain_block(labels[:, series, steps], "y")[0]
         counts = is_label(block)
         if weight is not None:
             counts &= weight.block(series, steps) > 0

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from fluxutils_py.data import SampleWeight, SeriesArray
-from fluxutils_py.data.arrays import plain_block
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import block_slices
 from fluxutils_py.errors import DataError
@@ -66,7 +65,7 @@ def _live_blocks(
     for series, steps in block_slices(y.N, y.T, y.F):
         part, t = segments[series], np.arange(steps.start, steps.stop)
         y.prefetch(part, steps.start, steps.stop)
-        block = plain_block(y.array[:, series, steps])
+        block = y.stored_block(series, steps)
         start = part.start[:, None]
         live = (t >= start) & (t < start + part.length[:, None]) & np.isfinite(block)  # infinite: rejected later
         yield np.where(live, block, np.nan), None if weight is None else weight.block(series, steps)

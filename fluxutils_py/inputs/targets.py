@@ -179,13 +179,18 @@ def _read_plain_targets(y: Any, inputs: Inputs, schema: TargetSchema) -> Targets
 
 def _check_rows(array: np.ndarray, n_rows: int, inputs: Inputs, name: str) -> None:
     """Raise ValueError, as scikit-learn does, unless there are as many rows as series, or steps of a view."""
-    n = inputs.series[0].F
-    if inputs.form == "native" and len(array) == n != n_rows:
+    way_out = _of_other_layout(len(array), n_rows, inputs)
+    if way_out:
         raise ShapeError(
-            f"{name} has {n} rows beside x of shape (F, N, T) = {inputs.series[0].shape}, which has {n_rows} series"
-            + BATCH_FIRST
+            f"{name} has {len(array)} rows beside x of shape (F, N, T) = {inputs.series[0].shape}, which has {n_rows} "
+            f"series{way_out}"
         )
     check_consistent_length(np.empty(n_rows), array)
+
+
+def _of_other_layout(n: int, n_rows: int, inputs: Inputs) -> str:
+    """Say how to transpose inputs that have as many features as there are rows of targets, ``n``."""
+    return BATCH_FIRST if inputs.form == "native" and n == inputs.series[0].F != n_rows else ""
 
 
 def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: TargetSchema) -> bool:
@@ -238,6 +243,7 @@ def _labels_of_rows(y: Any, inputs: Inputs, name: str) -> np.ndarray:
             raise ShapeError(
                 f"y should be a 1d array, one label per {'step' if inputs.form == 'timesteps' else 'series'}, or have "
                 f"the shape ({n_rows}, {n_columns}), a label per step; {name} has shape {labels.shape}"
+                + _of_other_layout(len(labels), n_rows, inputs)
             )
         return labels
     labels = np.asarray(column_or_1d(labels, warn=True))

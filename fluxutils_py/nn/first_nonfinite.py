@@ -26,7 +26,8 @@ def first_nonfinite(model: nn.Module, run: Callable[[], Any]) -> str:
     states, buffers = snapshot(model), [(b, b.clone()) for b in model.buffers()]
     handles = [m.register_forward_hook(partial(_look, found, name)) for name, m in model.named_modules()]
     try:
-        with torch.random.fork_rng(devices=[]):
+        gpus = {p.device for p in model.parameters() if p.device.type == "cuda"}
+        with torch.random.fork_rng(devices=list(gpus)):
             run()
     except Exception:  # the caller has an error of its own to raise
         return found[0] if found else ""

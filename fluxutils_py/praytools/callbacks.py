@@ -41,6 +41,7 @@ class cb:
             self.state_dict, self.load_state_dict = function.state_dict, function.load_state_dict
 
     def on_step(self, loop: Any) -> None:
+        _let_rank_0_write(self.function, loop)
         self.function()
 
 
@@ -48,10 +49,15 @@ class cby(cb):
     """Hook that calls a function with the loss after every step that has a loss, as ``cby=`` of PrayTools does."""
 
     def on_step(self, loop: Any) -> None:
-        if isinstance(self.function, EvalCby):
-            self.function.writes = loop.rank == 0
         if loop.batch_loss is not None:
+            _let_rank_0_write(self.function, loop)
             self.function(loop.batch_loss)
+
+
+def _let_rank_0_write(function: Any, loop: Any) -> None:
+    """Of several ranks, let only rank 0 print and write files, if the function is one of this module that does so."""
+    if isinstance(function, EvalCby | ModelSelector):
+        function.writes = loop.rank == 0
 
 
 class EvalCby:
@@ -171,13 +177,14 @@ class ModelSelector(BestModel):
     def __init__(self, model: nn.Module, accuracy: Callable[[], Any], show: Callable[[str], Any] | None, every: int):
         super().__init__(model, operator.gt)
         self.accuracy, self.show, self.every, self.calls = accuracy, show, check_integer("every", every, 1), 0
+        self.writes = True  # of several ranks only rank 0 prints
 
     def __call__(self) -> None:
         self.calls += 1
         if self.calls % self.every == 0:
             accuracy = float(self.accuracy())
             self.update(accuracy)
-            if self.show is not None:
+            if self.show is not None and self.writes:
                 best = self.value if self.value is None else f"{self.value:.6g}"
                 self.show(f"accuracy {accuracy:.6g}, the best so far {best}")
 
@@ -204,7 +211,7 @@ def bestmodelselector(
     accuracy : callable
         Returns a number; higher is better, and NaN is ignored.
     show : bool or callable
-        True prints each accuracy; a function receives it as a line of text.
+        True prints each accuracy; a function receives it as a line of text. Of several ranks only rank 0 calls it.
     every : int
         Evaluate the accuracy at every ``every``-th call.
 

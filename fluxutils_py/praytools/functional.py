@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -64,7 +64,12 @@ def train(
     Raises
     ------
     FloatingPointError
-        If a loss or gradient is NaN or infinite. That iteration leaves the parameters unchanged.
+        If a loss or gradient is NaN or infinite. That iteration leaves the parameters unchanged. If ``params`` is a
+        module, ``loss`` is called once more with the same sample, and the error names the module in it that first gave
+        such a number.
+    RankError
+        On every rank, before the first iteration, if ranks differ in a setting or, with the same batches, in
+        ``iterations``.
 
     Notes
     -----
@@ -86,7 +91,8 @@ def train(
         return BatchLoss(loss(*sample), n_observations(sample, axis) or 1)
 
     divide = partial(shard, axis=axis)
-    _train(compute, divide, params, lambda: as_sample(preparesamples()), opt, iterations, **settings)
+    told = {"axis": axis}
+    _train(compute, divide, params, lambda: as_sample(preparesamples()), opt, iterations, told=told, **settings)
 
 
 def ptrain(
@@ -132,7 +138,8 @@ def ptrain(
     prepare = preparesamples if bs is None else lambda: as_sample(preparesamples())
     with Threads(n) as threads:
         in_threads = ThreadedLoss(compute, as_module(params), as_params(params), threads, parts, replicate=False)
-        _train(in_threads, divide, params, prepare, opt, iterations, **settings, defer=False)
+        told = {"axis": axis, "whether bs is None": bs is None}  # what a rank's share of a minibatch is
+        _train(in_threads, divide, params, prepare, opt, iterations, told=told, **settings, defer=False)
 
 
 def ttrain(
@@ -214,8 +221,13 @@ def itrain(
         value, gradients = igradient(loss, params, samples, tau, threads=threads)
         return BatchLoss(value, gradients=gradients)
 
+    def run_again(samples: Sequence[Sample]) -> None:
+        for sample in samples:
+            loss(*sample)
+
     with Threads(torch.get_num_threads()) as threads:
-        _train(compute, lambda samples, rank, size: samples, params, prepare, opt, iterations, **settings, defer=False)
+        together: dict[str, Any] = {"told": {"tau": tau}, "run_again": run_again, "defer": False}
+        _train(compute, lambda samples, rank, size: samples, params, prepare, opt, iterations, **settings, **together)
 
 
 def autotrain(
@@ -293,11 +305,15 @@ def _train(
     *,
     cb: Callable[[], Any] | Sequence[Callable[[], Any]] = (),
     cby: Callable[[float], Any] | None = None,
+    told: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> None:
-    """Step the optimizer on one minibatch after another."""
+    """Step the optimizer on one minibatch after another; ``told`` are further settings that ranks compare."""
+    told = dict(told or {})
     model, tensors = as_module(params), as_params(params)
     optimizer = make_optimizer(opt, [p for p in tensors if p.requires_grad])
+    if isinstance(compute, ThreadedLoss):
+        settings["run_again"] = compute.run_again
     step = GradientStep(
         compute,
         optimizer,
@@ -309,6 +325,11 @@ def _train(
     )
     if isinstance(compute, ThreadedLoss):
         compute.scaled = step.scaled
+    told["batches"] = settings.get("batches", "same")
+    if step.shares_batches:  # a rank with batches of its own may have fewer
+        told["iterations"] = iterations
+    with step.ranks as ranks:
+        ranks.require_equal(told)
     loop = Loop(step, step.ranks)
     for call in (cb,) if callable(cb) else cb:
         loop.hooks.attach(as_cb(call))

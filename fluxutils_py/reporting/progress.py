@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+from fluxutils_py.parallel import is_main_process
 from fluxutils_py.reporting.tables import as_number, format_metric
 from fluxutils_py.terminal import shows_progress
 
@@ -37,7 +38,8 @@ class EpochLog:
 
     Notes
     -----
-    The line shows the numbers of the epoch's record, such as ``epoch 3: loss 0.1234, validation_loss 0.2, 1.2 s``.
+    The line shows the numbers of the epoch's record, such as ``epoch 3: loss 0.1234, validation_loss 0.2, 1.2 s``. Of
+    several ranks only rank 0 writes.
     """
 
     name, priority = "epoch log", 100
@@ -46,7 +48,8 @@ class EpochLog:
         self.insist = insist
 
     def on_epoch(self, loop: Any) -> None:
-        self._write_line(epoch_line(loop.record), self.insist)
+        if is_main_process(loop):
+            self._write_line(epoch_line(loop.record), self.insist)
 
     def say_once(self, line: str) -> None:
         """Show a line, on stderr if the log does not, unless this process has shown it before."""
@@ -78,7 +81,7 @@ class ProgressBar:
     """Hook that shows epoch, step and metrics with tqdm, as a widget in notebooks.
 
     It shows the metrics of the step, or its loss if it has none; after an epoch also the losses of its record, and the
-    number of pieces into which its series were folded.
+    number of pieces into which its series were folded. Of several ranks only rank 0 shows it.
     """
 
     name, priority = "progress bar", 100
@@ -87,6 +90,9 @@ class ProgressBar:
         self._bar: Any = None
 
     def on_start(self, loop: Any) -> None:
+        self._bar = None
+        if not is_main_process(loop):
+            return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tqdm warns when the notebook lacks widgets, then falls back to text
             from tqdm.auto import tqdm
@@ -100,7 +106,7 @@ class ProgressBar:
             print(line, file=sys.stderr, flush=True)
 
     def on_step(self, loop: Any) -> None:
-        if self._bar.update():  # true when tqdm redraws the bar; format numbers only then
+        if self._bar is not None and self._bar.update():  # true when tqdm redraws the bar; format numbers only then
             self._show_epoch(loop)
 
     def _show_epoch(self, loop: Any) -> None:
@@ -108,13 +114,15 @@ class ProgressBar:
         self._bar.set_postfix_str(", ".join(epoch + [f"{name} {text}" for name, text in _metrics(loop).items()]))
 
     def on_epoch(self, loop: Any) -> None:
+        if self._bar is None:
+            return
         losses = {k: format_metric(v) for k, v in loop.record.items() if k.endswith("loss") and v is not None}
         metrics = _metrics(loop) if loop.metrics else {}
         folds = {"folds": loop.record["folds"]} if loop.record.get("folds", 1) > 1 else {}
         self._bar.set_postfix({"epoch": loop.record["epoch"], **folds, **losses, **metrics})
 
     def on_end(self, loop: Any) -> None:
-        if loop.n_epochs is None:  # else on_epoch has shown it
+        if self._bar is not None and loop.n_epochs is None:  # else on_epoch has shown it
             self._show_epoch(loop)
 
     def on_close(self, loop: Any) -> None:

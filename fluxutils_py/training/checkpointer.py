@@ -29,6 +29,7 @@ from fluxutils_py.training.checkpoint_folder import (
 )
 from fluxutils_py.training.excluded_parts import ExcludedParts
 from fluxutils_py.training.plain_files import read_file, to_plain_data
+from fluxutils_py.training.plain_state import as_tracked
 from fluxutils_py.training.preemption import Preemption
 from fluxutils_py.training.resharding import reshard, state_of_rank
 from fluxutils_py.training.triggers import Trigger
@@ -151,13 +152,15 @@ class Checkpointer:
 
         Each needs ``state_dict()``, which returns plain data and tensors, and ``load_state_dict(state)``: modules,
         optimizers, schedulers, a :class:`Loop` (with its hooks and triggers), datasets, :class:`RandomGenerators`.
+        Or it is a dict or list of plain data, such as ``track(settings={"lr": 0.01})``: :meth:`restore` then replaces
+        the contents of that same dict or list; those within it are new ones.
+
+        Raises
+        ------
+        TypeError
+            If something is neither; the message says what. Nothing is tracked then.
         """
-        for name, thing in things.items():
-            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
-                raise TypeError(
-                    f"{name} cannot be tracked: a {type(thing).__name__} has no state_dict and load_state_dict"
-                )
-        self.tracked.update(things)
+        self.tracked.update({name: as_tracked(name, thing) for name, thing in things.items()})
         return self
 
     def save(self, loop: Any, metrics: Any = None, **unused: Any) -> Path | None:

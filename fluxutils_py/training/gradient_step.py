@@ -16,6 +16,7 @@ from fluxutils_py.nn.vectors import dense_gradients
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.gradient_vector import GradientVector
+from fluxutils_py.training.added_losses import collected_losses
 from fluxutils_py.training.gradients import (
     OWN_BATCHES,
     as_scalar,
@@ -26,6 +27,7 @@ from fluxutils_py.training.gradients import (
 )
 from fluxutils_py.training.loss_scale import LossScale, require_progress
 from fluxutils_py.training.minibatch import begins_series
+from fluxutils_py.training.nonfinite_batch import find_nonfinite, find_nonfinite_gradient
 from fluxutils_py.training.pending_loss import PendingLoss, supports_found_inf
 from fluxutils_py.training.sharding import digest, shard
 from fluxutils_py.training.step_info import BatchLoss, StepInfo
@@ -78,6 +80,9 @@ class GradientStep:
         step later; the optimizer, a fused one of torch, changes nothing. None: on a GPU, in a single process.
     describe : callable, optional
         ``describe(batch)`` returns the place of a batch in the data for error messages, such as ``" at step 3"``.
+    run_again : callable, optional
+        ``run_again(batch)`` calls the model as ``compute`` does, in this thread; by default ``compute`` itself. A step
+        that fails calls it once, without gradients, to name the module that first gave a number that is not finite.
     observe : callable, optional
         Called with the gradient vector of each update, before clipping.
 
@@ -92,9 +97,11 @@ class GradientStep:
     Raises
     ------
     FloatingPointError
-        In a step, on every rank, if the loss or the gradient is NaN or infinite. The parameters stay unchanged.
+        In a step, on every rank, if the loss or the gradient is NaN or infinite. The parameters stay unchanged. Names
+        the first module, of ``model``, whose output is not finite, or the parameter that is not or has no finite
+        gradient.
     RankError
-        In a step, on every rank, if parameters differ in shape, or batches that must be the same differ.
+        In a step, on every rank, if settings differ, parameters differ in shape, or batches that must be the same do.
     TypeError, ValueError
         If the loss is no scalar tensor that depends on the parameters.
     """
@@ -119,6 +126,7 @@ class GradientStep:
         stateful: bool = False,
         defer: bool | None = None,
         describe: Callable[[Any], str] | None = None,
+        run_again: Callable[[Any], Any] | None = None,
         observe: Callable[[Tensor], Any] | None = None,
     ) -> None:
         if batches not in ("same", "per_rank"):
@@ -132,7 +140,18 @@ class GradientStep:
         self.clip, self.accumulate, self.reduction, self.stateful = clip, accumulate, reduction, stateful
         self.n_updates, self.numbers = 0, [0.0] * n_numbers
         self._in_float32, self._describe, self._observe = compute, describe, observe
+        self._run_again = compute if run_again is None else run_again
+        self._begun_with: list[Any] | None = None  # states of the recurrent layers at the start of the step
         self._shard = shard if batches == "same" else None
+        self._are_compared = False  # the settings, between ranks
+        self._settings = {
+            "batches": batches,
+            "clip": clip,
+            "accumulate": accumulate,
+            "precision": precision,
+            "reduction": reduction,
+            "stateful": stateful,
+        }
         self._layers = [] if model is None else recurrent_layers(model)
         self._defer, self.precision = defer, precision
         self._scale: LossScale | None = None
@@ -152,6 +171,11 @@ class GradientStep:
         self._scale = LossScale(values.device, self._scale) if scaled else None
         self._waiting = WaitingGradients(self.vector) if self.accumulate > 1 else None
 
+    @property
+    def shares_batches(self) -> bool:
+        """Whether all ranks need the same batches, and so equally many."""
+        return self._shard is not None
+
     # -- one batch -----------------------------------------------------------------------------------
 
     def __call__(self, batch: Any) -> StepInfo | None:
@@ -164,12 +188,14 @@ class GradientStep:
         if self._layers and batch is not None and begins_series(batch, self.stateful):
             for layer in self._layers:
                 layer.reset()
+        self._begun_with = [layer.state for layer in self._layers]
         try:
             if self.ranks.is_single:
                 return self._accumulate_or_update(batch, self._local_gradient(batch))
             with self.ranks.step(lambda: self(None)):
                 return self._accumulate_or_update(batch, self._gradient_over_ranks(batch))
         finally:
+            self._begun_with = None
             self._clear_gradients()
             for layer in self._layers:
                 layer.truncate()
@@ -228,6 +254,9 @@ class GradientStep:
     def _gradient_over_ranks(self, batch: Any) -> tuple[Any, float] | None:
         """Do what ``_local_gradient`` does over all ranks. Every rank calls it, even if it failed or has no batch."""
         ranks, vector = self.ranks, self.vector
+        if not self._are_compared:  # what differs may make ranks wait for different sums
+            self._are_compared = True
+            ranks.require_equal({**self._settings, **_describe_optimizer(self.optimizer)})
         if not self._synchronized:
             self._synchronize_parameters()
         code, loss, part = (None if ranks.is_leaving else ranks.guard(self._loss_of_own_part, batch)) or (0, 0.0, None)
@@ -361,10 +390,30 @@ class GradientStep:
 
     def _raise_not_finite(self, what: str, number: float, batch: Any) -> NoReturn:
         if what == "loss" or self.ranks.is_single:
-            raise not_finite(what, number, "" if batch is None or self._describe is None else self._describe(batch))
-        bad = self.ranks.allgather(not all(g.isfinite().all() for g in dense_gradients(self.params)))
+            place = "" if batch is None or self._describe is None else self._describe(batch)
+            raise not_finite(what, number, place + self._find_source(what, batch))
+        is_bad = not all(g.isfinite().all() for g in dense_gradients(self.params))
+        answers = self.ranks.allgather((is_bad, self._find_source(what, None) if is_bad else ""))
+        bad = [of_rank for of_rank, _ in answers]
         where = describe_by_rank(bad).partition("True on ")[2].partition(",")[0] if any(bad) else "no rank by itself"
-        self.ranks.raise_on_all(not_finite(f"{what} on {where}", number))
+        source = next((text for _, text in answers if text), "")
+        self.ranks.raise_on_all(not_finite(f"{what} on {where}", number, source))
+
+    def _find_source(self, what: str, batch: Any) -> str:
+        """Return the module or the parameter where a number first was not finite, as the end of a clause."""
+        if self.model is None:
+            return ""
+
+        def run(batch: Any) -> None:
+            with collected_losses(), self.autocast:
+                self._run_again(batch)
+
+        # what is read one step late meets the states of the next step
+        states = [None] * len(self._layers) if self._begun_with is None else self._begun_with
+        found = "" if batch is None else find_nonfinite(self.model, batch, run, states)
+        if found or what == "loss" or self.defer:  # gradients are by then those of the next step
+            return found
+        return find_nonfinite_gradient(self.model)
 
     # -- ranks, and resuming in another process ------------------------------------------------------
 
@@ -394,6 +443,14 @@ class GradientStep:
             self._scale.load_state_dict(state["scale"])
         if self._waiting is not None:
             self._waiting.load_state_dict(state["waiting"])
+
+
+def _describe_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+    """Describe what makes the updates of ranks, which would drift apart if it differed."""
+    if optimizer is None:
+        return {"the optimizer": None}
+    rates = [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+    return {"the optimizer": type(optimizer).__name__, "the learning rates": rates}
 
 
 def not_finite(what: str, value: float, where: str = "") -> FloatingPointError:

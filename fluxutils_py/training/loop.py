@@ -118,6 +118,7 @@ class Loop:
         self.optimizer: Any = getattr(step, "optimizer", None)
         self._stepper = step
         self._ends_together = getattr(step, "ends_together", False)
+        self._shares_batches = getattr(step, "shares_batches", None)
         completed = getattr(step, "step", 0)
         self.step = self.loop_step = self.start_step = completed if isinstance(completed, int) else 0
         self.epoch = self.start_epoch = 0
@@ -216,7 +217,12 @@ class Loop:
         if self.steps_per_epoch is not None:
             done = self.epoch_step if self._progress.is_over(batches) else 0
             self.end_step = self.step - done + (end_epoch - self.epoch) * self.steps_per_epoch
-        with self._run_hooks(epochs=epochs):
+        told: dict[str, Any] = {"epochs": epochs}
+        if self._shares_batches is not None:
+            told["batches"] = "same" if self._shares_batches else "per_rank"
+        if self._shares_batches:
+            told["batches of an epoch"] = self.steps_per_epoch
+        with self._run_hooks(**told):
             while self.epoch < end_epoch and not (self.stopped and self.epoch_step == 0):
                 if self.steps_per_epoch is None and self.epoch > self.start_epoch:
                     mean = (self.step - self.epoch_step - self.start_step) / (self.epoch - self.start_epoch)
@@ -235,19 +241,27 @@ class Loop:
         DataError
             If there are fewer than ``n`` batches left. The next run starts again at the first batch.
         """
+        self._require_equal_steps(n)
         return self._run_until(batches, self.step + n, resume=False) if n else {}
 
     def run_to_step(self, batches: Iterable[Any], step: int) -> Mapping[str, Any]:
         """Take steps until ``loop.step`` is ``step``, as :meth:`run_steps` does. Continue a restored run."""
+        self._require_equal_steps(max(step - self.step, 0))
         if step <= self.step and not self._resuming:
             return {}
         return self._run_until(batches, step, resume=True)
+
+    def _require_equal_steps(self, n: int) -> None:
+        """Raise :class:`RankError` on every rank unless all are to take as many steps; some might take none."""
+        if not self.ranks.is_single:
+            with self.ranks as ranks:
+                ranks.require_equal({"steps": n})
 
     def _run_until(self, batches: Iterable[Any], step: int, resume: bool) -> Mapping[str, Any]:
         self._begin_run(batches, resume)
         self.n_epochs = self.steps_per_epoch = None
         self.end_step, first = step, self.step
-        with self._run_hooks(steps=max(step - first, 0)):
+        with self._run_hooks():
             self._take_steps(batches, max(step - first, 0))
             if self.step < step and not self.stopped:
                 self._progress.close()
@@ -273,7 +287,7 @@ class Loop:
         self.train_step_durations = array("d")
 
     @contextmanager
-    def _run_hooks(self, **of_run: int) -> Iterator[None]:
+    def _run_hooks(self, **of_run: Any) -> Iterator[None]:
         """Call the start hooks, then the end hooks; always the close hooks. Ranks compare ``of_run``."""
         ranks, self._running = self.ranks, True
         with ranks:

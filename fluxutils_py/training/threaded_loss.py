@@ -95,6 +95,12 @@ class ThreadedLoss:
             found = self._map_watched(compute_part, len(parts))
         return self._merge_losses([part for part in found if part is not None])
 
+    def run_again(self, batch: Any) -> None:
+        """Compute the loss of a batch in this thread, with the model itself."""
+        parts = [batch] if self._replicas is not None else self.divide(batch, self.threads.n)
+        for i, part in enumerate(parts):
+            self.compute(part, self.model, i)
+
     def _map_watched(self, compute_part: Callable[[int, Any], Any], n_parts: int) -> Sequence[Any]:
         """Compute the parts; raise ValueError before a module runs that several threads would change at once."""
         if n_parts == 1:

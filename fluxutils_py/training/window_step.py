@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import LoadError
+from fluxutils_py.nn.first_nonfinite import is_finite
 from fluxutils_py.nn.losses import Loss, SeqLoss, needs_weights, takes_weights
 from fluxutils_py.nn.model_windows import run_window
 from fluxutils_py.nn.recurrent import State, map_state
@@ -86,11 +87,13 @@ class WindowStep:
             reduction="sum" if self._loss_is_sum else "mean",
             defer=defer if self._replicas is None else False,
             describe=describe_window,
+            run_again=self._run_again,
             observe=self._add_gradient,
         )
         self.ranks, self.autocast = self._step.ranks, self._step.autocast
         self._n_layers, self._n_live = len(recurrent_layers(model)), 0.0  # live steps of this rank in this epoch
         self._next_states: list[State | None] = []
+        self._overlap_states: list[State | None] = []  # with which the last window with an overlap began
         self.start_epoch()
 
     def __call__(self, batch: Minibatch | None) -> StepInfo | None:
@@ -193,7 +196,8 @@ class WindowStep:
             self._next_states = []
             return None
         if index.n_overlap and not index.first:  # start from the last computed state of its first step
-            restore(model, self._next_states)
+            self._overlap_states = self._next_states
+            restore(model, self._overlap_states)
         if index.next_start is not None:
             mark(model, index.next_start - index.start)
         if not index.has_loss or batch.n_live == 0:  # advance the state without training
@@ -217,6 +221,15 @@ class WindowStep:
             return BatchLoss(value, n_live, weight, gradients)
         loss = window_loss(self.loss, self.model, batch.x, batch.y, ws, n_overlap)
         return BatchLoss(loss, n_live, weight)
+
+    def _run_again(self, batch: Minibatch) -> None:
+        index = batch.index
+        assert index is not None
+        if index.n_overlap and not index.first:
+            if not is_finite(self._overlap_states):  # those of a later window, if losses are read late
+                return
+            restore(self.model, self._overlap_states)
+        window_loss(self.loss, self.model, batch.x, batch.y, self._window_weights(batch), index.n_overlap)
 
     def _window_weights(self, batch: Minibatch) -> Tensor | None:
         if batch.weight is not None and not self._takes_weights:

@@ -10,6 +10,7 @@ import numpy as np
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 
+from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.inputs.inputs import InputLayout
@@ -102,6 +103,9 @@ class SequenceScaler(SequenceTransformer):
         ------
         ValueError
             For infinite values, several inputs, or arguments of wrong shapes. Nothing is changed then.
+        RankError
+            With ``sharded``, on every rank, if ranks differ in a parameter, in the features of their series, or if only
+            some of them give ``sample_weight``.
         """
         return self._update_statistics(x, sample_weight, None, sharded)
 
@@ -149,10 +153,10 @@ class SequenceScaler(SequenceTransformer):
 
     def _update_statistics(self, x: Any, sample_weight: Any, layout: InputLayout | None, sharded: bool) -> Self:
         """Learn from data, from scratch or in addition to earlier data of this layout."""
-        for name in ("with_mean", "with_std"):
-            if not isinstance(getattr(self, name), bool | np.bool_):
-                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        with pool_of_call(self, sharded) as pool:
+        with pool_of_call(self, sharded, **{"data learnt earlier": self._describe_earlier(layout)}) as pool:
+            for name in ("with_mean", "with_std"):
+                if not isinstance(getattr(self, name), bool | np.bool_):
+                    raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
             inputs, series = self._read_series(x, layout, pool)
             weight = pool.weight(sample_weight, inputs)
             if weight is not None:  # checks it: the scale of weights does not matter
@@ -167,6 +171,13 @@ class SequenceScaler(SequenceTransformer):
         self.n_samples_seen_, self.mean_, self.var_ = count, mean, squares / np.where(count > 0, count, 1)
         self.scale_ = safe_scale(mean, self.var_) if self.with_std else None
         return self
+
+    def _describe_earlier(self, layout: InputLayout | None) -> str:
+        """Describe the data that this fit adds to, which must be the same on all ranks: their results are to be."""
+        if layout is None:
+            return "none"
+        n = self.n_samples_seen_.max(initial=0)
+        return f"{n:g} values with the digest {digest_arrays(self.n_samples_seen_, self.mean_, self.var_)}"
 
     def _feature_indices(self, features: Sequence[int | str]) -> list[int]:
         names, n_features = list(getattr(self, "feature_names_in_", ())), self._layout.features

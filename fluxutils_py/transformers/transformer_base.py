@@ -23,6 +23,7 @@ from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.inputs.single_steps import check_step_shape, series_indices
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.sklearn_private import as_configured
+from fluxutils_py.training.descriptions import describe
 from fluxutils_py.validation import check_integer
 
 
@@ -154,6 +155,8 @@ class SequenceTransformer(_TransformMixin, OneToOneFeatureMixin, TransformerMixi
         ------
         ValueError
             For values that cannot be used, several inputs, or arguments of wrong shapes. Nothing is changed then.
+        RankError
+            With ``sharded``, on every rank, if ranks differ in a parameter, or in the features of their series.
         """
         with pool_of_call(self, sharded) as pool:
             inputs, series = self._read_series(x, None, pool)
@@ -265,9 +268,17 @@ class TransformerStream:
 
 
 @contextlib.contextmanager
-def pool_of_call(transformer: Any, sharded: bool) -> Iterator[SeriesPool]:
-    """Enclose a fit of a transformer, on all ranks together if each has series of its own."""
+def pool_of_call(transformer: Any, sharded: bool, **arguments: Any) -> Iterator[SeriesPool]:
+    """Enclose a fit of a transformer, on all ranks together if each has series of its own.
+
+    Raises
+    ------
+    RankError
+        On every rank, if the ranks' transformers differ in a parameter, or these further ``arguments`` differ.
+    """
     with ranks_of_call("auto" if sharded else None, f"{type(transformer).__name__}.fit", sharded) as ranks:
+        parameters = {**transformer.get_params(deep=False), **arguments}
+        ranks.require_equal({k: t for name, value in parameters.items() for k, t in describe(name, value).items()})
         yield SeriesPool(ranks)
 
 

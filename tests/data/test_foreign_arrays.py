@@ -5,9 +5,10 @@ import pickle
 import h5py
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
-from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor, SequenceScaler, h5save, samples
+from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor, SequenceScaler, h5save, samples, timesteps
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.arrays import plain_block, read_block
 from fluxutils_py.data.segments import Segments
@@ -46,7 +47,7 @@ def test_masked_blocks_are_read_as_nan(holes):
 
 def test_masked_integers_have_no_nan_and_are_refused():
     labels = np.ma.MaskedArray(np.arange(T).reshape(1, 1, T), np.arange(T).reshape(1, 1, T) == 7)
-    with pytest.raises(DataError, match=r"1 of the values.*int64"):
+    with pytest.raises(DataError, match=r"^y: 1 of the values.*int64"):
         SeriesArray(Lazy(labels), "y").read(Segments.from_lengths(1, T), 0, T)
     assert plain_block(labels[..., :7]).tolist() == [[list(range(7))]]
 
@@ -196,8 +197,53 @@ def test_masked_labels_count_as_missing_or_are_refused(holes):
     np.testing.assert_array_equal(lazy.predict_proba(x), plain.predict_proba(x))
     integers = Lazy(np.ma.MaskedArray(np.where(holes.mask[:1], 99, labels), holes.mask[:1]))
     for est in (EstimatorClassifier(spec=SPEC), Estimator(None, nn.CrossEntropyLoss(), spec=SPEC)):
-        with pytest.raises(DataError, match=r"5 of the values.*int64"):
+        with pytest.raises(DataError, match=r"^y: 5 of the values.*int64"):
             est.fit(x, integers)
+
+
+def masked_integers(*shape):
+    """Of which step 1 of the last series is masked, and the first value is not."""
+    mask = np.zeros(shape, bool)
+    mask[..., -1, 1] = True
+    return Lazy(np.ma.MaskedArray(np.ones(shape, int), mask))
+
+
+@pytest.mark.parametrize("name", ["x", "y", "sample_weight", "validation x", "validation y"])
+@pytest.mark.parametrize("ready_made", [False, True])
+def test_the_error_of_masked_integers_names_the_argument(name, ready_made):
+    x, y = np.random.default_rng(0).normal(size=(F, N, T)), np.random.default_rng(1).normal(size=(1, N, T))
+    given = {"x": x, "y": y, "sample_weight": None, "validation x": x, "validation y": y}
+    n_features = F if name.endswith("x") else 1  # one value of each is masked
+    given[name] = masked_integers(n_features, N, T)
+    est = SequenceRegressor(3, epochs=1) if ready_made else Estimator(spec={"epochs": 1})
+    with pytest.raises(DataError, match=rf"^{name}: {n_features} of the values read have a mask and the dtype int64"):
+        est.fit(
+            given["x"],
+            given["y"],
+            given["sample_weight"],
+            validation_data=(given["validation x"], given["validation y"]),
+        )
+
+
+@pytest.mark.parametrize("how", [samples, timesteps, lambda x: (np.ones((1, N, T)), x), lambda x: x])
+def test_predict_names_masked_integers_of_any_form(how):
+    est = Estimator(spec={"epochs": 1}, random_state=0)
+    x = np.random.default_rng(0).normal(size=(F, N, T))
+    if isinstance(how(x), tuple):
+        est.set_params(model=TwoInputs(), opt=torch.optim.AdamW)
+    y = np.ones((1, N, T))
+    est.fit(how(x), y if how(x) is x or isinstance(how(x), tuple) else how(y))
+    with pytest.raises(DataError, match=r"^x(\[1\])?: \d+ of the values read have a mask and the dtype int64"):
+        est.predict(how(masked_integers(F, N, T)))
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(1 + F, 1, dtype=torch.float64)
+
+    def forward(self, a, b):
+        return self.head(torch.cat([a, b.double()], -1))
 
 
 @pytest.mark.parametrize("shape", [(9, 9), (1, 9, 9)])

@@ -1,6 +1,7 @@
 """Reading windows from arrays of any kind, against plain slicing of the same numbers."""
 
 import itertools
+import re
 
 import h5py
 import numpy as np
@@ -290,6 +291,39 @@ def test_arrays_of_other_series_or_steps_are_refused(shape, message):
         as_series((values(), values(shape=shape)), "x")
     with pytest.raises(ShapeError, match="both must be"):
         check_aligned(SeriesArray(values(), "x"), SeriesArray(values(shape=shape), "y"))
+
+
+F_NT = 4, 7, 11  # F, N, T
+
+
+@pytest.mark.parametrize("order_x", ["FNT", "NFT", "NTF", "TNF"])
+@pytest.mark.parametrize("order_y", ["FNT", "NFT", "NTF", "TNF"])
+def test_shapes_that_match_in_other_layouts_are_named_with_transposes_that_run(order_x, order_y):
+    x, y = np.zeros(F_NT), np.ones((1, *F_NT[1:]))
+    given = {}
+    for name, a, order in (("x", x, order_x), ("y", y, order_y)):
+        given[name] = a.transpose(["FNT".index(axis) for axis in order])
+    pair = [SeriesArray(a, name) for name, a in given.items()]
+    if order_x == order_y == "FNT":
+        check_aligned(*pair)
+        return
+    with pytest.raises(ShapeError) as error:
+        check_aligned(*pair)
+    layouts = [f"({', '.join(order)})" for order in (order_x, order_y)]
+    (way_out,) = re.findall(
+        rf"if x is {re.escape(layouts[0])} and y {re.escape(layouts[1])}: ([^;]*?)(?:, or if|;|$)",
+        str(error.value),
+    )
+    become = dict(given)
+    for call in way_out.split(" and "):
+        become[call[0]] = eval(call, given)
+    assert become["x"].shape == x.shape
+    assert become["y"].shape == y.shape
+
+
+def test_shapes_that_match_in_no_layout_are_given_no_transposes():
+    with pytest.raises(ShapeError, match=r"with equal N and T$"):
+        check_aligned(SeriesArray(np.zeros(F_NT), "x"), SeriesArray(np.zeros((1, 6, 11)), "y"))
 
 
 def test_integers_that_int64_does_not_reach(tmp_path):

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
 
-from fluxutils_py import Estimator, Spec, net2vec, seqloss
+from fluxutils_py import Estimator, SequenceClassifier, Spec, net2vec, seqloss
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.nn import GRU, LSTM
 from fluxutils_py.nn.model_windows import run_window
@@ -263,15 +263,29 @@ def test_arrays(case, stage):
 @pytest.mark.parametrize(
     ("y", "telling"),
     [
-        (Y.transpose(1, 2, 0), r"both must be \(F, N, T\) with equal N and T"),
-        (Y[0], r"y has 5 rows beside x of shape \(F, N, T\) = \(5, 12, 2\), which has 12 series"),
+        (Y.transpose(1, 2, 0), r"if x is \(N, T, F\) and y \(N, T, F\): x.transpose\(2, 0, 1\) and y.tr"),
+        (Y, r"if x is \(N, T, F\) and y \(F, N, T\): x.transpose\(2, 0, 1\)$"),
+        (
+            Y[0],
+            r"y has 5 rows beside x of shape \(F, N, T\) = \(5, 12, 2\), which has 12 series: arrays \(N, T, F\) "
+            r"become so by a.transpose\(2, 0, 1\), datasets",
+        ),
     ],
 )
 def test_the_way_from_batch_first_arrays_is_told(y, telling):
-    with pytest.raises(
-        ShapeError, match=telling + r": arrays \(N, T, F\) become so by a.transpose\(2, 0, 1\), datasets"
-    ):
+    with pytest.raises(ShapeError, match=telling):
         Estimator(spec=PLAIN).fit(X.transpose(1, 2, 0), y)
+
+
+@pytest.mark.parametrize("labels", [np.zeros((5, 12), int), np.zeros((5, 12, 1), int).transpose(0, 2, 1)])
+def test_the_way_from_the_layout_of_aeon_is_told_for_labels_and_validation_data(labels):
+    x = np.zeros((5, 2, 12))  # (N, F, T)
+    with pytest.raises(ShapeError, match=r"\(N, F, T\).*transpose\(1, 0, 2\)"):
+        SequenceClassifier().fit(x, labels)
+    with pytest.raises(
+        ShapeError, match=r"if validation x is \(N, F, T\) and validation y \(F, N, T\): x.transpose\(1"
+    ):
+        Estimator().fit(np.zeros((2, 5, 12)), np.zeros((1, 5, 12)), validation_data=(x, np.zeros((1, 5, 12))))
 
 
 @pytest.mark.parametrize("fitted", [False, True])

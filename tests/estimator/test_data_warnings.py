@@ -8,13 +8,16 @@ import pandas as pd
 import pytest
 import torch
 from sklearn import datasets
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.compose import TransformedTargetRegressor
-from sklearn.ensemble import AdaBoostRegressor, BaggingRegressor
+from sklearn.ensemble import AdaBoostRegressor, BaggingRegressor, StackingRegressor, VotingRegressor
+from sklearn.feature_selection import RFE
 from sklearn.impute import SimpleImputer
 from sklearn.metrics import r2_score
-from sklearn.multioutput import RegressorChain
+from sklearn.multioutput import MultiOutputRegressor, RegressorChain
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import FunctionTransformer, MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
+from sklearn.semi_supervised import SelfTrainingClassifier
 from torch import nn
 
 from fluxutils_py import (
@@ -27,10 +30,16 @@ from fluxutils_py import (
     timesteps,
 )
 from fluxutils_py.errors import ShapeError, SingleStepWarning
-from fluxutils_py.estimator import data_warnings
+from fluxutils_py.estimator import data_warnings, few_updates_warning
 
 N = 40
 SMALL = {"hidden_size": 3, "epochs": 1, "random_state": 0}
+
+
+@pytest.fixture(autouse=True)
+def of_few_updates_nothing_is_said(monkeypatch):
+    """These fits are short; tests here count warnings."""
+    monkeypatch.setattr(few_updates_warning, "ENOUGH", 0)
 
 
 def frame(index=None, n=N):
@@ -313,8 +322,67 @@ def test_a_view_that_a_tool_flattened_is_noticed_with_its_number_of_steps(make):
         tool.fit(samples(x), y)
 
 
+@pytest.mark.parametrize("scaler", [StandardScaler(), MinMaxScaler((1, 5)), RobustScaler(), MaxAbsScaler()])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_flattened_view_is_noticed_behind_a_scaler_of_columns(scaler, dtype):
+    x = np.random.default_rng(0).normal(3, 2, size=(3, 31, 7)).astype(dtype)
+    y = x.sum((0, 2))
+    pipe = make_pipeline(FunctionTransformer(np.asarray), scaler, SequenceRegressor(**SMALL))
+    with pytest.warns(SingleStepWarning, match=r"21 columns.*n_timesteps=7"):
+        pipe.fit(samples(x), y)
+    with warnings.catch_warnings(action="error"):
+        pipe.set_params(sequenceregressor__n_timesteps=7).fit(samples(x), y)
+
+
+def constant_importance(est):
+    return np.ones(est.n_features_in_)
+
+
+@pytest.mark.parametrize("make", [
+    lambda est: SelfTrainingClassifier(est),
+    lambda est: RFE(est, n_features_to_select=1, step=20, importance_getter=constant_importance),
+], ids=["self training", "elimination"])  # fmt: skip
+def test_meta_estimators_that_flatten_a_view_are_noticed(make):
+    x = np.random.default_rng(0).normal(size=(3, 31, 7))
+    y = (x.mean((0, 2)) > 0).astype(int)
+    y[::3] = -1  # no label, to SelfTrainingClassifier
+    with pytest.warns(SingleStepWarning, match=r"21 columns.*n_timesteps=7"):
+        make(SequenceClassifier(**SMALL)).fit(samples(x), y)
+
+
+TWO = [("a", SequenceRegressor(**SMALL)), ("b", SequenceRegressor(**SMALL))]
+KEEP = {
+    "stacking": (StackingRegressor(TWO, cv=2), lambda fitted: fitted.estimators_),
+    "voting": (VotingRegressor(TWO), lambda fitted: fitted.estimators_),
+    "outputs": (MultiOutputRegressor(SequenceRegressor(**SMALL)), lambda fitted: fitted.estimators_),
+    "calibration": (
+        CalibratedClassifierCV(SequenceClassifier(**SMALL), cv=2),
+        lambda fitted: [c.estimator for c in fitted.calibrated_classifiers_],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KEEP)
+def test_meta_estimators_that_keep_a_view_train_on_its_steps(name):
+    tool, parts = KEEP[name]
+    x = np.random.default_rng(0).normal(size=(3, 31, 7))
+    y = x.mean((0, 2))
+    if name == "outputs":
+        y = np.stack([y, -y], 1)
+    elif name == "calibration":
+        y = (y > 0).astype(int)
+    with warnings.catch_warnings(action="error"):
+        fitted = tool.fit(samples(x), y)
+    for est in parts(fitted):
+        assert est.n_features_in_ == 21
+        assert next(est.model_.parameters()).shape[1] == 3  # features of a step
+    assert len(fitted.predict(samples(x))) == 31
+
+
 def test_no_view_is_taken_for_flattened_where_steps_are_known_or_values_are_others():
     x = np.random.default_rng(0).normal(size=(3, 31, 7)).astype("float32")
     y = x.sum((0, 2))
     BaggingRegressor(SequenceRegressor(**SMALL, n_timesteps=7), 1).fit(samples(x), y)
-    SequenceRegressor(**SMALL).fit(np.asarray(samples(x)) + 1, y)
+    SequenceRegressor(**SMALL).fit(np.asarray(samples(x)) ** 3, y)
+    SequenceRegressor(**SMALL).fit(np.asarray(samples(x))[::-1] + 1, y)
+    SequenceRegressor(**SMALL).fit(np.asarray(samples(x))[:4] + 1, y[:4])

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import inspect
+import pickle
 import types
 from argparse import Namespace
 from collections import namedtuple
@@ -10,10 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
-from fluxutils_py import Estimator, EstimatorClassifier, EstimatorRegressor, Spec
+from fluxutils_py import (
+    Estimator,
+    EstimatorClassifier,
+    EstimatorRegressor,
+    SequenceClassifier,
+    SequenceRegressor,
+    Spec,
+)
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.spec import ARGUMENTS, NAMES, read_spec
+from fluxutils_py.forecasting import Forecaster
 
 
 @dataclass
@@ -124,3 +134,34 @@ def test_a_misspelt_argument_of_spec_is_named():
 def test_epochs_have_one_default_wherever_they_are_left_out(spec):
     x = np.random.default_rng(0).normal(size=(1, 3, 2)).astype("float32")
     assert Estimator(spec=spec).fit(x, x).n_iter_ == 100
+
+
+UNKNOWN = [
+    (Estimator, "seqsize", r"it is a field of the spec: spec=\{'seqsize': \.\.\.\}$"),
+    (EstimatorRegressor, "burn_in", r"it is a field of the spec: spec=\{'burn_in': \.\.\.\}$"),
+    (EstimatorClassifier, "seq_size", r"did you mean 'seqsize', a field of the spec: spec=\{'seqsize': \.\.\.\}\?$"),
+    (Estimator, "random_sate", r"did you mean 'random_state'\?$"),
+    (SequenceRegressor, "seq_size", r"did you mean 'seqsize'\?$"),
+    (SequenceClassifier, "scale_weight", r"did you mean 'class_weight'\?$"),
+    (SequenceRegressor, "accumulate", r"field of the spec that an Estimator takes: .*spec=\{'accumulate': \.\.\.\}"),
+    (Forecaster, "max_step", r"did you mean 'max_steps'\?$"),
+    (SequenceRegressor, "zzz", r"it has hidden_size, num_layers, "),
+]
+
+
+@pytest.mark.parametrize(("cls", "name", "way_out"), UNKNOWN)
+def test_an_unknown_argument_of_an_estimator_is_named_with_what_was_meant(cls, name, way_out):
+    with pytest.raises(TypeError, match=rf"^{cls.__name__} has no parameter '{name}'; .*{way_out}"):
+        cls(**{name: 3})
+
+
+@pytest.mark.parametrize("cls", [Estimator, EstimatorRegressor, SequenceRegressor, Forecaster])
+def test_signature_clone_and_pickle_are_those_of_a_plain_constructor(cls):
+    est = cls(3, random_state=7)
+    given = inspect.signature(cls).parameters
+    assert list(inspect.signature(cls.__init__).parameters)[1:] == list(given)
+    assert given["random_state"].default is None
+    assert {name for name in est.get_params(deep=False)} == set(given)
+    for copied in (clone(est), pickle.loads(pickle.dumps(est))):
+        assert type(copied) is cls
+        assert copied.get_params(deep=False) == est.get_params(deep=False)

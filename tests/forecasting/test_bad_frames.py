@@ -1,6 +1,7 @@
 """Frames that a forecaster cannot use, or could misread: right values, or errors that change nothing."""
 
 import datetime
+import re
 from decimal import Decimal
 from enum import Enum, StrEnum
 
@@ -101,6 +102,123 @@ def test_an_array_that_has_no_logarithm_is_refused_before_it_is_taken(small):
     np.testing.assert_array_equal(fc.predict(), before)
 
 
+def later(df, name, n, y=21.0):
+    """A row of a series, ``n`` steps after its last one."""
+    return pd.DataFrame({"unique_id": [name], "ds": [df.ds.max() + pd.Timedelta(days=n)], "y": [y]})
+
+
+def refuses(fc, rows, match, **arguments):
+    """Assert that an update raises DataError and changes nothing."""
+    before, lengths = fc.predict(), fc._history.lengths.copy()
+    with pytest.raises(DataError, match=match):
+        fc.update(rows, **arguments)
+    pd.testing.assert_frame_equal(fc.predict(), before)
+    np.testing.assert_array_equal(fc._history.lengths, lengths)
+
+
+def test_a_row_long_after_the_last_one_is_refused_with_both_times(df, small):
+    """The last row is of 2026-02-13; with a season of 7 days, the forecasts depend on 28 of them: 196 days."""
+    fc = Forecaster(3, 7, "D", **small).fit(df)
+    refuses(fc, later(df, "b", 197), r"'b' has a row at 2026-08-29.*197 steps after .*2026-02-13.* 196 steps")
+    refuses(fc, later(df, "a", 30000), r"'a' has a row at 2108-04-04.*30000 steps after .*2026-02-13")
+    between = pd.concat([following(df, 2), later(df, "b", 199)])
+    refuses(fc, between.sample(frac=1, random_state=1), r"'b' has a row at 2026-08-31.*197 steps after .*2026-02-15")
+    new = pd.concat([later(df, "c", 1), later(df, "c", 400)])  # of a series of its own, as in fit
+    assert fc.update(new).predict().unique_id.nunique() == 3
+
+
+def test_rows_within_memory_and_missing_values_that_are_given_are_no_gap(df, small):
+    fc = Forecaster(3, 7, "D", **small).fit(df)
+    near = pd.concat([later(df, "a", 196), later(df, "b", 1)])
+    fc.update(near)
+    with pytest.warns(UserWarning, match="'a' at 41 of 236"):
+        expected = Forecaster(3, 7, "D", **small).fit(df).predict(pd.concat([df, near]))
+    np.testing.assert_allclose(fc.predict().Forecaster, expected.Forecaster, rtol=1e-5)
+    other = Forecaster(3, 7, "D", **small).fit(df)
+    said = pd.concat([later(df, "b", n, np.nan) for n in range(1, 230)] + [later(df, "b", 230)])
+    expected = other.predict(pd.concat([df, said]))
+    np.testing.assert_allclose(other.update(said).predict().Forecaster, expected.Forecaster, rtol=1e-5)
+
+
+def test_integer_times_far_ahead_are_refused_too(small):
+    frame = pd.DataFrame({"unique_id": 4, "ds": range(0, 90, 3), "y": 20 + np.random.default_rng(0).normal(size=30)})
+    fc = Forecaster(3, 1, 3, **small).fit(frame)
+    row = pd.DataFrame({"unique_id": [4], "ds": [3000], "y": [20.0]})
+    refuses(fc, row, r"series 4 has a row at 3000 \(column 'ds'\), 971 steps after .* 87: .*128 steps")
+
+
+@pytest.fixture
+def with_static(df):
+    return df.assign(size=df.unique_id.map({"a": 3, "b": 8}), town=df.unique_id.map({"a": "Ulm", "b": "Bonn"}))
+
+
+STATIC = {"stat_exog_list": ["town", "size"]}
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("size", 9.5, r"'size' of series 'b' is 9\.5, and was 8 so far"),
+        ("town", "Ulm", r"'town' of series 'b' is 'Ulm', and was 'Bonn' so far"),
+        ("town", "Rome", r"'town' of series 'b' is 'Rome', and was 'Bonn' so far"),
+    ],
+)
+@pytest.mark.parametrize("own", [True, False], ids=["static_df", "df"])
+@pytest.mark.parametrize("stored", [True, False], ids=["from a file", "fitted"])
+def test_another_static_value_of_a_known_series_is_refused(
+    with_static, small, tmp_path, column, value, message, own, stored
+):
+    fc = Forecaster(3, 7, "D", **STATIC, **small).fit(with_static)
+    if stored:
+        fc.save(tmp_path / "fc.pt")
+        fc = Forecaster.load(tmp_path / "fc.pt")
+    rows = following(with_static, 2, size=[3, 3, 8, 8], town=["Ulm", "Ulm", "Bonn", "Bonn"])
+    changed = rows.astype({"size": float})
+    changed.loc[rows.unique_id == "b", column] = value
+    static = changed.drop_duplicates("unique_id")[["unique_id", "size", "town"]]
+    if own:  # also where df has no row of the series
+        refuses(fc, rows[rows.unique_id == "a"], message, static_df=static)
+        refuses(fc, rows, message, static_df=static)
+    else:
+        refuses(fc, changed, message)
+    expected = fc.predict(pd.concat([with_static, rows]))
+    np.testing.assert_allclose(fc.update(rows).predict().Forecaster, expected.Forecaster, rtol=1e-5)
+
+
+def test_new_series_bring_static_values_and_known_ones_repeat_theirs(with_static, small):
+    fc = Forecaster(3, 7, "D", **STATIC, **small).fit(with_static)
+    new = with_static[with_static.unique_id == "a"].assign(unique_id="A", size=5, town="Bonn")
+    static = pd.DataFrame({"unique_id": ["b", "A", "z"], "size": [8.0, 5.0, 1.0], "town": ["Bonn", "Bonn", "Rome"]})
+    found = fc.update(new.drop(columns=["size", "town"]), static_df=static).predict()
+    expected = fc.predict(pd.concat([with_static, new]))
+    both = found.merge(expected, on=["unique_id", "ds"])
+    assert len(both) == 9
+    np.testing.assert_allclose(both.Forecaster_x, both.Forecaster_y, rtol=1e-5)
+    row = following(new, 1, size=6, town="Bonn")
+    refuses(fc, row, r"'size' of series 'A' is 6\.0, and was 5 so far")
+
+
+def test_a_category_unknown_in_training_stays_unknown(with_static, small):
+    fc = Forecaster(3, 7, "D", **STATIC, **small).fit(with_static)
+    new = with_static[with_static.unique_id == "a"].assign(unique_id="c", town="Rome")
+    with pytest.warns(UserWarning, match="'Rome'"):
+        fc.update(new)
+    row = following(new, 1, size=3)
+    refuses(fc, row.assign(town="Ulm"), r"'town' of series 'c' is 'Ulm', and was a category that was not there")
+    with pytest.warns(UserWarning, match="'Rome'"):
+        fc.update(row.assign(town="Rome"))
+
+
+def test_static_df_without_static_covariates_is_refused(df, small):
+    static = pd.DataFrame({"unique_id": ["a", "b"], "size": [1, 2]})
+    message = "static_df is given, but stat_exog_list names no covariates"
+    fc = Forecaster(2, freq="D", **small)
+    for call in (fc.fit, fc.cross_validation, fc.fit(df).predict):
+        with pytest.raises(DataError, match=message):
+            call(df, static_df=static)
+    refuses(fc, following(df), message, static_df=static)
+
+
 # -- files ----------------------------------------------------------------------------------------------
 
 
@@ -151,9 +269,12 @@ def test_missing_integer_times_are_named_by_their_row(small):
         Forecaster(1, **small).fit(frame)
 
 
-@pytest.mark.parametrize(("freq", "now"), [("M", "ME"), ("H", "h"), ("15T", "min")])
+@pytest.mark.parametrize(
+    ("freq", "now"),
+    [("M", "ME"), ("H", "h"), ("15T", "15min"), ("1H", "1h"), ("A", "YE"), ("1H30T", "1h30min"), ("2Q-NOV", "2QE-NOV")],
+)
 def test_old_names_of_frequencies_come_with_the_new_ones(df, small, freq, now):
-    with pytest.raises(ValueError, match=f"{freq}.*{now}"):
+    with pytest.raises(ValueError, match=re.escape(f"freq={freq!r} is no frequency (pandas now says {now!r})")):
         Forecaster(1, freq=freq, **small).fit(df)
 
 
@@ -224,6 +345,15 @@ def test_numbers_in_a_column_of_objects_are_no_categories(df, small):
 
 
 # -- kinds of frames ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+@pytest.mark.parametrize("column", ["unique_id", "parts"])
+def test_lists_are_no_labels(df, small, to_polars, library, column):
+    frame = df.assign(**{column: [["a"], ["b"]] * N})
+    frame = to_polars(frame) if library == "polars" else frame
+    with pytest.raises(DataError, match=rf"column '{column}' of df is \['a'\] in row 0, a list"):
+        Forecaster(2, freq="D", hist_exog_list=["parts"] if column == "parts" else (), **small).fit(frame)
 
 
 def test_a_missing_truth_is_left_out_of_the_scores_of_every_library(df, small, to_polars):

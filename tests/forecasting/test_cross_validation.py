@@ -49,7 +49,9 @@ def test_the_forecaster_itself_stays_unfitted(panel, small):
 
 
 def test_panels_too_short_for_the_windows_are_refused(panel, small):
-    with pytest.raises(DataError, match="the windows take 303 steps from the end of each, and the longest series has"):
+    with pytest.raises(
+        DataError, match=r"the windows take 303 steps .*, and the longest series has .*; use fewer windows"
+    ):
         Forecaster(3, **small).cross_validation(panel, n_windows=2, step_size=300)
     with pytest.raises(DataError, match="cross_validation takes a data frame"):
         Forecaster(3, **small).cross_validation(np.zeros((1, 2, 30)))

@@ -52,7 +52,9 @@ def test_what_is_asked_for_is_taken(rng):
 def test_targets_that_cannot_be_learnt_are_refused(rng):
     with pytest.raises(DataError, match="the target is missing everywhere"):
         choose_features(PackedSeries(np.full((1, 9), np.nan), np.array([9])), 2, 1, None, None, "auto")
-    with pytest.raises(DataError, match=r"transform='log' needs positive values, the smallest is -1"):
+    with pytest.raises(
+        DataError, match=r"transform='log' needs positive values, the smallest is -1; use transform='none'"
+    ):
         choose_features(ArraySource(np.full((1, 1, 9), -1.0)), 2, 1, None, None, "log")
 
 

@@ -14,7 +14,7 @@ def test_arrays_and_lists_are_no_frames():
     assert is_frame(pl.DataFrame({"a": [1]}))
     assert not is_frame(np.zeros((1, 2, 3)))
     for value in ([1], {"a": 1}):
-        with pytest.raises(TypeError, match="df must be a data frame of pandas or polars, got"):
+        with pytest.raises(TypeError, match="df must be a data frame of pandas or polars, or a table of pyarrow, got"):
             Frame(value, "df")
     with pytest.raises(TypeError, match=r"df is a lazy frame; give df.collect\(\)"):
         Frame(pl.LazyFrame({"a": [1]}), "df")

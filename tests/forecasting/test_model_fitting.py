@@ -1,12 +1,16 @@
 """How many steps are made, and from when on there are targets."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+import torch.nn.functional as F
+from torch import nn
 
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.forecasting.model_fitting import steps_per_epoch
+from fluxutils_py.forecasting.model_fitting import course_of_fit, steps_per_epoch
 
 
 @pytest.mark.parametrize("batchsize", [1, 4, 48])
@@ -30,3 +34,21 @@ def test_about_as_many_steps_are_made_as_asked_for(rng, small):
     assert len(short.loss_curve_) == 300
     long = Forecaster(3, season_length=1, **{**small, "max_steps": 10_000, "batchsize": 4}).fit(x[:, :44])
     assert len(long.loss_curve_) == 16
+
+
+def test_settings_that_ranks_compare_are_the_same_text_in_every_process():
+    """Texts of functions and objects would hold addresses; what only concerns a rank is left out."""
+
+    def made(loss, model, **settings):
+        return course_of_fit(Forecaster(3, quantiles=np.array([0.1, 0.9]), loss=loss, model=model, **settings))
+
+    def same(n_in, n_out):
+        return nn.Identity()
+
+    one = made(partial(F.huber_loss, delta=2.0), same, device="cpu", random_state=1, callbacks=[print], alias="A")
+    two = made(partial(F.huber_loss, delta=2.0), same, verbose=False, comm=None, n_jobs=2, freq=None)
+    assert one == two
+    assert not any(" at 0x" in text for text in one.values())
+    assert made("mae", nn.LSTM) != made("mae", nn.GRU)
+    assert (one["quantiles"], one["h"], one["max_steps"]) == ("['0.1', '0.9']", "3", "1500")
+    assert not {"comm", "device", "callbacks", "random_state", "alias"} & set(one)

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from fluxutils_py.gomlx import Trainer
-from fluxutils_py.gomlx.added_losses import add_loss, get_losses
 from fluxutils_py.gomlx.trainer import Mode
 from fluxutils_py.nn import LSTM
 from fluxutils_py.nn.states import states
 from fluxutils_py.training import InMemory, Loop
+from fluxutils_py.training.added_losses import add_loss, get_losses
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.running_metrics import EMAMetric, MeanMetric
 
@@ -434,7 +434,10 @@ def test_batches_of_one_kind_have_as_many_inputs_and_labels():
     [
         (lambda p, y: (p - y).square().mean() / 0, "loss is inf"),
         (lambda p, y: p.mean() * math.nan, "loss is nan"),
-        (lambda p, y: (p.detach() - p).abs().sqrt().mean(), "gradient norm is nan"),
+        (
+            lambda p, y: (p.detach() - p).abs().sqrt().mean(),
+            "gradient norm is nan, in the gradient of parameter '2.bias'",
+        ),
     ],
 )
 def test_what_is_not_finite_changes_no_parameter(loss_fn, what):

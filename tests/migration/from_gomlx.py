@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from fluxutils_py.gomlx import Trainer
-from fluxutils_py.gomlx.added_losses import add_loss, collected_losses, get_losses
 from fluxutils_py.training import Checkpointer, InMemory, Loop, StepInfo
+from fluxutils_py.training.added_losses import add_loss, collected_losses, get_losses
 from fluxutils_py.training.minibatch import Minibatch
 from tests.migration import Checks
 

@@ -29,6 +29,7 @@ TOGETHER = {  # programs that one mpirun runs, by number of ranks, and one torch
         "sharded",
         "forecasting",
         "unequal",
+        "writers",
     ],
     3: ["law6", "evaluation", "tasks", "ways_to_train", "failing_ways", "faults", "sharded", "hangs"],
     4: ["elastic"],

@@ -12,7 +12,7 @@ SAME = "every rank must be given the same arguments and run the same versions"
 SHARDED = ". If each rank is to train on series of its own, call fit(..., sharded=True)"
 BOOM, FIRE = "Boom: here", "OSError: disk on fire"
 NAN_LOSS = f"loss is nan at steps 10 to 20 of series 8 to 9; {WAY_OUT}"
-NAN_GRADIENT = f"FloatingPointError: gradient norm on rank 1 is nan; {WAY_OUT}"
+NAN_GRADIENT = f"FloatingPointError: gradient norm on rank 1 is nan, in the gradient of parameter '1.bias'; {WAY_OUT}"
 
 # what rank 1 raises, and how many updates of the 9 per epoch there are in the model; the others raise a RemoteError
 ONE_FAILS = {

@@ -303,8 +303,8 @@ def test_a_copy_that_tracks_more_leaves_its_original_alone(tmp_path):
 
 
 def test_what_cannot_be_tracked_is_refused(tmp_path):
-    with pytest.raises(TypeError, match=r"^data cannot be tracked: a list has no state_dict and load_state_dict$"):
-        Checkpointer(tmp_path).track(data=[1, 2])
+    with pytest.raises(TypeError, match=r"^data cannot be tracked: a tuple has no state_dict and load_state_dict,"):
+        Checkpointer(tmp_path).track(data=(1, 2))
 
 
 # -- as a hook -----------------------------------------------------------------------------------------

@@ -109,7 +109,8 @@ def test_what_is_not_finite_is_an_error_that_changes_no_parameter(late, where, a
         est.partial_fit(*data())  # it can go on
         found[-1] += (net2vec(est),)
     (told, vector, moments, after), (told_, vector_, moments_, after_) = found
-    assert told == told_
+    told, told_ = (text.replace(", in the gradient of parameter '2.bias'", "") for text in (told, told_))
+    assert told == told_  # gradients are gone when a loss is read late
     assert told.startswith(f"{where} is ")
     assert torch.equal(vector, vector_)
     for p, state in moments_.items():

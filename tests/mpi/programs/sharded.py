@@ -192,6 +192,7 @@ def results(counts, rank=None, folder=None):
     for name in CASES if counts != COUNTS[3][1] else ["plain", "strong", "shuffled", "lists", "names"]:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
+            warnings.filterwarnings("ignore", "this fit makes [0-9]+ updates? in all")
             est = getattr(task, name)()
         found[name] = net2vec(est).numpy()
         found[f"{name} losses"] = np.array([*est.loss_curve_, *est.validation_loss_curve_])

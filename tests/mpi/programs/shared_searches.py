@@ -266,6 +266,7 @@ def main(folder):
     assert "lr must be a positive number" in str(error)
     with warnings.catch_warnings(record=True) as caught, joblib.parallel_config("mpi"):
         warnings.simplefilter("always", FitFailedWarning)
+        warnings.filterwarnings("ignore", "this fit makes [0-9]+ updates? in all")
         half = GridSearchCV(wrong, {"lr": [-1.0, 0.1], "epochs": [1]}, cv=2).fit(x, y)
     assert np.isnan(half.cv_results_["mean_test_score"]).tolist() == [True, False]
     assert "lr must be a positive number" in str(caught[0].message)

@@ -184,6 +184,24 @@ def refused(run):
     return "nothing"
 
 
+class Root(nn.Module):
+    def forward(self, x):
+        return x.sqrt()
+
+
+def not_finite_on_rank_1(value):
+    """The error of a batch whose root is taken, on the second rank of the number ``value``."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False).double(), Root())
+    nn.init.ones_(model[0].weight)
+    x = torch.full((3, 1), value if RANK == 1 else 4.0, dtype=torch.float64)
+    try:
+        train(lambda x: model(x).mean(), model, lambda: (x,), torch.optim.SGD, 2, batches="per_rank")
+    except FloatingPointError as error:
+        assert float(model[0].weight.detach()) == 1.0
+        return str(error)
+    return "nothing"
+
+
 def fit_task(model, batches):
     state = TrainState(0, model, adam(model.parameters()))
     Loop(TaskStep(Squares(model), state)).run_epochs(batches, 1)
@@ -198,8 +216,15 @@ def main(folder):
     other = arrays(N, seed=RANK)
     message = refused(lambda model: Trainer(model, nn.MSELoss(), adam).train_step(other))
     assert message.startswith("ranks were given different batches"), message
-    message = refused(lambda model: fit_task(model, [arrays()] * ranks.rank))
+    message = refused(lambda model: fit_task(model, iter([arrays()] * ranks.rank)))
     assert "unequally many" in message, message
+    if ranks.size > 1:
+        message = ranks.allgather(not_finite_on_rank_1(-1.0))
+        assert "loss is nan" in message[0], message
+        assert all("first given by module '1' (Root)" in text for text in message[:2]), message
+        message = ranks.allgather(not_finite_on_rank_1(0.0))  # the root is finite, its derivative is not
+        assert "gradient norm on rank 1" in message[0], message
+        assert all("in the gradient of parameter '0.weight'" in text for text in message), message
     norm = nn.Sequential(nn.BatchNorm1d(F).double(), net())
     message = refused(lambda _: Trainer(norm, nn.MSELoss(), adam).train_step(arrays()))
     assert "normalises over the whole minibatch" in message, message
