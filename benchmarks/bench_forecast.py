@@ -32,7 +32,7 @@ from common import Report, Table, interleaved, median, parse, parser, ratios, re
 from fluxutils_py import h5create, loadstates, states
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.forecasting.forecast_loss import ForecastLoss
+from fluxutils_py.forecasting.direct_model import ForecastLoss
 from fluxutils_py.forecasting.model_fitting import make_network
 from fluxutils_py.training import StopTraining
 from fluxutils_py.training.make_optimizer import adamw

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.data.series import SeriesArray
-from fluxutils_py.data.series_shards import SeriesShards
 from fluxutils_py.data.weights import SampleWeight, block_slices, live_steps
 from fluxutils_py.errors import DataError
 

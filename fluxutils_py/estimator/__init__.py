@@ -5,10 +5,14 @@ from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.model_export import check_export, export
 from fluxutils_py.estimator.pooled_scorer import flatten_steps, pooled_scorer
 from fluxutils_py.estimator.saving import load, save
-from fluxutils_py.estimator.sequence_estimators import SequenceClassifier, SequenceRegressor
+from fluxutils_py.estimator.sequence_estimators import (
+    EstimatorClassifier,
+    EstimatorRegressor,
+    SequenceClassifier,
+    SequenceRegressor,
+)
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.estimator.streaming import EstimatorStream, PipelineStream, stream
-from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor
 
 __all__ = [
     "Estimator",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,8 @@ import torch
 
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.parts import array_split_slice
-from fluxutils_py.errors import RankError
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.errors import RankError, SpecError
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fingerprint import sample_digests, shared_identity
 from fluxutils_py.estimator.spec import read_spec
@@ -20,6 +23,85 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.training.hooks import Hooks
 from fluxutils_py.versions import installed_version
+
+SCALINGS = ("weak", "strong")
+
+
+@dataclass(frozen=True)
+class MinibatchSize:
+    """The number of series in a minibatch over all ranks, and where it comes from.
+
+    Attributes
+    ----------
+    scaling : {"weak", "strong"}
+        Whether ``batchsize`` is the size of a rank's share or of the whole.
+    batchsize : int
+        As in the spec.
+    n_ranks : int
+    whole : int
+    resumed : bool
+        Whether ``whole`` is that of a checkpoint, made by another number of ranks.
+    """
+
+    scaling: str
+    batchsize: int
+    n_ranks: int
+    whole: int
+    resumed: bool = False
+
+    @classmethod
+    def of(cls, settings: Any, n_ranks: int, saved: Mapping[str, Any] | None = None) -> MinibatchSize:
+        """Return the size for the settings of an estimator; see :func:`whole_batchsize`.
+
+        ``saved`` is the :meth:`state_dict` in the checkpoint that the fit goes on from. With weak scaling and the same
+        ``batchsize`` as then, the whole minibatch stays as it was, whatever the number of ranks.
+        """
+        batchsize = int(read_spec(settings.spec).batchsize)
+        whole = whole_batchsize(batchsize, settings.scaling, n_ranks)
+        size = cls(settings.scaling, batchsize, n_ranks, whole)
+        if saved is None or saved["whole"] == whole or settings.scaling == "strong":
+            return size
+        if (saved["scaling"], saved["batchsize"]) != (settings.scaling, batchsize):
+            return size  # another fit, which the checkpoint refuses
+        return cls(settings.scaling, batchsize, n_ranks, saved["whole"], resumed=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"scaling": self.scaling, "batchsize": self.batchsize, "whole": self.whole}
+
+    def describe(self, rows: Segments, *, sharded: bool = False) -> str:
+        """Return a line for the user, such as ``4 ranks train on minibatches of 32 series, 8 on each rank (...)``.
+
+        ``rows`` are those of an epoch, of which there may be fewer; with ``sharded``, ranks have their own.
+        """
+        whole = min(self.whole, len(rows))
+        least, more = divmod(whole, self.n_ranks)
+        each = f"{least} or {least + 1} on each rank" if more else f"{least} on each rank"
+        if sharded:
+            each = "each rank on its own"
+        minibatches = f"{'all ' * (whole == len(rows))}{whole} {'pieces of ' * (rows.folds > 1)}series"
+        why = f"batchsize={self.batchsize}, scaling={self.scaling!r}"
+        if self.resumed:
+            why += f", which goes on with the {self.whole} of its checkpoint"
+        if self.n_ranks == 1:
+            return f"this process trains on minibatches of {minibatches} ({why})"
+        return f"{self.n_ranks} ranks train on minibatches of {minibatches}, {each} ({why})"
+
+
+def whole_batchsize(batchsize: int, scaling: Any, n_ranks: int) -> int:
+    """Return the number of series in a minibatch over all ranks.
+
+    Raises
+    ------
+    SpecError
+        If ``scaling`` is neither ``"weak"`` nor ``"strong"``.
+    """
+    if scaling not in SCALINGS:
+        raise SpecError(
+            f"scaling must be 'weak' (batchsize counts the series on each rank) or 'strong' (in the whole minibatch), "
+            f"got {scaling!r}"
+        )
+    return batchsize * n_ranks if scaling == "weak" else batchsize
+
 
 OF_DATA = ("the shape of", "the dtype of", "the starts")
 CHUNK = 1 << 23  # largest number of values in a message

@@ -17,9 +17,16 @@ from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.building import build_model, build_optimizer, make_generator, require_gradients
-from fluxutils_py.estimator.collectives import course_of_fit, device_of_rank, require_same_fit, require_same_inputs
+from fluxutils_py.estimator.collectives import (
+    MinibatchSize,
+    course_of_fit,
+    device_of_rank,
+    require_same_fit,
+    require_same_inputs,
+)
 from fluxutils_py.estimator.data_warnings import (
     warn_cut,
+    warn_repeated_search,
     warn_single_steps,
     warn_unlike_training,
     warn_unscaled,
@@ -27,8 +34,6 @@ from fluxutils_py.estimator.data_warnings import (
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.few_updates_warning import warn_few_updates
 from fluxutils_py.estimator.fit_data import FitData, prepare
-from fluxutils_py.estimator.minibatch_size import MinibatchSize
-from fluxutils_py.estimator.repeated_search_warning import warn_repeated_search
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.inputs.inputs import feature_counts

@@ -16,7 +16,7 @@ from fluxutils_py.estimator.fingerprint import (
 )
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Checkpointer
-from fluxutils_py.training.checkpoint_folder import explain_lost_files
+from fluxutils_py.training.checkpointer import explain_lost_files
 from fluxutils_py.training.generator_state import RandomGenerators
 
 SERIES_OF_RANKS = SHARDS.format(""), SHARDS.format("validation ")

@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator import persistence
-from fluxutils_py.estimator.estimator_base import EstimatorBase
+from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.serialization import PLAIN, full_name, plain_value
 from fluxutils_py.inputs.inputs import InputLayout
 from fluxutils_py.parallel import get_communicator
@@ -72,7 +72,7 @@ def save(obj: Any, path: Any) -> None:
     True
     >>> folder.cleanup()
     """
-    if isinstance(obj, EstimatorBase):
+    if isinstance(obj, Estimator):
         obj.save(path)
         return
     content = {
@@ -137,7 +137,7 @@ def load(path: Any, **arguments: Any) -> Any:
 
 def _load_estimator(content: dict[str, Any], path: Any, arguments: dict[str, Any]) -> Any:
     name = content.get("class")
-    classes = {c.__name__: c for c in _subclasses(EstimatorBase) if c.__module__.startswith("fluxutils_py.")}
+    classes = {c.__name__: c for c in _with_subclasses(Estimator) if c.__module__.startswith("fluxutils_py.")}
     if name not in classes:
         raise LoadError(
             f"{path} holds an estimator of the class {name}, which is none of fluxutils_py; if it is your own, import "
@@ -146,10 +146,10 @@ def _load_estimator(content: dict[str, Any], path: Any, arguments: dict[str, Any
     return persistence.estimator_of(classes[name], content, path, arguments)
 
 
-def _subclasses(cls: type[EstimatorBase]) -> Iterator[type[EstimatorBase]]:
+def _with_subclasses(cls: type[Estimator]) -> Iterator[type[Estimator]]:
+    yield cls
     for below in cls.__subclasses__():
-        yield below
-        yield from _subclasses(below)
+        yield from _with_subclasses(below)
 
 
 # -- to plain data -------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def _subclasses(cls: type[EstimatorBase]) -> Iterator[type[EstimatorBase]]:
 
 def _describe(obj: Any, where: str) -> dict[str, Any]:
     """Return what a file holds of an object, at ``where`` among the parts of a whole."""
-    if isinstance(obj, EstimatorBase):
+    if isinstance(obj, Estimator):
         check_is_fitted(obj, "model_")
         if not type(obj).__module__.startswith("fluxutils_py."):
             raise TypeError(f"{where} is of your own class {type(obj).__name__}: save it alone, with its own save")

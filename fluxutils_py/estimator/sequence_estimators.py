@@ -7,18 +7,21 @@ import numbers
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch.nn.functional as F
-from torch import nn
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.metadata_routing import UNUSED
+from torch import Tensor, nn
 
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import require_single_input_and_output
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.estimator_settings import Settings
+from fluxutils_py.estimator.fitting import run_fit
+from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.spec import Spec, explains_arguments, read_spec
-from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
 from fluxutils_py.nn import (
     FLSTM,
@@ -38,6 +41,117 @@ from fluxutils_py.nn import (
 )
 from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.validation import check_integer, check_positive
+
+
+def _output_method(name: str, doc: str) -> Callable[..., Any]:
+    """Make a method like ``Estimator.predict`` that returns another output for each step."""
+
+    def method(
+        self: Any,
+        x: Any,
+        out: Any = None,
+        *,
+        state: list[Tensor] | None = None,
+        return_state: bool = False,
+        lengths: Any = None,
+        starts: Any = None,
+        sharded: bool = False,
+    ) -> Any:
+        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
+        return run_predict(self, x, out, name, state=state, return_state=return_state, **how)
+
+    method.__name__, method.__qualname__, method.__doc__ = name, f"EstimatorClassifier.{name}", doc
+    return method
+
+
+class EstimatorRegressor(RegressorMixin, Estimator):
+    """An :class:`Estimator` that is a regressor of scikit-learn, for numbers per step or per series.
+
+    Parameters, attributes and methods are those of :class:`Estimator`. ``score`` is R2 pooled over series and time.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from sklearn.model_selection import cross_val_score
+    >>> from fluxutils_py import samples
+    >>> x = np.random.default_rng(0).normal(size=(3, 40, 20)).astype("float32")  # (F, N, T)
+    >>> est = EstimatorRegressor(spec={"epochs": 2, "batchsize": 10, "seqsize": 10})
+    >>> len(cross_val_score(est, samples(x), samples(x[:1]), cv=4))
+    4
+    """
+
+    score = Estimator.score  # the mixin's would average over columns
+
+
+class EstimatorClassifier(ClassifierMixin, Estimator):
+    """An :class:`Estimator` that is a classifier of scikit-learn, for labels of any type, per step or per series.
+
+    Parameters, attributes and methods are those of :class:`EstimatorRegressor`, and:
+
+    - The model returns one score (logit) per class; ``n_out`` is the number of classes. ``loss=None`` is cross-entropy;
+      a loss of your own gets the indices of the labels in ``classes_``.
+    - ``y`` holds labels: one per step, as (1, N, T), ``samples(y)``, ``timesteps(y)`` or a matrix (N, T) (for
+      ``timesteps``, (T, N)), or one per series, as (N,). NaN, and None among strings, marks a step without a label; in
+      a vector it is an error.
+    - ``predict`` returns labels in the same form. ``predict_proba`` returns probabilities: (K, N, T) for ``(F, N, T)``;
+      one row of K columns per series or sample; rows of K * T or K * N columns for views with a label per step.
+    - ``score`` is the accuracy, pooled over series and time. For metrics and displays of scikit-learn,
+      :func:`fluxutils_py.flatten_steps` makes vectors of labels per step.
+
+    Steps without any input, or outside a series, have NaN as probabilities; their labels mean nothing.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (K,)
+    """
+
+    __metadata_request__predict_proba = {"x": UNUSED}  # noqa: RUF012  the protocol wants a dict
+    __metadata_request__predict_log_proba = {"x": UNUSED}  # noqa: RUF012
+    __metadata_request__decision_function = {"x": UNUSED}  # noqa: RUF012
+    score = Estimator.score  # streams
+
+    def partial_fit(
+        self,
+        x: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        classes: Any = None,
+        lengths: Any = None,
+        starts: Any = None,
+        sharded: bool = False,
+    ) -> Self:
+        """Train for one more epoch; see :meth:`Estimator.partial_fit`.
+
+        ``classes`` are all labels that may ever occur; the first call needs them if ``y`` does not hold all of them.
+        """
+        how = {"lengths": lengths, "starts": starts, "sharded": sharded}
+        run_fit(self, x, y, sample_weight, classes=classes, epochs=1, resume=True, **how)
+        return self
+
+    predict_proba = _output_method(
+        "predict_proba",
+        """Probabilities of the classes, in the order of ``classes_``.
+
+        See :class:`EstimatorClassifier` for shapes, and :meth:`Estimator.predict` for parameters.
+        """,
+    )
+    predict_log_proba = _output_method("predict_log_proba", """Logarithms of :meth:`predict_proba`.""")
+    decision_function = _output_method(
+        "decision_function",
+        """Scores of the classes before the softmax; of two classes, the second's score minus the first's.""",
+    )
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = False
+        return tags
+
+    def _resolved_params(self) -> Settings:
+        loss = F.cross_entropy if self.loss is None else self.loss
+        return Settings.from_estimator(self, loss=loss, is_classifier=True)
 
 
 def attention(n_in: int, n_out: int) -> SlidingWindowAttention:

@@ -1,9 +1,7 @@
 """Models as files that run without this package: ONNX, and programs of torch.export."""
 
-from fluxutils_py.exporting.context import ContextWindow
-from fluxutils_py.exporting.export_files import read_metadata, write_graph
+from fluxutils_py.exporting.export_files import ExportedModel, read_metadata, write_graph
 from fluxutils_py.exporting.graph import Graph
-from fluxutils_py.exporting.running import ExportedModel
-from fluxutils_py.exporting.steps import InitialState, ModelStep
+from fluxutils_py.exporting.steps import ContextWindow, InitialState, ModelStep
 
 __all__ = ["ContextWindow", "ExportedModel", "Graph", "InitialState", "ModelStep", "read_metadata", "write_graph"]

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import ExportError
-from fluxutils_py.exporting.context import ContextWindow
-from fluxutils_py.exporting.steps import N_SERIES, InitialState
+from fluxutils_py.exporting.steps import N_SERIES, ContextWindow, InitialState
 from fluxutils_py.nn.kernels import native_kernels
 
 N_STEPS = 5  # of examples; another number than N_SERIES

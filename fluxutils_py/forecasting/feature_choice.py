@@ -10,11 +10,11 @@ import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.forecasting.baselines import BASELINES
+from fluxutils_py.forecasting.direct_model import LOSSES
 from fluxutils_py.forecasting.features import LARGEST, TRANSFORMS, Features, rolling_mean
-from fluxutils_py.forecasting.forecast_loss import LOSSES
 from fluxutils_py.forecasting.frequency import DAY, Frequency
 from fluxutils_py.forecasting.model_fitting import cell_of
-from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
+from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
 from fluxutils_py.validation import check_integer, check_positive
 
 POSITIVE_INTEGERS = ("h", "hidden_size", "num_layers", "n_models", "max_steps", "batchsize", "seqsize")

@@ -15,11 +15,10 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, RankError, SpecError
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
+from fluxutils_py.estimator.collectives import whole_batchsize
 from fluxutils_py.estimator.fitting import run_fit
-from fluxutils_py.estimator.minibatch_size import whole_batchsize
 from fluxutils_py.estimator.sequence_estimators import CELLS
-from fluxutils_py.forecasting.direct_model import DirectModel, Ensemble, recurrent_body
-from fluxutils_py.forecasting.forecast_loss import ForecastLoss
+from fluxutils_py.forecasting.direct_model import DirectModel, Ensemble, ForecastLoss, recurrent_body
 from fluxutils_py.forecasting.panel import Panel
 from fluxutils_py.forecasting.panel_windows import Channels, PanelWindows, WindowArray
 from fluxutils_py.parallel import RankGroup

@@ -28,8 +28,7 @@ from fluxutils_py.data.arrays import reject_masked, to_numpy
 from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.feature_names import get_feature_names
 from fluxutils_py.data.ragged import TIME_FIRST, RaggedArray, as_ragged, is_list_of_series
-from fluxutils_py.data.segments import Segments
-from fluxutils_py.data.series_shards import SeriesShards
+from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from fluxutils_py.data import SampleWeight, SeriesArray, samples
-from fluxutils_py.data.series_shards import SeriesShards
+from fluxutils_py.data.segments import SeriesShards
 from fluxutils_py.errors import DataError, RankError
 from fluxutils_py.inputs.inputs import Inputs, InputSchema, read_inputs, read_weight
 from fluxutils_py.inputs.labels import check_classes, unique_labels

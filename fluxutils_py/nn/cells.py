@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn import native
 from fluxutils_py.nn.activations import psigmoid, ptanh
-from fluxutils_py.nn.native_cells import run_cell
+from fluxutils_py.nn.native_layers import run_cell
 from fluxutils_py.nn.precision import as_float32, without_autocast
 from fluxutils_py.nn.scan import scan_gru, scan_lstm
 from fluxutils_py.tree import tree_map

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn.linear_recurrence import linear_recurrence
 from fluxutils_py.nn.native import Cell
-from fluxutils_py.nn.native_cells import run_cell
-from fluxutils_py.nn.native_layers import is_intercepted
+from fluxutils_py.nn.native_layers import is_intercepted, run_cell
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sizes import check_features, set_sizes
 

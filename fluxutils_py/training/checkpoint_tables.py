@@ -13,8 +13,7 @@ from torch import Tensor
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.reporting.tables import format_metric, text_table
-from fluxutils_py.training.checkpoint_folder import checkpoint_paths, checkpoint_step
-from fluxutils_py.training.checkpointer import FORMAT, KIND
+from fluxutils_py.training.checkpointer import FORMAT, KIND, checkpoint_paths, checkpoint_step
 from fluxutils_py.training.plain_files import read_file
 
 SHOWN = 10  # parameters that differ

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+import logging
 import math
 import os
+import re
+import signal
 import socket
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
@@ -19,22 +25,153 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.files import atomic_write
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.parallel import RankGroup, get_communicator, is_main_process
-from fluxutils_py.training.checkpoint_folder import (
-    checkpoint_paths,
-    checkpoint_step,
-    explain_lost_files,
-    remove_leftovers,
-    require_sole_run,
-    save_number,
-)
 from fluxutils_py.training.excluded_parts import ExcludedParts
 from fluxutils_py.training.plain_files import read_file, to_plain_data
 from fluxutils_py.training.plain_state import as_tracked
-from fluxutils_py.training.preemption import Preemption
 from fluxutils_py.training.resharding import reshard, state_of_rank
 from fluxutils_py.training.triggers import Trigger
 from fluxutils_py.validation import check_integer
 from fluxutils_py.versions import installed_version
+
+NAME = re.compile(r"checkpoint-n(\d{7,})-step-(\d{8,})\.pt")
+
+
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, sorted by save number, oldest first."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), key=save_number)
+
+
+def save_number(path: Path) -> int:
+    """Return the save number of a checkpoint."""
+    return int(path.name.split("-")[1].removeprefix("n"))
+
+
+def checkpoint_step(path: Path) -> int:
+    """Return the step of a checkpoint."""
+    return int(path.stem.rpartition("-")[2])
+
+
+def require_sole_run(folder: Path, last: int | None) -> int:
+    """Return the number of the newest checkpoint, 0 if there is none.
+
+    Raises
+    ------
+    FileExistsError
+        If it is newer than ``last``, the number that this run restored or saved last; None is not known.
+    """
+    newest = next(reversed(checkpoint_paths(folder)), None)
+    number = 0 if newest is None else save_number(newest)
+    if newest is not None and last is not None and number > last:
+        process = ""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            about = json.loads(newest.with_suffix(".json").read_text("utf-8"))
+            process = f" by process {about['process']} on {about['host']}"
+        known = f"number {last}" if last else "none"
+        raise FileExistsError(f"{newest.name} was saved{process}, and this run knew of {known}: {_way_out(folder)}")
+    return number
+
+
+@contextlib.contextmanager
+def explain_lost_files(folder: Path) -> Iterator[None]:
+    """Explain why a file is gone: another run took it for a leftover, or had newer ones."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        lost = error.filename or "a checkpoint"
+        raise FileExistsError(f"{lost} was removed while this run used it: {_way_out(folder)}") from error
+
+
+def _way_out(folder: Path) -> str:
+    return (
+        f"another run saves to {folder} too. End that run, or give this one another folder; when started again, this "
+        "one goes on from the newest checkpoint"
+    )
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the files that a process killed during a save left behind."""
+    complete = {path.stem for path in checkpoint_paths(folder)}
+    for path in folder.iterdir():
+        temporary = path.name.startswith(".checkpoint-n") and path.name.endswith(".part")
+        orphan = path.suffix == ".json" and NAME.fullmatch(f"{path.stem}.pt") and path.stem not in complete
+        if temporary or orphan:
+            path.unlink(missing_ok=True)
+
+
+LOG = logging.getLogger("fluxutils_py")
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+LOOK_EVERY = 0.2  # seconds between the steps at which ranks exchange whether one got a signal
+
+
+class Preemption:
+    """Hook that on SIGTERM or SIGUSR1 saves a checkpoint after the step in progress, and then ends the program.
+
+    Each :class:`Checkpointer` adds one to its loop. If any rank gets one of the signals, all ranks save together and
+    raise ``SystemExit(128 + signal)``: 143 for SIGTERM, 138 for SIGUSR1 (on Linux). The next start of
+    the program continues from that step.
+
+    It takes over signals with their default action only, in the main thread, while the loop runs. A signal that comes
+    after the last step finds the run complete: SIGTERM is passed on then, SIGUSR1 is not.
+
+    Parameters
+    ----------
+    checkpointer : Checkpointer
+
+    Notes
+    -----
+    Several ranks exchange their signals about every fifth of a second, not after every step.
+
+    Sources: ``#SBATCH --signal`` of SLURM, ``terminationGracePeriodSeconds`` of Kubernetes, and
+    ``reached_preemption`` of Orbax.
+    """
+
+    name, priority, collective = "preemption", math.inf, True  # after everything else has seen the step
+
+    def __init__(self, checkpointer: Any) -> None:
+        self.checkpointer = checkpointer
+        self._signal = 0
+        self._handlers: dict[int, Any] = {}
+
+    def on_start(self, loop: Any) -> None:
+        self._signal, self._step, self._began, self._next = 0, loop.step, time.monotonic(), loop.step + 1
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in SIGNALS:
+            handler = signal.getsignal(number)
+            if handler is signal.SIG_DFL or getattr(handler, "__self__", None) is loop.ranks:
+                self._handlers[number] = signal.signal(number, self._on_signal)
+
+    def on_step(self, loop: Any) -> None:
+        found = self._signal
+        if not loop.ranks.is_single:
+            if loop.step < self._next:
+                return
+            rate = (loop.step - self._step) / max(time.monotonic() - self._began, 1e-9)
+            answers = loop.ranks.allgather((self._signal, rate))
+            found = max(number for number, _ in answers)
+            self._step, self._began = loop.step, time.monotonic()
+            self._next = loop.step + max(1, int(LOOK_EVERY * answers[0][1]))
+        if not found:
+            return
+        self._signal = 0
+        path = self.checkpointer.save(loop)
+        if loop.rank == 0:
+            name = signal.Signals(found).name
+            LOG.warning("%s: saved %s; the program ends with status %d, to be started again", name, path, 128 + found)
+        raise SystemExit(128 + found)
+
+    def on_close(self, loop: Any) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+        if self._signal == signal.SIGTERM:
+            os.kill(os.getpid(), self._signal)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        self._signal = self._signal or number
+
 
 KIND, FORMAT = "fluxutils_py checkpoint", 1
 
@@ -71,7 +208,7 @@ class Checkpointer:
     -----
     As a hook it runs last (``priority`` is infinite), so it saves the final state of the step, the epoch or the run.
     It also saves at the end of a run, and when SIGTERM or SIGUSR1 announces the end of the job, which it then ends with
-    status 143 or 138; see the module ``fluxutils_py.training.preemption``.
+    status 143 or 138; see the module ``fluxutils_py.training.checkpointer``.
 
     On several ranks, it saves the modules and optimizers of rank 0, and everything else of each rank. All ranks save
     together and read the same files: triggers must fire at the same steps, and all ranks must see the folder. Another

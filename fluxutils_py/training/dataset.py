@@ -11,8 +11,8 @@ import torch
 
 from fluxutils_py.data import BackgroundDataLoader
 from fluxutils_py.errors import DataError
-from fluxutils_py.training.epoch_progress import iterate_from, known_length
 from fluxutils_py.training.generator_state import get_generator_state, set_generator_state
+from fluxutils_py.training.loop import iterate_from, known_length
 from fluxutils_py.training.minibatch import Minibatch, as_minibatch
 from fluxutils_py.validation import check_integer
 

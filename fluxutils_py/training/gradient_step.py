@@ -25,15 +25,138 @@ from fluxutils_py.training.gradients import (
     require_gradient,
     require_no_batch_norm,
 )
-from fluxutils_py.training.loss_scale import LossScale, require_progress
 from fluxutils_py.training.minibatch import begins_series
 from fluxutils_py.training.nonfinite_batch import find_nonfinite, find_nonfinite_gradient
-from fluxutils_py.training.pending_loss import PendingLoss, supports_found_inf
 from fluxutils_py.training.sharding import digest, shard
-from fluxutils_py.training.step_info import BatchLoss, StepInfo
-from fluxutils_py.training.waiting_gradients import WaitingGradients
+from fluxutils_py.training.step_info import BatchLoss, PendingLoss, StepInfo, supports_found_inf
 
 __all__ = ["BatchLoss", "GradientStep"]
+
+
+class WaitingGradients:
+    """The sum of the gradients since the last update, which ranks sum once per update and not in every batch.
+
+    Parameters
+    ----------
+    vector : GradientVector
+        Holds the gradient of a batch before :meth:`add`, and the mean of all of them after :meth:`take_mean`.
+
+    Attributes
+    ----------
+    n : int
+        Number of batches that wait; the same on all ranks.
+    """
+
+    def __init__(self, vector: GradientVector) -> None:
+        self.n, self._n_live = 0, 0.0
+        self._vector = vector
+        self._sum = torch.zeros_like(vector.values)  # of this rank
+        self._layouts = [0] * len(vector.params)
+
+    def add(self, n_live: float, factor: float | None) -> None:
+        """Add this rank's gradient times a factor, None if it has no gradient; ``n_live`` is the data of all ranks."""
+        if not self.n:
+            self._sum.zero_()
+            self._layouts = [0] * len(self._layouts)
+        if factor is not None:
+            self._sum.add_(self._vector.values, alpha=factor)
+            self._layouts = list(map(max, self._layouts, self._vector.own_layouts()))
+        self.n += 1
+        self._n_live += n_live
+
+    def take_mean(self) -> Sequence[int]:
+        """Write the mean over batches and ranks into the vector, and forget the sum; return the layouts."""
+        torch.div(self._sum, self._n_live, out=self._vector.values)
+        self.clear()
+        if self._vector.ranks.is_single:
+            return self._layouts
+        self._vector.sum_up(self._layouts)
+        return self._vector.layouts()
+
+    def clear(self) -> None:
+        """Forget the sum."""
+        self.n, self._n_live = 0, 0.0
+
+    def state_dict(self) -> Any:
+        """Return this rank's sum as plain data; None if nothing waits."""
+        return (self.n, self._n_live, self._sum, self._layouts) if self.n else None
+
+    def load_state_dict(self, state: Any) -> None:
+        """Restore the state that :meth:`state_dict` returned."""
+        self.clear()
+        if state is not None:
+            self.n, self._n_live, total, layouts = state
+            self._sum.copy_(total)
+            self._layouts = list(layouts)
+
+    @staticmethod
+    def reshard(states: Sequence[Any], rank: int) -> Any:
+        """Return the state for a rank among another number of ranks, from those of all ranks: rank 0 gets the sum."""
+        if states[0] is None:
+            return None
+        n, n_live, first, _ = states[0]
+        if rank:
+            return n, n_live, torch.zeros_like(first), [0] * len(states[0][3])
+        layouts = [max(of_one) for of_one in zip(*(layouts for *_, layouts in states), strict=True)]
+        return n, n_live, sum((total for _, _, total, _ in states[1:]), first), layouts
+
+
+START, GROWTH_INTERVAL, MOST_SKIPPED = 2.0**16, 2000, 40
+
+
+class LossScale:
+    """Factor for losses in float16, which adapts to the gradients.
+
+    It follows torch's ``GradScaler``, but uses the gradient vector that all ranks share: an update with an infinite or
+    NaN gradient halves the scale, 2000 others in a row double it. No value is read back from the GPU. Source:
+    Micikevicius et al. (2018), Mixed precision training, arXiv:1710.03740.
+
+    Attributes
+    ----------
+    value : Tensor
+        The scale, a scalar.
+    skip : Tensor
+        Whether the last gradient was not finite.
+    n_skipped : Tensor
+        Number of updates in a row whose gradient was not finite.
+    """
+
+    def __init__(self, device: torch.device, earlier: LossScale | None = None) -> None:
+        self.value = torch.tensor(START, device=device)
+        self.skip = torch.zeros((), dtype=torch.bool, device=device)
+        self.n_skipped, self._n_grown = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(2))
+        if earlier is not None:
+            self.load_state_dict(earlier.state_dict())
+
+    def unscale_(self, gradient: Tensor) -> None:
+        """Divide the gradient of an update by the scale, or set it to zero if it is not finite; adapt the scale."""
+        gradient.div_(self.value)
+        self.skip = ~torch.linalg.vector_norm(gradient).isfinite()
+        gradient.masked_fill_(self.skip, 0)
+        self.n_skipped = torch.where(self.skip, self.n_skipped + 1, 0)
+        self._n_grown = torch.where(self.skip, 0, self._n_grown + 1)
+        grown = self._n_grown == GROWTH_INTERVAL
+        self._n_grown.masked_fill_(grown, 0)
+        self.value = torch.where(self.skip, self.value / 2, torch.where(grown, self.value * 2, self.value))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return scale and counts."""
+        return {"value": self.value, "n_skipped": self.n_skipped, "n_grown": self._n_grown}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        device = self.value.device
+        self.value, self.n_skipped = state["value"].to(device), state["n_skipped"].to(device)
+        self._n_grown = state["n_grown"].to(device, copy=True)
+
+
+def require_progress(n_skipped: float) -> None:
+    """Raise FloatingPointError if too many updates in a row were skipped."""
+    if n_skipped >= MOST_SKIPPED:
+        raise FloatingPointError(
+            f"the gradient in float16 was infinite or NaN in {int(n_skipped)} updates in a row, however small "
+            "the scale of the loss: train with precision='bfloat16', which has the range of float32"
+        )
 
 
 class GradientStep:

@@ -18,10 +18,9 @@ from fluxutils_py.nn.states import evaluating, mark, marked, recurrent_layers, r
 from fluxutils_py.parallel import Threads
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
 from fluxutils_py.training.minibatch import Minibatch
-from fluxutils_py.training.replicas import WindowReplicas
 from fluxutils_py.training.resharding import mean_of_buffers, reshard_rows
 from fluxutils_py.training.step_info import StepInfo
-from fluxutils_py.training.window_loss import window_loss
+from fluxutils_py.training.threaded_loss import WindowReplicas, window_loss
 
 
 class WindowStep:

@@ -1,4 +1,4 @@
-"""fluxutils_py.data.series_shards: series of several ranks in one order."""
+"""fluxutils_py.data.segments: series of several ranks in one order."""
 
 from fractions import Fraction
 
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.data import SequenceWindows
-from fluxutils_py.data.segments import Segments
-from fluxutils_py.data.series_shards import SeriesShards
+from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.inputs import as_series
 
 COUNTS = [(5, 20, 12), (0, 7), (7, 0, 0), (1, 1, 1), (3, 9, 6)]

@@ -14,7 +14,7 @@ from sklearn.preprocessing import (
 
 from fluxutils_py import SequenceImputer, SequenceScaler, WinsorScaler
 from fluxutils_py.errors import ExportError
-from fluxutils_py.estimator.exported_parts import Classify, inverse_target_module, transformer_module, unscale
+from fluxutils_py.estimator.model_export import Classify, inverse_target_module, transformer_module, unscale
 from fluxutils_py.inputs.target_codec import LabelDecoder, TargetScale
 
 

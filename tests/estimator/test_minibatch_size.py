@@ -1,11 +1,11 @@
-"""``estimator/minibatch_size.py``: what ``batchsize`` counts on several ranks, and what a checkpoint changes."""
+"""``estimator/collectives.py``: what ``batchsize`` counts on several ranks, and what a checkpoint changes."""
 
 import pytest
 
 from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import SpecError
-from fluxutils_py.estimator.minibatch_size import MinibatchSize, whole_batchsize
+from fluxutils_py.estimator.collectives import MinibatchSize, whole_batchsize
 
 
 def size(scaling="weak", batchsize=8, n_ranks=1, saved=None):

@@ -9,7 +9,7 @@ import pytest
 from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from fluxutils_py import SequenceRegressor, samples
-from fluxutils_py.estimator import repeated_search_warning
+from fluxutils_py.estimator import data_warnings as repeated_search_warning
 from fluxutils_py.parallel.joblib_mpi import MPIBackend
 from fluxutils_py.parallel.launcher import alone
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import ExportError
-from fluxutils_py.exporting.context import ContextWindow
+from fluxutils_py.exporting.steps import ContextWindow
 from fluxutils_py.nn.session import InferenceSession
 
 X = [torch.randn(5, 2, 3)]

@@ -14,7 +14,7 @@ from fluxutils_py.forecasting.feature_choice import (
     usual_season,
 )
 from fluxutils_py.forecasting.frequency import parse_frequency
-from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
+from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,13 @@ import pytest
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.forecasting.forecaster_base import ForecasterBase
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than a season")
 
 
 def test_the_history_is_computed_when_it_is_first_needed(panel, small):
     fc = Forecaster(3, **small).fit(panel)
-    assert isinstance(fc, ForecasterBase)
+    assert isinstance(fc, Forecaster)
     assert isinstance(fc._origin, tuple)
     assert fc.ids_.tolist() == sorted(panel.unique_id.unique())
     assert fc._origin is fc._history

@@ -9,8 +9,7 @@ from fluxutils_py import reset, states
 from fluxutils_py.forecasting.direct_model import DirectModel, recurrent_body
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.history import last_outputs, run_steps, start_history
-from fluxutils_py.forecasting.panel_windows import Channels, PanelWindows, WindowArray
-from fluxutils_py.forecasting.sources import PackedSeries
+from fluxutils_py.forecasting.panel_windows import Channels, PackedSeries, PanelWindows, WindowArray
 from fluxutils_py.nn import GRU, LSTM
 
 LENGTHS = np.array([9, 1, 30, 2, 17])

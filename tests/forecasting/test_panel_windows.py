@@ -5,8 +5,7 @@ import pytest
 
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.panel_windows import Channels, PanelWindows, WindowArray
-from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
+from fluxutils_py.forecasting.panel_windows import ArraySource, Channels, PackedSeries, PanelWindows, WindowArray
 
 H, M = 4, 3
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fluxutils_py.forecasting.sources import ArraySource, PackedSeries
+from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
 
 
 def test_packed_series_are_cut_with_nan_beyond_their_ends(rng):

@@ -20,7 +20,7 @@ import torch
 import fluxutils_py
 from fluxutils_py import Estimator, h5save, net2vec
 from fluxutils_py.training import Checkpointer
-from fluxutils_py.training.preemption import SIGNALS
+from fluxutils_py.training.checkpointer import SIGNALS
 
 ROOT = Path(__file__).parents[2]
 JOBS, STAND_INS = ROOT / "docs" / "jobs", Path(__file__).parent / "stand_ins"

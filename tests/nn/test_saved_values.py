@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.nn import LSTM, kernels, saved_values
-from fluxutils_py.nn.saved_values import LARGEST, MOST_SPARE, SMALLEST, empty_saved
+from fluxutils_py.nn import LSTM, kernels
+from fluxutils_py.nn import native as saved_values
+from fluxutils_py.nn.native import LARGEST, MOST_SPARE, SMALLEST, empty_saved
 
 N = SMALLEST // 4 + 3  # float32
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fluxutils_py.training.epoch_progress import EpochProgress
+from fluxutils_py.training.loop import EpochProgress
 from fluxutils_py.training.step_info import StepInfo
 
 LOSSES, LIVE = np.array([3.0, 1.0, 4.0, 1.5]), np.array([2, 7, 1, 3])

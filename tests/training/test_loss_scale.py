@@ -10,8 +10,7 @@ from fluxutils_py.bobbin import TaskStep, TrainTask
 from fluxutils_py.gomlx import Trainer
 from fluxutils_py.praytools.functional import ptrain, train
 from fluxutils_py.training import Loop, TrainState
-from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
-from fluxutils_py.training.loss_scale import MOST_SKIPPED, LossScale
+from fluxutils_py.training.gradient_step import MOST_SKIPPED, BatchLoss, GradientStep, LossScale
 
 LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -139,7 +138,7 @@ def test_a_loss_that_is_infinite_and_too_many_gradients_are_errors():
 
 
 def test_the_scale_grows_as_that_of_torch_and_goes_with_a_copy_of_its_state(monkeypatch):
-    import fluxutils_py.training.loss_scale as loss_scale
+    import fluxutils_py.training.gradient_step as loss_scale
 
     monkeypatch.setattr(loss_scale, "GROWTH_INTERVAL", 3)
     scale, p = LossScale(torch.device("cpu")), nn.Parameter(torch.zeros(1))

@@ -14,7 +14,7 @@ from fluxutils_py import Estimator, Spec, net2vec
 from fluxutils_py.nn import LSTM
 from fluxutils_py.training import Checkpointer, EveryNSteps, Loop, StepInfo
 from fluxutils_py.training.gradient_step import supports_found_inf
-from fluxutils_py.training.pending_loss import PendingLoss
+from fluxutils_py.training.step_info import PendingLoss
 from fluxutils_py.training.window_step import WindowStep
 
 F, N, T = 3, 13, 43

@@ -1,4 +1,4 @@
-"""fluxutils_py.training.preemption: signals that announce the end lead to a checkpoint; of ranks: tests/mpi."""
+"""fluxutils_py.training.checkpointer: signals that announce the end lead to a checkpoint; of ranks: tests/mpi."""
 
 import os
 import signal

@@ -9,7 +9,7 @@ from fluxutils_py.nn.losses import seqloss
 from fluxutils_py.nn.states import reset, states, truncate
 from fluxutils_py.parallel import Threads
 from fluxutils_py.training.minibatch import Minibatch
-from fluxutils_py.training.replicas import WindowReplicas
+from fluxutils_py.training.threaded_loss import WindowReplicas
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -6,7 +6,7 @@ from torch import nn
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import SingleProcessComm
 from fluxutils_py.parallel.gradient_vector import DENSE, NONE, GradientVector
-from fluxutils_py.training.waiting_gradients import WaitingGradients
+from fluxutils_py.training.gradient_step import WaitingGradients
 
 
 class Twins(SingleProcessComm):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.data import H5Lazy, H5Map, h5concat, h5mmap, h5save
-from fluxutils_py.data.hdf5.concat_sources import inspect_sources
+from fluxutils_py.data.hdf5.concat import inspect_sources
 from fluxutils_py.errors import H5DataError
 
 BOTH = pytest.mark.parametrize("virtual", [True, False])
